@@ -6,7 +6,7 @@ The settings in docs/configuration.md and the whole of deploy/config/config.toml
 from pathlib import Path
 
 from kinetod.config.config_text import default_file
-from kinetod.config.settings_table import KEYS, Key
+from kinetod.config.settings_table import KEYS, SettingSpec
 
 DOCUMENT = Path(__file__).with_name("configuration.md")
 EXAMPLE = Path(__file__).parents[1] / "deploy/config/config.toml"
@@ -15,7 +15,7 @@ END = "<!-- end of settings -->\n"
 TABLE_HEAD = "| key | type | default | option | variable | reload | meaning |\n|---|---|---|---|---|---|---|\n"
 
 
-def row(key: Key) -> str:
+def row(key: SettingSpec) -> str:
     """One setting as a row of the table."""
     default = key.says or f"`{key.default_text()}`"
     option = f"`{key.option}`" if key.option else ""

@@ -14,9 +14,9 @@ from kineto_protos.options import Parsed
 from kinetod import __version__
 from kinetod.base import logs
 from kinetod.base.errors import StartError
-from kinetod.config.config_sources import ConfigError, Loaded, Origin
+from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin
 from kinetod.config.config_text import default_file, effective
-from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, Key
+from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, SettingSpec
 from kinetod.config.value_kinds import CREDENTIALS_VARIABLE, ListOf
 
 SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
@@ -25,7 +25,7 @@ EXIT_CONFIG = 2  # of the configuration as of the command line
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _parameter(key: Key) -> str:
+def _parameter(key: SettingSpec) -> str:
     return key.option.removeprefix("--").replace("-", "_")
 
 
@@ -34,8 +34,8 @@ def _settings(command: F) -> F:
     return reduce(lambda wrapped, key: _option(key)(wrapped), reversed([key for key in KEYS if key.option]), command)
 
 
-def _option(key: Key) -> Callable[[F], F]:
-    """Variables are read by `config_file`, all at once; here they are only named."""
+def _option(key: SettingSpec) -> Callable[[F], F]:
+    """The click option of a setting. Its variable is only named here; `config_sources` reads them all at once."""
     help_text = f"{key.meaning[0].upper()}{key.meaning[1:]}."
     if key.off_switch:
         return click.option(key.option, is_flag=True, help=f"{help_text}  [env var: {key.variable}]")
@@ -58,8 +58,12 @@ def _option(key: Key) -> Callable[[F], F]:
     help=f"The configuration file.  [env var: {CONFIG_VARIABLE}; default: /etc/kinetod/config.toml for root, else "
     "~/.config/kinetod/config.toml; these may be missing]",
 )
-@click.option("--check-config", is_flag=True, help="Print every setting and where it comes from, then exit: 0, or 2.")
-@click.option("--print-default-config", is_flag=True, help="Print a configuration file with every key, then exit.")
+@click.option(
+    "--check-config",
+    is_flag=True,
+    help="Print every setting and its source, then exit with 0, or with 2 if the configuration has errors.",
+)
+@click.option("--print-default-config", is_flag=True, help="Print a configuration file with every key and exit.")
 @_settings
 @click.version_option(__version__, prog_name="kinetod")
 @click.pass_context
@@ -69,9 +73,9 @@ def command(
     """Trace running processes on demand.
 
     Agents in training processes connect to the agent socket, clients such as kinetoctl to the listening
-    address. Without options everything lies in this user's own folders; run by root it serves all users'
-    processes. Options count more than variables, variables more than the configuration file. SIGHUP reads the
-    file again.
+    address. Without options everything is in this user's own folders; run by root, it serves all users'
+    processes. Options take precedence over variables, and variables over the configuration file. SIGHUP
+    rereads the file.
     """
     if print_default_config:
         click.echo(default_file(), nl=False)
@@ -88,7 +92,7 @@ def command(
 
 
 def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that the command line has, by key name."""
+    """The settings given on the command line, by key name."""
     given = {}
     for key in KEYS:
         name = _parameter(key)
@@ -98,12 +102,12 @@ def _given(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _see_credentials_of_the_service() -> None:
-    """Lets `credential:NAME` be checked from a shell while the service runs."""
+    """Makes `credential:NAME` checkable from a shell while the service runs."""
     if CREDENTIALS_VARIABLE not in os.environ and os.access(SERVICE_CREDENTIALS, os.X_OK):
         os.environ[CREDENTIALS_VARIABLE] = SERVICE_CREDENTIALS
 
 
-def _show(loaded: Loaded) -> int:
+def _show(loaded: LoadedConfig) -> int:
     for line in effective(loaded):
         click.echo(line)
     for warning in loaded.warnings:

@@ -1,13 +1,12 @@
-"""The daemon as a whole: starts its parts in order, keeps house, stops them in reverse order.
+"""The daemon as a whole: starts its parts in order, monitors them, and stops them in reverse order.
 
 Theory of operation
-    Locks first (state folder, agent socket), then the store, the decode workers, the gRPC server (not
-    serving yet, so that nobody connects twice), the link, recovery. Once agents can connect, the store was written
-    to and the vendors' libraries were asked: READY=1 and SERVING. From then on one task keeps house: it looks at the
-    parts' health, feeds the service manager's watchdog with what it sees, and drops dead agents.
-    SIGHUP reads the configuration again (`reload`).
-    On SIGTERM or SIGINT: no new agents and captures, running captures end with what they have as far as
-    that is quick, then the server stops. What could not be decoded in time is decoded by the next daemon.
+    Locks come first (state folder, agent socket), then the store, the decode workers, the gRPC server (not serving yet,
+    so that nobody connects twice), the link and recovery. Once agents can connect, the store has been written to and
+    the vendors' libraries have been asked, the daemon is READY=1 and SERVING. From then on one task checks the health
+    of the parts, feeds the service manager's watchdog accordingly, and drops dead agents. SIGHUP rereads the
+    configuration (`reload`). On SIGTERM or SIGINT the daemon accepts no new agents or captures, ends running captures
+    with what can be decoded quickly, and stops the server. The next daemon decodes the rest.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ from kinetod.captures.target.device_graphs import DeviceGraphs
 from kinetod.captures.target.profiler_conflicts import DEADLINE_S as CONFLICTS_S
 from kinetod.captures.target.profiler_conflicts import Conflicts
 from kinetod.captures.target.services import Services
-from kinetod.config.config_sources import Loaded, Origin
+from kinetod.config.config_sources import LoadedConfig, Origin
 from kinetod.config.reload import Reloader
 from kinetod.config.settings import Config, Settings, serves_everybody
 from kinetod.gpus.context_holders import GpuHolders
@@ -59,7 +58,7 @@ from kinetod.sandbox.kernel_support import support
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import LOCK_FILE, Store
 from kinetod.store.path_guard import check_store
-from kinetod.telemetry.health import PROBE_PERIOD_S, Health, Report
+from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
@@ -78,8 +77,8 @@ LOOKS = 2  # calls that look at processes and folders at a time; the threads for
 SWITCH_INTERVAL_S = 0.0001  # each system call of the loop may wait so long for threads that read many small files
 
 
-def run(loaded: Loaded, origin: Origin) -> int:
-    """Runs until a signal; SIGHUP loads `origin` again. Raises StartError."""
+def run(loaded: LoadedConfig, origin: Origin) -> int:
+    """Runs until a signal; SIGHUP reloads `origin`. Raises StartError."""
     config = loaded.config
     for warning in loaded.warnings:
         log.warning("%s", warning)
@@ -104,7 +103,7 @@ def _make_folders(config: Config) -> None:
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
         raise StartError(
-            f"cannot make the state folder {config.state_dir}: {exc.strerror}; give another --state-dir"
+            f"cannot create the state folder {config.state_dir}: {exc.strerror}; use another --state-dir"
         ) from exc
     check_store(config.state_dir)
 
@@ -114,9 +113,9 @@ def _make_runtime_dir(folder: Path, mode: int) -> None:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as exc:
-        raise StartError(f"cannot make the folder {folder} for the sockets: {exc.strerror}") from exc
+        raise StartError(f"cannot create the folder {folder} for the sockets: {exc.strerror}") from exc
     if status.st_mode & 0o002 and not status.st_mode & stat.S_ISVTX:
-        raise StartError(f"everybody can replace the sockets in {folder}; make it writable for its owner only")
+        raise StartError(f"everybody can replace the sockets in {folder}; make it writable by its owner only")
     if status.st_uid not in (0, os.geteuid()):
         raise StartError(
             f"{folder} belongs to uid {status.st_uid}: somebody else could replace the sockets in it; remove it or "
@@ -125,7 +124,7 @@ def _make_runtime_dir(folder: Path, mode: int) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Two descriptors for each agent: the usual soft limit of 1024 would do for 500."""
+    """Raises the descriptor limit: an agent takes two, so the usual 1024 would do for 500 agents."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -158,7 +157,7 @@ async def _serve(settings: Settings, origin: Origin) -> None:
 
 
 class _Daemon:
-    """The started parts."""
+    """The running daemon and its parts."""
 
     def __init__(
         self, hub: AgentHub, link: LinkServer, captures: CaptureManager, rpc: RpcServer, health: Health
@@ -168,17 +167,17 @@ class _Daemon:
         self._captures = captures
         self._rpc = rpc
         self._health = health
-        self._report = Report()
+        self._report = HealthReport()
         self._said = ""
 
     def status(self) -> str:
-        """One line for people who ask the service manager."""
+        """One line for those who ask the service manager."""
         agents, captures = len(self._hub.agents()), self._captures.running
         said = (f"{agents} agent{_s(agents)}, {captures} capture{_s(captures)} running", str(self._report))
         return "; ".join(filter(None, said))
 
     async def become_ready(self) -> None:
-        """Serves and says so, if everything works. Raises StartError."""
+        """Starts serving and reports it, if everything works. Raises StartError."""
         self._report = await self._health.look()
         if self._report.problems:
             raise StartError("; ".join(self._report.problems))
@@ -189,7 +188,7 @@ class _Daemon:
         notify.ready(self._said)
 
     async def keep_house(self) -> None:
-        """Health, the watchdog, STATUS= and dead agents, every HOUSEKEEPING_PERIOD_S or half the watchdog's time."""
+        """Checks health, watchdog, STATUS= and dead agents, every HOUSEKEEPING_PERIOD_S or half the watchdog's time."""
         watchdog_s = notify.watchdog_s()
         period_s = min(HOUSEKEEPING_PERIOD_S, watchdog_s / 2 if watchdog_s else HOUSEKEEPING_PERIOD_S)
         while True:
@@ -211,7 +210,7 @@ class _Daemon:
             notify.notify(f"STATUS={status}")
 
     async def stop(self) -> None:
-        """Captures first, then calls, so that watchers see the ends."""
+        """Stops captures first, then calls, so that watchers see the ends."""
         await self._rpc.set_serving(False)
         self._link.stop_accepting()
         await self._captures.stop(STOP_CAPTURES_S)
@@ -224,19 +223,19 @@ def _s(count: int) -> str:
 
 
 async def _ask_vendor_libraries(gpus: GpuReader) -> None:
-    """Says which GPUs there are, before anybody asks for them."""
+    """Logs which GPUs there are, before anybody asks for them."""
     found = await asyncio.to_thread(read_gpus, gpus, VENDOR_LIBRARIES_S)
     said = f"{len(found.gpus)} GPUs, driver {found.driver_version}" if found.gpus else f"no GPUs: {found.note}"
     log.info("%s", said)
 
 
 def _check_sandbox(config: Config) -> None:
-    """Says once what decoders are not confined by. Raises StartError if that is not good enough."""
+    """Logs which confinement of decoders is missing. Raises StartError if it is required."""
     missing = support().missing
     if missing and config.decode_sandbox == "required":
         raise StartError(f'{"; ".join(missing)}; captures.decode_sandbox is "required"')
     for each in missing:
-        log.warning("decoders are not confined completely: %s", each)
+        log.warning("decoders are not fully confined: %s", each)
 
 
 def _bounds(config: Config) -> Bounds:

@@ -1,9 +1,10 @@
-"""`python -m kinetod.probe [ADDRESS]`: is a kinetod, or its attach helper, well? For container probes.
+"""`python -m kinetod.probe [ADDRESS]`: checks the health of kinetod or its attach helper, for container probes.
 
-Exit status 0 if it says so within DEADLINE_S, else 1 and why on standard error. The daemon is asked by the standard
-gRPC health service on its Unix socket, so that nothing has to listen on the network for it (a kubelet's own gRPC
-probe can neither use Unix sockets nor show a certificate). `seqpacket:/path` is an attach helper's socket: it is asked
-about the probe itself, of which it says nothing. Takes about 0.15 s of one core, most of it for loading gRPC.
+The exit status is 0 if it reports to be healthy within DEADLINE_S, else 1 with the reason on standard error. The daemon
+is asked through the standard gRPC health service on its Unix socket, so that nothing has to listen on the network (a
+kubelet's own gRPC probe can neither use Unix sockets nor present a certificate). `seqpacket:/path` is an attach
+helper's socket: it is asked about the probe itself, about which it reveals nothing. A probe takes about 0.15 s of one
+core, mostly to load gRPC.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ HELPER_PREFIX = "seqpacket:"
 
 
 class Unwell(Exception):
-    """It is not, or cannot be asked. The text says why."""
+    """The service is not healthy or cannot be asked. The text says why."""
 
 
 def ask_daemon(address: str, deadline_s: float = DEADLINE_S) -> None:
-    """Raises Unwell."""
+    """Checks its health. Raises Unwell."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -43,7 +44,7 @@ def _details(error: Exception) -> str:
 
 
 def ask_helper(path: Path) -> None:
-    """Raises Unwell."""
+    """Checks its health. Raises Unwell."""
     from kinetod.attach_helper.helper_client import HelperService
 
     if problem := asyncio.run(HelperService(path, start_grace_s=0).problem()):
@@ -51,7 +52,7 @@ def ask_helper(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; without an address, the one that clients take."""
+    """Entry point; without an address, it probes the one that clients use."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     address = given[0] if given else rpc_address()
     try:

@@ -1,14 +1,14 @@
 """One start iteration for all processes of a capture, so that they record the same iterations. Pure.
 
 Theory of operation
-    `plan` is told several times at which iteration every target is. It takes the fastest target and finds the first
+    `plan` gets several samples of the iteration of every target. It takes the fastest target and finds the first
     iteration that all can still make, which is the current one, plus those that pass while the request is on its way,
     plus those that pass while the sources start (these become warm-up). Each agent still checks for itself, and says
     so if it is late.
 
-    Counts are comparable where agents have counted since the program started. An agent that was brought into the
-    running process counts from there on; where one takes part, each target gets its own number for the same iteration:
-    the median difference of the counts tells how far apart they are. This is right for processes in lockstep.
+    Counts are comparable if the agents have counted since the program started. An agent attached to a running process
+    counts from then on; if one takes part, each target gets its own number for the same iteration:
+    the median difference of the counts gives the offset between them. This is correct for processes in lockstep.
 
     A target that could not get to the common start in the time that is allowed, at the pace that was seen, is another
     program: such targets are aligned among themselves, with a warning. A start that the caller asked for is waited for
@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Wanted)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """At which iteration each target was; -1: it has not finished one."""
+    """The iteration that each target was at; -1 if it has not finished one."""
 
     time_ns: int
     counts: tuple[int, ...]
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aligned:
-    """What one target is to do. start_iteration None: its own next one."""
+    """The iterations for one target. start_iteration None: its own next one."""
 
     start_iteration: int | None
     roundup: int
@@ -80,8 +80,8 @@ def plan(
 ) -> list[Aligned]:
     """One entry per target. samples: at least one. comparable: all agents count from the same iteration on.
 
-    patience_ns: how long a target may take to the common start before it counts as another program. delivery_s: until
-    the last target has got its request.
+    patience_ns: how long a target may take to reach the common start before it counts as another program.
+    delivery_s: time until the last target has received its request.
     """
     own = Aligned(
         start_iteration=start.start_iteration,
@@ -117,7 +117,7 @@ _NOT_STEPPED = "not aligned with the other processes: this one had not finished 
 
 
 def _common_start(current: int, pace: float, start: Wanted, delivery_s: float) -> tuple[int, int]:
-    """The first iteration and the warm-up of targets of which the one that is furthest is at `current`."""
+    """The first iteration and the warm-up for targets of which the furthest is at `current`."""
     warmup = max(start.warmup_iterations, 1, math.ceil(pace * SOURCES_S))
     earliest = current + warmup + 1 + math.ceil(pace * delivery_s)
     first = max(earliest, start.start_iteration or 0)
@@ -147,7 +147,7 @@ class _Target:
 
     @property
     def position(self) -> int:
-        """Its count as the first target would count."""
+        """Its count, converted to that of the first target."""
         return self.count - self.offset
 
 

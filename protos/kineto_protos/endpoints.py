@@ -1,4 +1,4 @@
-"""Where the daemon listens when nothing else is said; one rule for daemon and clients.
+"""Where the daemon listens by default; one rule for daemon and clients.
 
 root:           /run/kineto/{kinetod.sock,agent.sock}
 anybody else:   $XDG_RUNTIME_DIR/kineto/… or, without it, /tmp/kineto-<uid>/…
@@ -21,7 +21,7 @@ CLIENT_VARIABLES = (ADDRESS_VARIABLE, *TLS_VARIABLES, TLS_NAME_VARIABLE, TOKEN_V
 
 
 def runtime_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder in which a daemon of this user (default: the caller's) makes its sockets."""
+    """The folder in which a daemon of this user (default: the caller) creates its sockets."""
     uid = os.getuid() if uid is None else uid
     if uid == 0:
         return SYSTEM_RUNTIME_DIR
@@ -40,7 +40,7 @@ def rpc_address(environ: Mapping[str, str] = os.environ, uid: int | None = None)
 
 
 def _is_there(folder: Path, uid: int) -> bool:
-    """Whether a daemon of this user has a socket there: in a folder of somebody else it is not this user's."""
+    """Whether a daemon of this user has a socket there; one in somebody else's folder does not count."""
     try:
         return folder.stat().st_uid == uid and (folder / RPC_SOCKET_NAME).exists()
     except OSError:
@@ -48,7 +48,7 @@ def _is_there(folder: Path, uid: int) -> bool:
 
 
 def vouched_for(path: Path, uid: int, run: Path = SYSTEM_PARENT) -> bool:
-    """Whether the socket lies in a folder of that user directly in /run, where only root makes folders."""
+    """Whether the socket is in a folder of that user directly in /run, where only root creates folders."""
     if path.parent.parent != run:
         return False
     try:

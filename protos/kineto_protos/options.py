@@ -7,14 +7,14 @@ import click
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A click type from a function that raises ValueError with the whole explanation."""
+    """A click type made from a function that raises ValueError with the full explanation."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Click's hook: the parsed value, or BadParameter with the parser's words."""
+        """Click's hook: returns the parsed value, or raises BadParameter with the parser's message."""
         if not isinstance(value, str):
             return value
         try:

@@ -1,7 +1,7 @@
-"""Protobuf messages as plain values, the one form of JSON in which kinetoctl and the daemon's hooks show them.
+"""Protobuf messages as plain values: the one form of JSON that kinetoctl and the daemon's hooks use.
 
-Names are the ones of profiler.proto, enums are their names, integers stay integers, absent optional
-fields are null, all others are always there.
+Fields have their names from profiler.proto, enums are names, integers stay integers, absent optional
+fields are null, and all other fields are always present.
 """
 
 from typing import Any

@@ -19,7 +19,7 @@ _LONG_UNITS_S = (("days", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds in a text like 500ms, 5s, 1.5s, 2min, 0. Raises ValueError; the sign is the caller's matter."""
+    """Nanoseconds in a text like 500ms, 5s, 1.5s, 2min, 0. Raises ValueError; the caller checks the sign."""
     if text.strip() == "0":
         return 0
     value = _parse(text, DURATION_UNITS_NS)

@@ -190,7 +190,7 @@ def test_a_capture_without_processes_that_could_begin_is_not_armed(daemon: Daemo
     assert (ended.status, ended.armed_until_ns) == (pb.CAPTURE_STATUS_FAILED, 0)
     assert refusal(stub, armed.id)[1:] == (
         "CAPTURE_NOT_ARMED",
-        f"capture {armed.id} does not wait for a start: {only_target(ended).reason}",
+        f"capture {armed.id} is not waiting to be started: {only_target(ended).reason}",
     )
 
 

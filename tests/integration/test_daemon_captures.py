@@ -161,7 +161,7 @@ def test_lost_records_make_it_partial(stub: ProfilerStub, agent: ScriptedAgent) 
     target = only_target(capture)
     assert (capture.status, target.verdict) == (pb.CAPTURE_STATUS_PARTIAL, pb.VERDICT_PARTIAL)
     assert target.reason_code == "RECORDS_DROPPED"
-    assert target.reason.startswith("records lost since the buffers were full: 3;")
+    assert target.reason.startswith("records lost because the buffers were full: 3;")
 
 
 def test_a_second_capture_of_the_same_process_is_refused_with_the_first_ones_id(

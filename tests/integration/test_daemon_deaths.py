@@ -65,7 +65,7 @@ def test_a_target_killed_before_it_recorded_has_failed(daemon: Daemon) -> None:
         agent.kill()
         target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "TARGET_EXITED")
-    assert target.reason.endswith("nothing was recorded until then")
+    assert target.reason.endswith("nothing had been recorded by then")
 
 
 def test_a_target_that_exits_with_a_result_is_partial(daemon: Daemon) -> None:
@@ -190,7 +190,7 @@ def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemo
         daemon.start()
         target = end_of(daemon, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DAEMON_RESTARTED")
-    assert "its folder is gone" in target.reason
+    assert "the target's folder is gone" in target.reason
 
 
 def test_a_stopped_daemon_keeps_what_was_recorded(daemon: Daemon) -> None:

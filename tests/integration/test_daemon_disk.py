@@ -115,7 +115,7 @@ def test_a_capture_needs_room_before_the_disk_is_full() -> None:
         agent.hello()
         code, reason, message = error_of(lambda: create(daemon.stub()))
         assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LOW_DISK")
-        assert f"are free on the disk of {daemon.state_dir}, a new capture needs 8000 TiB" in message
+        assert f"is free on the disk of {daemon.state_dir}, but a new capture needs 8000 TiB" in message
 
 
 def test_the_limit_per_target_ends_a_capture() -> None:
@@ -159,7 +159,7 @@ def test_a_store_that_becomes_unwritable_refuses_captures() -> None:
 
 @needs_nobody
 def test_a_daemon_does_not_start_on_a_store_that_it_cannot_write() -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.raises(DaemonFailed, match="cannot make the state folder"):
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(DaemonFailed, match="cannot create the state folder"):
         Path(folder).chmod(0o755)
         with running_daemon(uid=NOBODY, state_dir=Path(folder) / "state"):
             pass

@@ -100,7 +100,7 @@ def test_a_start_that_only_one_process_reaches_is_not_waited_for_for_ever() -> N
         assert by_pid[far.pid].verdict == pb.VERDICT_DONE
         late = by_pid[near.pid]
         assert (late.verdict, late.reason_code) == (pb.VERDICT_FAILED, "ITERATIONS_NOT_REACHED")
-        assert f"did not get through 3 iterations from {start} on in the 6 s" in late.reason
+        assert f"did not complete 3 iterations from iteration {start} on within the 6 s" in late.reason
 
 
 def test_a_capture_that_is_cancelled_while_it_is_aligned_never_starts(daemon: Daemon) -> None:

@@ -66,7 +66,7 @@ def test_buffers_are_shrunk_to_what_is_left_and_the_verdict_says_so(daemon: Daem
         (target,) = trace(daemon, process.pid, tmp_path).json()["targets"]
         assert target["verdict"] == "VERDICT_DONE", target["reason"]
         (warning,) = target["warnings"]
-        assert warning.startswith("the buffers were shrunk from 128 MiB to 2 MiB for each source")
+        assert warning.startswith("the buffers were reduced from 128 MiB to 2 MiB for each source")
 
 
 def test_a_capture_ends_early_when_the_memory_becomes_short(daemon: Daemon, tmp_path: Path) -> None:
@@ -80,7 +80,10 @@ def test_a_capture_ends_early_when_the_memory_becomes_short(daemon: Daemon, tmp_
         tracing.join()
         (target,) = results[0].json()["targets"]
         assert (target["verdict"], target["reason_code"]) == ("VERDICT_PARTIAL", "MEMORY_SHORT")
-        assert "became short, so the capture was ended before the kernel kills something" in target["reason"]
+        assert (
+            "was running out of memory, so the capture was ended before the kernel would kill something"
+            in target["reason"]
+        )
 
 
 def _captures(daemon: Daemon) -> str:

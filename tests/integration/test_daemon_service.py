@@ -115,7 +115,7 @@ def test_sighup_takes_over_what_can_change_and_names_what_waits(daemon: Daemon, 
     reload(daemon)
     assert host(daemon).max_duration_ns == 420 * 10**9
     assert 'captures.max_duration: "5min" → "7min"' in daemon.log()
-    assert "attach.enabled: true → false waits for a restart" in daemon.log()
+    assert "attach.enabled: true → false takes effect at the next start" in daemon.log()
     assert "the configuration was reloaded: 2 keys changed" in daemon.log()
     file.write_text("[captures]\ndecode_workers = 2\n")
     reload(daemon)
@@ -128,7 +128,7 @@ def test_a_broken_file_keeps_the_running_configuration(daemon: Daemon, file: Pat
     file.write_text('[captures]\nmax_duration = "5 parsecs"\nmax_captures = 3\n')
     reload(daemon)
     assert host(daemon).max_duration_ns == 300 * 10**9
-    problem = "captures.max_duration: '5 parsecs' is no duration; write 500ms, 5s or 10min"
+    problem = "captures.max_duration: '5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min"
     assert f"ERROR kinetod.config.reload: {file} line 2: {problem}" in daemon.log()
     file.unlink()
     reload(daemon)

@@ -152,7 +152,7 @@ def test_an_unreachable_store_is_shown_and_tried_again(s3: S3, proxy: Proxy) -> 
         proxy.blocked = False
         await_uploaded(daemon)
         until(lambda: capture(daemon).local_bytes == 0, "retention has removed the local copy", state=daemon.log)
-        assert "local copy of uploaded capture c1 of uid 1000 (4 KiB) is removed" in daemon.log()
+        assert "local copy of uploaded capture c1 of uid 1000 (4 KiB) was removed" in daemon.log()
         # what was damaged before its upload is marked and left out
         assert await_uploaded(daemon, 2).targets[0].files[0].damage.startswith("has the SHA-256")
         assert [name for name in s3.names() if "/c2/" in name] == [f"{KEY.format(number=2)}/manifest.json"]

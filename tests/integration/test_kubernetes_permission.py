@@ -140,7 +140,7 @@ def test_a_user_sees_and_traces_the_processes_of_a_pod_to_exec_into_and_nothing_
     assert node.call("GetHost", pb.GetHostRequest(), token="bob-s").code == OK
 
 
-@pytest.mark.parametrize(("token", "text"), [("", "none was shown"), ("stolen", "does not know this token")])
+@pytest.mark.parametrize(("token", "text"), [("", "the call has none"), ("stolen", "does not accept this token")])
 def test_whoever_shows_no_good_token_is_nobody_even_on_loopback(node: Node, token: str, text: str) -> None:
     answer = node.call("GetHost", pb.GetHostRequest(), token=token)
     assert (answer.code, answer.reason) == ("UNAUTHENTICATED", "NOT_IDENTIFIED")

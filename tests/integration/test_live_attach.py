@@ -124,7 +124,8 @@ def test_a_zombie_is_told_from_a_process_that_is_not_there(daemon: Daemon) -> No
         result = kinetoctl(daemon, "trace", "--pid", str(pid), "--duration", "300ms")
         assert result.code != 0
         assert (
-            f"process {pid} has ended and waits for its parent, process {os.getpid()}, to collect it" in result.stderr
+            f"process {pid} is a zombie: it has ended, but its parent, process {os.getpid()}, has not reaped it"
+            in result.stderr
         )
         assert "ATTACH_UNSUITABLE" in result.stderr
 

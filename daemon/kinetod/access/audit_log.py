@@ -1,10 +1,10 @@
 """The audit log: one JSON object per line for each request, to the journal or to a file of its own.
 
 Theory of operation
-    `write` never blocks: lines go to a file in a thread, in order, at most MAX_WAITING of them; without a file they
-    go through logging, which is the journal (priority notice) or standard error. A line that cannot be written to the
-    file goes there too, so that none is lost without a trace. The file is opened again with each reload (SIGHUP), as
-    logrotate wants it, is for its owner only, and is never reached over a link.
+    `write` never blocks: a thread writes the lines to the file in order, with at most MAX_WAITING queued. Without a
+    file they go through logging, to the journal (priority notice) or standard error; so does a line that cannot be
+    written to the file, so that none is lost without a trace. The file is reopened at each reload (SIGHUP), as
+    logrotate needs, is accessible to its owner only, and is never opened through a link.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ _END = object()
 
 
 class AuditLog:
-    """Where the lines go. Use `close` at the end."""
+    """Writes the audit log. Call `close` at the end."""
 
     def __init__(self, path: Path | None, clock: Callable[[], int] = time.time_ns) -> None:
-        """Opens the file. Blocking. Raises StartError."""
+        """Opens the file. Blocks. Raises StartError."""
         self._clock = clock
         self._path = path
         self._queue: queue.Queue[Any] = queue.Queue(MAX_WAITING)
@@ -50,7 +50,7 @@ class AuditLog:
             self._thread.start()
 
     def write(self, call: str, decision: str, caller: Caller | None, /, **facts: Any) -> None:
-        """One line. decision: allowed, denied, or the reason code of another refusal; empty facts are left out."""
+        """Writes one line. decision: allowed, denied, refused or how the call ended; empty facts are left out."""
         now_ns = self._clock()
         line = json.dumps(
             {"time_ns": now_ns, "call": call, "decision": decision, **_who(caller), **_shown(facts)},
@@ -66,13 +66,13 @@ class AuditLog:
             log.log(NOTICE, "%s", line)
 
     def reopen(self) -> None:
-        """The file may have been moved away."""
+        """Reopens the file, which may have been moved away."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(_REOPEN)
 
     def close(self) -> None:
-        """Writes what waits. Blocking."""
+        """Writes the queued lines. Blocks."""
         if self._thread is not None:
             self._queue.put(_END)
             self._thread.join()
@@ -95,7 +95,9 @@ class AuditLog:
         try:
             new = _opened(self._path)
         except OSError as exc:
-            log.error("the audit log %s cannot be opened again, the old file stays: %s", self._path, exc.strerror)
+            log.error(
+                "the audit log %s cannot be reopened, lines still go to the old file: %s", self._path, exc.strerror
+            )
             return old
         os.close(old)
         return new

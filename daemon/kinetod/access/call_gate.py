@@ -1,13 +1,12 @@
-"""What every call passes through: who is it, may they ask so much, may they do this; and a line in the audit log.
+"""What every call passes: identification, rate limit, authorization, and a line in the audit log.
 
 Theory of operation
-    `admit` comes before a call's own work. It refuses what can be refused by the call's name
-    and by the capture that it names. What is done to processes is decided where they are looked up, by the same
-    `policy.may`: for each target of a capture, for each process of a list. A capture that the caller may not see is
-    answered like one that there is not.
+    `admit` runs before a call's own work and refuses what can be refused by the call's name and the capture that it
+    names. Access to processes is decided where they are looked up, by the same `role_policy.may`: for each target of a
+    capture and each process of a list. A capture that the caller may not see is treated as if it did not exist.
 
-    One line per call goes to the audit log: of a call that streams when it begins, of any other when it ends, of a
-    refused one when it is refused.
+    Each call writes one line to the audit log: a streaming call when it begins, any other when it ends, a refused one
+    when it is refused.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ class Noted:
 
 
 class Gate:
-    """Decides about calls. thing_of: a capture by its id; no_such: the error for one that is not there."""
+    """Authorizes calls. thing_of: looks up a capture by id; no_such: the error for one that does not exist."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Gate:
         self._no_such = no_such
 
     async def admit(self, call: str, connection: str, auth: Auth, request: Any) -> Caller:
-        """Who calls, once they may. Raises KinetodError."""
+        """Identifies and authorizes the caller. Raises KinetodError."""
         caller: Caller | None = None
         try:
             action = CALLS.get(call)
@@ -65,7 +64,7 @@ class Gate:
             if caller.refusal is not None:
                 raise caller.refusal
             if action is None:
-                raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule says who")
+                raise NotPermitted(Reason.ROLE_NEEDED, f"nobody may call {call}: no rule covers it")
             await self._decide(caller, action, request)
         except KinetodError as exc:
             if caller is None:
@@ -91,7 +90,7 @@ class Gate:
 
     @contextlib.contextmanager
     def noted(self, call: str, caller: Caller, request: Any) -> Iterator[Noted]:
-        """Writes the line of a call: around all of one that answers once, around the beginning of one that streams."""
+        """Writes the audit line of a call. Wrap a unary call entirely, a streaming one only at its beginning."""
         noted = Noted()
         try:
             yield noted
@@ -104,7 +103,7 @@ class Gate:
         self._audit.write(call, "allowed", caller, **{**what_is_asked(request), **_answered(noted.answer)})
 
     def note_end(self, capture: Any) -> None:
-        """Writes how a capture ended."""
+        """Writes the audit line for the end of a capture."""
         verdicts = [str(target.reason_code) or "DONE" for target in capture.targets]
         counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
         self._audit.write(
@@ -146,7 +145,7 @@ def _pods(request: Any) -> frozenset[str]:
 
 
 def what_is_asked(request: Any) -> dict[str, Any]:
-    """What a request is about."""
+    """The facts about a request for the audit log."""
     asked: dict[str, Any] = {"capture": _capture_id(request)}
     fields = request.DESCRIPTOR.fields_by_name
     if "pid" in fields:
@@ -168,7 +167,7 @@ def _selector(selector: Any) -> dict[str, Any]:
 
 
 def _answered(capture: Any) -> dict[str, Any]:
-    """The capture of an answer, with whose processes it traces."""
+    """The audit facts of an answered capture: its id, owner and targets."""
     if capture is None or capture.DESCRIPTOR.name != "Capture":
         return {}
     return {

@@ -1,12 +1,12 @@
-"""How many calls a caller has at a time, and what floods of them come to.
+"""Limits how many calls a caller has at a time, and slows down callers who flood the daemon.
 
 Theory of operation
-    `entered` comes before anything of a call is read, by what the connection alone says: a uid, a certificate that
-    `access.certificates` names, else an address. So a call whose request never comes is counted as well.
+    `entered` runs before anything of a call is read and knows only what the connection shows: a uid, a certificate in
+    `access.certificates`, or else an address. So a call whose request never arrives is counted as well.
 
-    A refused request still costs the loop some 0.2 ms. So whoever is refused for sending too many is not read from
-    for PENALTY_S for each: what it sends beyond its limits takes less than half a hundredth of the daemon's time, and
-    piles up on its own side. Its refusals are counted in the audit log (`log_tally`), not listed.
+    A refused request still costs the loop some 0.2 ms. So for each request refused as one too many, the daemon does not
+    read from its sender for PENALTY_S: the excess takes less than 0.5 % of the daemon's time and piles up on the
+    sender's side. These refusals are counted in the audit log (`log_tally`), not listed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FLOODS = frozenset({Reason.TOO_MANY_REQUESTS, Reason.TOO_MANY_CALLS})
 
 
 class Doorkeeper:
-    """Lets calls in. hold, vouch: see `Front`."""
+    """Admits calls within their limits. hold, vouch: see `Front`."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Doorkeeper:
         self._tally = Tally(self._write)
 
     async def introduced(self, connection: str, auth: Auth) -> None:
-        """Finds out whose call it is where only a token says so. Raises Exhausted."""
+        """Identifies the user of a connection that only a token identifies. Raises Exhausted."""
         if user := await self._callers.introduce(connection, auth):
             self._vouch(connection, user)
 
     @contextlib.contextmanager
     def entered(self, method: str, connection: str, auth: Auth, *, ungated: bool) -> Iterator[None]:
-        """Holds one of the caller's calls. ungated: of a method that passes no gate. Raises Exhausted."""
+        """Counts one of the caller's calls for the block. ungated: the method passes no gate. Raises Exhausted."""
         standing = self._callers.standing(connection, auth)
         payer.set(standing.key)
         with contextlib.ExitStack() as held:
@@ -70,14 +70,14 @@ class Doorkeeper:
             yield
 
     def flooded(self, call: str, connection: str, who: Standing | Caller, error: KinetodError) -> None:
-        """A request was refused since there are too many of them."""
+        """Notes a request that was refused because there are too many."""
         metrics.limited(str(error.reason))
         line = self._line(call, "refused", who, reason=str(error.reason))
         self._tally.note((who.key, call, error.reason), line)
         self._hold(connection, PENALTY_S)
 
     def unknown(self, call: str, connection: str, auth: Auth) -> None:
-        """A call was refused before it was known whose it is. Raises Exhausted if there are too many of them."""
+        """Notes a call refused before its caller was identified. Raises Exhausted if there are too many."""
         standing = self._callers.standing(connection, auth)
         try:
             self._rate.take(f"{standing.key} unknown", standing.who)
@@ -86,7 +86,7 @@ class Doorkeeper:
             raise
 
     def close(self) -> None:
-        """Writes what is counted and not written."""
+        """Writes the lines that are still only counted."""
         self._tally.flush()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""From a connection to a Caller: names of users and groups are the system's, roles come from the settings."""
+"""Turns a connection into a Caller: user and group names come from the system, roles from the settings."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the system's databases say, and until when that counts."""
+    """A user's names from the system's databases, and how long they are valid."""
 
     uid: int | None
     user: str
@@ -41,7 +41,7 @@ class _Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a connection alone says of a caller. key: what is counted by."""
+    """What a connection alone says about a caller. key: what limits are counted by."""
 
     key: str
     who: str
@@ -52,7 +52,7 @@ class Standing:
 
 
 class Callers:
-    """Finds out who calls. `peer_of` knows the connections (see `connection_proxy`)."""
+    """Identifies callers. `peer_of` knows the connections (see `connection_proxy`)."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Callers:
         settings.subscribe(lambda _config: self._names.clear())
 
     async def introduce(self, connection: str, auth: Auth) -> str:
-        """For a caller whom only a token names: finds out the name, before anything is counted. "": others, nobody."""
+        """The user named by a token, found before anything is counted; "" if no token identifies the caller."""
         peer = self._peer_of(connection)
         if peer is None or peer.via is not Via.KUBERNETES or self._kubernetes is None:
             return ""
         return await self._kubernetes.introduce(connection, auth)
 
     def standing(self, connection: str, auth: Auth) -> Standing:
-        """Who is at the other end, as far as no database has to be asked; of users by name what was known last."""
+        """Identifies the peer without asking a database; user names are the last known ones."""
         peer = self._peer_of(connection)
         if peer is None:
             return Standing(key="nobody", who="a connection that the daemon does not know")
@@ -116,7 +116,7 @@ class Callers:
     async def caller(
         self, connection: str, auth: Auth, action: Action | None, pods: frozenset[str] = frozenset()
     ) -> Caller:
-        """Who is at the other end of a connection, by gRPC's name of it. pods: those that the request names.
+        """The caller on the connection that gRPC calls by this name. pods: those that the request names.
 
         Raises NotIdentified, NotPermitted.
         """
@@ -124,7 +124,7 @@ class Callers:
         if peer is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
-                "the daemon does not know this connection: connect to an address of `kinetod --listen`",
+                "the daemon does not know this connection; connect to one of the addresses of `kinetod --listen`",
             )
         if peer.via is Via.KUBERNETES:
             assert self._kubernetes is not None  # else there is no such door
@@ -134,7 +134,7 @@ class Callers:
             raise NotPermitted(
                 Reason.NO_ROLE,
                 f"{caller} has no role on this host; an administrator can give one: access.local_roles, "
-                "access.admin_groups and the like in kinetod's configuration",
+                "access.admin_groups and similar keys of kinetod's configuration",
             )
         needs_jobs = action in _PROCESS_ACTIONS and Role.JOBS in caller.roles and not sees_all(caller, action)
         if needs_jobs and caller.uid is not None:
@@ -163,7 +163,7 @@ class Callers:
             shown = clean(", ".join(found) or "no name", 300)
             raise NotPermitted(
                 Reason.UNKNOWN_CERTIFICATE,
-                f"the certificate with {shown} is valid, but stands for nobody here; an administrator can name it "
+                f"the certificate with {shown} is valid but stands for nobody here; an administrator can add it "
                 "under access.certificates in kinetod's configuration",
             )
         grant = certificates[name]
@@ -175,7 +175,7 @@ class Callers:
         if names.uid is None:
             raise NotPermitted(
                 Reason.UNKNOWN_CERTIFICATE,
-                f"access.certificates maps {clean(name, 300)} to {grant.user}, and this host has no such user",
+                f"access.certificates maps {clean(name, 300)} to {grant.user}, but this host has no such user",
             )
         return Caller(
             uid=names.uid,
@@ -196,7 +196,7 @@ class Callers:
         return names
 
     async def _once(self, key: Hashable, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What blocks, in a thread; whoever asks the same meanwhile waits for it too: nobody takes all threads."""
+        """Runs a blocking look-up in a thread, shared by all who ask for the same, so that nobody takes all threads."""
         if (task := self._asking.get(key)) is None:
             task = self._asking[key] = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
             task.add_done_callback(lambda _: self._asking.pop(key))
@@ -224,7 +224,7 @@ def local_rules(config: Config) -> LocalRules:
 
 
 def _look_up(user: int | str, groups: frozenset[str], until: float) -> _Names:
-    """Blocking: the databases may be on the network."""
+    """Looks up the user. Blocks: the databases may be on the network."""
     uid, name = (user, str(user)) if isinstance(user, int) else (None, user)
     with contextlib.suppress(KeyError, OSError):
         entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)

@@ -1,11 +1,11 @@
-"""Who is at the other end of a client's connection, by the kernel's word alone.
+"""Identifies the other end of a client's connection, according to the kernel alone.
 
-Unix sockets have SO_PEERCRED and SO_PEERGROUPS. A TCP connection over loopback has its other end on this host too,
-and /proc/net/tcp says whose socket that is; only an open socket of a living process counts, since the kernel shows
-uid 0 for those that nobody holds any more.
+Unix sockets have SO_PEERCRED and SO_PEERGROUPS. The other end of a TCP connection over loopback is on this host too,
+and /proc/net/tcp shows whose socket it is; only an open socket of a living process counts, because the kernel shows uid
+0 for sockets that nobody holds any more.
 
-In a user namespace the kernel gives one and the same number to all users that the namespace does not map. Who has it
-may be anybody, and is nobody to us.
+In a user namespace, the kernel shows all users that the namespace does not map as one uid. A peer with that uid could
+be anybody and is not identified.
 """
 
 import array
@@ -34,7 +34,7 @@ LIBC.getsockopt.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_v
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """The other end of a connection. uid and gids are None and empty where certificates or tokens say who it is."""
+    """The other end of a connection. uid is None and gids empty if a certificate or token identifies it."""
 
     via: Via
     uid: int | None = None
@@ -48,38 +48,38 @@ class Peer:
         return f"uid {self.uid}" if self.uid is not None else self.address
 
 
-class Unidentified(Exception):
-    """Nobody can say who the other end is; the text says why."""
+class UnknownPeer(Exception):
+    """The other end cannot be identified; the text says why."""
 
 
 @functools.cache
 def unmapped(kind: str = "uid", proc: Path = PROC) -> int | None:
-    """The uid (or gid) of whoever has none in our user namespace; None: it has all. Raises OSError."""
+    """The overflow uid (or gid) for users outside our user namespace; None if all are mapped. Raises OSError."""
     if (proc / f"self/{kind}_map").read_text().split() == _ALL_MAPPED:
         return None
     return int((proc / f"sys/kernel/overflow{kind}").read_text())
 
 
 def _known(uid: int) -> int:
-    """Raises Unidentified, OSError."""
+    """Returns a uid that is mapped here. Raises UnknownPeer, OSError."""
     if uid == unmapped():
-        raise Unidentified(f"its user has no number in the daemon's user namespace (uid {uid} there)")
+        raise UnknownPeer(f"its user does not exist in the daemon's user namespace (it appears there as uid {uid})")
     return uid
 
 
 def of_unix(sock: socket.socket) -> Peer:
-    """The process that connected, with its main group. Raises OSError, Unidentified."""
+    """The process that connected, with its main group. Raises OSError, UnknownPeer."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Peer(via=Via.UNIX, uid=_known(uid), gids=frozenset({gid} - {unmapped("gid")}), pid=pid or None)
 
 
 def with_groups(peer: Peer, sock: socket.socket) -> Peer:
-    """The same with its supplementary groups."""
+    """The same peer with its supplementary groups."""
     return replace(peer, gids=peer.gids | frozenset(_groups(sock)) - {unmapped("gid")})
 
 
 def _groups(sock: socket.socket) -> list[int]:
-    """Not those of Python's getsockopt, which takes 256 at most."""
+    """Reads the groups without Python's getsockopt, which returns at most 1024 bytes, 256 groups."""
     for most in (_USUAL_GROUPS, _MAX_GROUPS):
         groups = array.array("I", bytes(most * array.array("I").itemsize))
         length = ctypes.c_uint(len(groups) * groups.itemsize)
@@ -90,7 +90,7 @@ def _groups(sock: socket.socket) -> list[int]:
 
 
 def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) -> Peer:
-    """The user whose socket is at the `far` end of a connection to `near`. Blocking. Raises Unidentified."""
+    """The user whose socket is at the `far` end of a connection to `near`. Blocks. Raises UnknownPeer."""
     tables = [("tcp6", (far, near))]
     if ":" not in far[0]:  # an IPv6 socket, as gRPC's are, may have connected too
         mapped = (f"::ffff:{far[0]}", far[1]), (f"::ffff:{near[0]}", near[1])
@@ -101,8 +101,8 @@ def of_loopback(near: tuple[str, int], far: tuple[str, int], proc: Path = PROC) 
             if uid is not None:
                 return Peer(via=Via.LOOPBACK, uid=_known(uid), address=f"{far[0]}:{far[1]}")
     except (OSError, ValueError, IndexError) as exc:
-        raise Unidentified(f"the kernel's table of connections cannot be read: {exc}") from exc
-    raise Unidentified("the other end has hung up, or lies in another network namespace")
+        raise UnknownPeer(f"the kernel's table of connections cannot be read: {exc}") from exc
+    raise UnknownPeer("the client has disconnected, or is in another network namespace")
 
 
 def _uid_in(path: Path, theirs: str, ours: str) -> int | None:
@@ -115,7 +115,7 @@ def _uid_in(path: Path, theirs: str, ours: str) -> int | None:
 
 
 def _hexed(address: tuple[str, int]) -> str:
-    """As /proc/net/tcp has it: 32-bit words in the byte order of the host."""
+    """An address as in /proc/net/tcp: 32-bit words in the byte order of the host."""
     packed = ipaddress.ip_address(address[0]).packed
     words = struct.unpack(f">{len(packed) // 4}I", packed)
     text = "".join(struct.pack("<I" if sys.byteorder == "little" else ">I", word).hex().upper() for word in words)

@@ -1,15 +1,15 @@
-"""Callers who show a Kubernetes token: who they are, and whose pods on this node they may trace.
+"""Callers with a Kubernetes token: who they are, and which pods on this node they may trace.
 
 Theory of operation
-    A user is who the API server says (TokenReview); what they may trace are the pods into which it would let them
-    `kubectl exec` (SubjectAccessReview: create pods/exec on that very pod). Only pods of this node are asked about,
-    and where a request names pods only these. Where the API server does not answer, nobody is let in.
+    The API server identifies a user (TokenReview). They may trace the pods into which it would let them `kubectl exec`
+    (SubjectAccessReview: create pods/exec on that very pod). Only pods on this node are reviewed, and only the named
+    ones if a request names pods. If the API server does not answer, nobody is admitted.
 
-    All forwarded ports end at one address, so nobody is counted by it: a call's token is looked at first, in turns by
-    connection, and the call then counts for its user. Tokens that are nobody's count together, by the address.
+    All forwarded ports end at one address, so callers are not counted by it: a call's token is checked first, taking
+    turns by connection, and the call then counts for its user. Invalid tokens count together, by the address.
 
-    Whatever belongs to somebody here belongs to a number: captures, quotas, limits. The store gives each user of
-    Kubernetes one beyond those of Linux (Store.number_of), and keeps it.
+    Captures, quotas and limits all belong to a uid. The store gives each Kubernetes user a permanent number beyond the
+    uids of Linux (Store.number_of).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _MAX_NAME_CHARS = 256
 
 
 class KubernetesUsers:
-    """Finds out about them. number_of: a user's number on this host; audiences: see `access.kubernetes_audiences`."""
+    """Identifies Kubernetes users. number_of: a user's number on this host; audiences: as configured."""
 
     def __init__(
         self,
@@ -54,13 +54,14 @@ class KubernetesUsers:
         self._introducing = Counter[str]()  # calls that wait for that, by connection
 
     async def introduce(self, connection: str, auth: Mapping[str, Iterable[bytes]]) -> str:
-        """Asks whose token this is, in turns by connection; the name, or "". `known` has it then. Raises Exhausted."""
+        """Asks whose token this is, taking turns by connection; returns the name, or "". Raises Exhausted."""
         with contextlib.suppress(NotIdentified):
             token, audiences = _token(auth), self._audiences()
             if self._introducing[connection] >= INTRODUCED_AT_ONCE:
                 raise Exhausted(
                     Reason.TOO_MANY_CALLS,
-                    f"{self._introducing[connection]} calls of this connection wait until their tokens are checked",
+                    f"{self._introducing[connection]} calls on this connection are waiting for their tokens "
+                    "to be checked; wait a moment",
                 )
             payer.set(connection)
             self._introducing[connection] += 1
@@ -81,18 +82,18 @@ class KubernetesUsers:
         return ""
 
     async def caller(self, peer: Peer, auth: Mapping[str, Iterable[bytes]], wanted: Collection[str] | None) -> Caller:
-        """Who shows this token. wanted: the UIDs of pods that are meant, empty: all on this node; None: no pods.
+        """The user of this token. wanted: UIDs of the requested pods; empty means all on this node, None no pods.
 
-        What is refused to somebody who is known is in the caller's `refusal`. Raises NotIdentified, NotPermitted.
+        A refusal of an identified user is in the caller's `refusal`. Raises NotIdentified, NotPermitted.
         """
         try:
             user = await self._reviews.user(_token(auth), self._audiences())
         except ApiError as exc:
-            raise NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"who calls cannot be found out: {exc}") from exc
+            raise NotPermitted(Reason.KUBERNETES_UNAVAILABLE, f"the caller cannot be identified: {exc}") from exc
         if user is None:
             raise NotIdentified(
                 Reason.NOT_IDENTIFIED,
-                "the API server does not know this token: it may have expired, or be meant for others "
+                "the API server does not accept this token: it may have expired, or be for another audience "
                 "(access.kubernetes_audiences)",
             )
         name, may_exec, refusal = clean(user.name, _MAX_NAME_CHARS), frozenset[str](), None
@@ -101,7 +102,7 @@ class KubernetesUsers:
         except NotPermitted as exc:
             refusal = exc
         except ApiError as exc:
-            text = f"what the Kubernetes user {name} may trace cannot be found out: {exc}"
+            text = f"what the Kubernetes user {name} may trace cannot be determined: {exc}"
             refusal = NotPermitted(Reason.KUBERNETES_UNAVAILABLE, text)
         return Caller(
             uid=await self._number_of(user.name),
@@ -114,7 +115,7 @@ class KubernetesUsers:
         )
 
     async def _may_exec(self, user: User, wanted: Collection[str]) -> frozenset[str]:
-        """Of the wanted pods. Raises ApiError; NotPermitted if there are such pods, and none of them may be entered."""
+        """The wanted pods that may be entered. Raises ApiError, and NotPermitted if there are pods but none may be."""
         known = await self._pods.current(wanted)
         asked = [uid for uid in known if not wanted or uid in wanted]
         answers = await asyncio.gather(*(self._reviews.may_exec(user, *known[uid]) for uid in asked))
@@ -123,14 +124,14 @@ class KubernetesUsers:
             raise NotPermitted(
                 Reason.POD_EXEC_NEEDED,
                 f"the Kubernetes user {clean(user.name, _MAX_NAME_CHARS)} may not create pods/exec on "
-                f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; whoever may is who may trace "
-                "it: `kubectl auth can-i create pods --subresource=exec` tells",
+                f"{'this pod' if len(asked) == 1 else f'any of these {len(asked)} pods'}; tracing needs that "
+                "permission: check it with `kubectl auth can-i create pods --subresource=exec`",
             )
         return allowed
 
 
 def _token(auth: Mapping[str, Iterable[bytes]]) -> str:
-    """Raises NotIdentified."""
+    """The token of a call. Raises NotIdentified."""
     for value in auth.get(TOKEN_KEY, ()):
         text = value.decode("ascii", "replace")
         token = text.removeprefix(_PREFIX).strip()
@@ -138,6 +139,6 @@ def _token(auth: Mapping[str, Iterable[bytes]]) -> str:
             return token
     raise NotIdentified(
         Reason.NOT_IDENTIFIED,
-        "callers are known by a Kubernetes token here, and none was shown: send the metadata `authorization: Bearer "
-        "TOKEN`, or let kinetoctl do it (--kube, or KINETO_TOKEN_FILE)",
+        "this address identifies callers by a Kubernetes token, and the call has none; send `authorization: Bearer "
+        "TOKEN` as metadata, or let kinetoctl do it (--kube, or KINETO_TOKEN_FILE)",
     )

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     POD_EXEC_NEEDED = "POD_EXEC_NEEDED"
     KUBERNETES_UNAVAILABLE = "KUBERNETES_UNAVAILABLE"
     NO_AGENT = "NO_AGENT"
-    ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach_types.AttachCode
+    ATTACH_NOT_PERMITTED = "ATTACH_NOT_PERMITTED"  # these are the codes of attach.attach_types.AttachCode
     ATTACH_TRACED = "ATTACH_TRACED"
     ATTACH_UNSUITABLE = "ATTACH_UNSUITABLE"
     ATTACH_UNSUPPORTED = "ATTACH_UNSUPPORTED"
@@ -127,11 +127,11 @@ class NotFound(KinetodError):
 
 
 class AlreadyExists(KinetodError):
-    """An idempotency key was used for another request before."""
+    """An idempotency key was already used for another request."""
 
 
 class NotIdentified(KinetodError):
-    """The connection says nothing about who is at its other end."""
+    """The connection does not identify the caller."""
 
 
 class NotPermitted(KinetodError):
@@ -166,11 +166,11 @@ class StartError(Exception):
 
 
 def invalid(field: str, problem: str) -> InvalidRequest:
-    """The error for one wrong field: `field` is its dotted path, `problem` starts after a colon."""
+    """The error for one wrong field. field: its dotted path; problem: the text that follows it after a colon."""
     return InvalidRequest(Reason.INVALID_FIELD, f"{field}: {problem}", field=field)
 
 
 def check_shown(field: str, text: str) -> None:
-    """Raises InvalidRequest for a text with controls: names are shown to others, in terminals and logs."""
+    """Rejects text with control characters, since others see it in terminals and logs. Raises InvalidRequest."""
     if one_line(text) != text:
-        raise invalid(field, f"has control characters, got '{one_line(text[:80])}'")
+        raise invalid(field, f"must not have control characters, got '{one_line(text[:80])}'")

@@ -1,10 +1,9 @@
-"""Turns at something scarce, by whose work it is: nobody waits for the whole queue of somebody else.
+"""Fair turns at a scarce resource: nobody waits for the whole queue of somebody else.
 
 Theory of operation
-    `payer` says whose work the running task does; tasks that it starts inherit it. Of those who wait, each payer has
-    one turn after the other, and the turns of one payer come in the order in which they were asked for. `spare` turns
-    beyond `count` are for payers who have none at the moment: one payer can take all of `count` where nobody else
-    wants any, and whoever comes then waits for nobody.
+    `payer` says for whom the running task works; tasks that it starts inherit it. Waiting payers are served in
+    rotation, and the requests of one payer in order. `spare` turns beyond `count` are reserved for payers who hold
+    none: one payer can take all of `count` while nobody else wants any, and the next one to come still does not wait.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 class FairSlots:
-    """So many turns at a time. Used on one event loop."""
+    """Grants a limited number of turns at a time, fairly by payer. Use it on one event loop."""
 
     def __init__(self, count: int, *, spare: int = 0) -> None:
         self._count = count
@@ -29,18 +28,18 @@ class FairSlots:
         self._waiting: dict[str, collections.deque[asyncio.Future[None]]] = {}  # whose turn it is next comes first
 
     def resize(self, count: int, *, spare: int = 0) -> None:
-        """From now on so many. Turns that are taken stay."""
+        """Changes the number of turns. Turns already taken are kept."""
         self._count, self._spare = count, spare
         self._grant()
 
     @property
     def used(self) -> int:
-        """Turns that are taken now."""
+        """The number of turns taken now."""
         return self._held.total()
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits for a turn and keeps it for the block."""
+        """Waits for a turn and holds it for the block."""
         key = payer.get()
         await self._take(key)
         try:
@@ -49,7 +48,7 @@ class FairSlots:
             self._give_back(key)
 
     async def in_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs what blocks in a thread, in one turn."""
+        """Runs a blocking function in a thread while holding a turn."""
         async with self.turn():
             return await asyncio.to_thread(function, *args, **kwargs)
 

@@ -23,14 +23,14 @@ class Lock:
             holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise StartError(
-                f"another kinetod (pid {holder}) already uses {protects}; stop it, or give this one another "
+                f"another kinetod (pid {holder}) already uses {protects}; stop it, or give this one a different "
                 "--state-dir, --agent-socket and --listen"
             ) from exc
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Frees the lock; the file stays, so that nobody can lock a removed one."""
+        """Releases the lock. The file stays, so that nobody can lock a removed one."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

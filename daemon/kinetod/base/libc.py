@@ -1,7 +1,7 @@
-"""The C library of this process, for calls that Python does not have. `ctypes.get_errno` has their error.
+"""The C library of this process, for calls that Python lacks. `ctypes.get_errno` returns their error.
 
-There is one object for all, since making one costs more than most calls. So what a module says about the types of a
-function holds for every other one.
+All modules share one object, because creating one costs more than most calls. So the types that a module declares for a
+function apply to every other module.
 """
 
 import ctypes

@@ -1,7 +1,8 @@
-"""Lines that one caller could make as many of as it likes: the first is written, the others are counted.
+"""Limits log lines that a caller could cause at will: the first is written, the others are counted.
 
-Who floods the daemon must not flood its audit log through it: the journal then drops the lines of others. The first
-line of a kind from a caller is written at once. What follows within PERIOD_S is one line at its end, with `count`.
+A caller that floods the daemon must not flood its audit log too: the journal would then drop the lines of others. The
+first line of a kind from a caller is written at once. Those that follow within PERIOD_S become one line at its end,
+with `count`.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ class _Kind:
 
 
 class Tally:
-    """Counts lines. write: gets each that is to be written."""
+    """Limits repeated log lines by counting them. write: called with each line to write."""
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None], *, period_s: float = PERIOD_S) -> None:
         self._write = write
@@ -28,7 +29,7 @@ class Tally:
         self._kinds: dict[Hashable, _Kind] = {}
 
     def note(self, kind: Hashable, line: Mapping[str, Any]) -> None:
-        """Writes a line, or counts it with those like it. On the event loop."""
+        """Writes a line, or counts it with similar ones. Call it on the event loop."""
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
             kind, line = None, {"call": "(others)", "decision": "refused"}
         if (known := self._kinds.get(kind)) is not None:
@@ -46,7 +47,7 @@ class Tally:
             asyncio.get_running_loop().call_later(self._period_s, self._due, kind)
 
     def flush(self) -> None:
-        """Writes what is counted. At the end."""
+        """Writes the counted lines. Call it at the end."""
         kinds, self._kinds = self._kinds, {}
         for known in kinds.values():
             if known.count:

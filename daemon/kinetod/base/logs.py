@@ -1,9 +1,9 @@
-"""The daemon's log on standard error: with times for people, with priorities for the journal.
+"""The daemon's log on standard error: with times for a terminal or file, with priorities for the journal.
 
 The journal reads `<n>` at the beginning of a line as its priority and knows the time itself. Standard error is the
 journal if it is the stream that JOURNAL_STREAM names (device:inode); a redirected one is not.
 
-A record is one line: names, paths and messages of others in it can neither begin another one nor steer a terminal.
+A record is one line: names, paths and messages from others can neither start another line nor control a terminal.
 """
 
 import logging
@@ -29,7 +29,7 @@ ERROR_PREFIX = "<3>"  # for what is written before or without logging
 
 
 def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Logs to standard error from now on; `level` is debug, info, warning or error."""
+    """Sends logging to standard error; `level` is debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JournalFormatter() if to_journal(environ) else VisibleFormatter(_FORMAT))
     handler.addFilter(is_of_the_daemon)
@@ -41,7 +41,7 @@ def configure(level: str, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def set_level(level: str) -> None:
-    """What is logged from now on."""
+    """Changes the log level."""
     logging.getLogger().setLevel(level.upper())
 
 
@@ -61,19 +61,19 @@ def is_of_the_daemon(record: logging.LogRecord) -> bool:
 
 
 class VisibleFormatter(logging.Formatter):
-    """The message on one line; a traceback behind it keeps its lines."""
+    """Formats the message on one line; a traceback after it keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without a traceback."""
         return one_line(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        """The lines of a traceback, indented: the message in the last ones may have lines of its own."""
+        """The lines of a traceback, indented, because its message may have several lines."""
         return textwrap.indent(visible(super().formatException(ei)), "  ")
 
 
 class JournalFormatter(VisibleFormatter):
-    """Every line with its priority; those of a traceback too."""
+    """Prefixes every line, including those of a traceback, with its priority."""
 
     def __init__(self) -> None:
         super().__init__(_JOURNAL_FORMAT)

@@ -35,7 +35,7 @@ ProcessCollector(registry=REGISTRY)
 
 
 class _Few:
-    """Bounds the values of a label that others choose."""
+    """Bounds the number of values of a label that others choose."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._values = set(known)
@@ -53,13 +53,13 @@ class _Few:
 _few_reasons = _Few(str(code) for codes in (VerdictReason, Reason) for code in codes)
 _few_sources = _Few()
 
-_BUILD = Info("kineto_build", "The running daemon: its version and its Python's.", registry=REGISTRY)
+_BUILD = Info("kineto_build", "Version of the running daemon and of its Python.", registry=REGISTRY)
 _BUILD.info({"version": __version__, "python_version": platform.python_version()})
 
 _CAPTURES = Counter("kineto_captures", "Captures that have ended.", ["status"], registry=REGISTRY)
 _CAPTURE_S = Histogram(
     "kineto_capture_duration_seconds",
-    "From the request for a capture until its last target has its verdict.",
+    "Time from the request for a capture until its last target has its verdict.",
     ["status"],
     buckets=_LONG_S,
     registry=REGISTRY,
@@ -69,30 +69,33 @@ _TARGETS = Counter(
 )
 _START_S = Histogram(
     "kineto_capture_start_seconds",
-    "From the request until a process collects: attaching, waiting for an iteration or a start time, warming up.",
+    "Time from the request until a process collects: attach, wait for an iteration or start time, warm-up.",
     buckets=_WAIT_S,
     registry=REGISTRY,
 )
 _RECORDS = Counter("kineto_records", "Records taken by captures that have ended.", ["source"], registry=REGISTRY)
 _DROPPED = Counter(
-    "kineto_records_dropped", "Records lost since buffers were full, in ended captures.", ["source"], registry=REGISTRY
+    "kineto_records_dropped",
+    "Records lost because buffers were full, in ended captures.",
+    ["source"],
+    registry=REGISTRY,
 )
 _RAW_BYTES = Counter("kineto_raw_bytes", "Raw records of captures that have ended.", ["source"], registry=REGISTRY)
 
-_ATTACHES = Counter("kineto_attaches", "Agents brought into processes.", ["method"], registry=REGISTRY)
+_ATTACHES = Counter("kineto_attaches", "Agents attached to processes.", ["method"], registry=REGISTRY)
 _ATTACH_FAILURES = Counter(
-    "kineto_attach_failures", "Processes that an agent could not be brought into.", ["reason"], registry=REGISTRY
+    "kineto_attach_failures", "Processes that an agent could not be attached to.", ["reason"], registry=REGISTRY
 )
 _ATTACH_S = Histogram(
     "kineto_attach_duration_seconds",
-    "From the request until our code ran in the process.",
+    "Time from the request until our code ran in the process.",
     ["method"],
     buckets=_FAST_S,
     registry=REGISTRY,
 )
 _STOPPED_S = Histogram(
     "kineto_attach_stopped_seconds",
-    "The longest time that a thread of the process stood still in an attach.",
+    "The longest time that a thread of the process was stopped in an attach.",
     ["method"],
     buckets=_STOP_S,
     registry=REGISTRY,
@@ -100,26 +103,32 @@ _STOPPED_S = Histogram(
 
 _STORED = Counter("kineto_stored_bytes", "Bytes of finished trace files.", ["format"], registry=REGISTRY)
 _UPLOADED = Counter("kineto_uploaded_bytes", "Bytes uploaded and verified.", registry=REGISTRY)
-_UPLOAD_S = Histogram("kineto_upload_duration_seconds", "Uploading one capture.", buckets=_LONG_S, registry=REGISTRY)
-_UPLOAD_FAILURES = Counter("kineto_upload_failures", "Uploads that failed, each try.", ["reason"], registry=REGISTRY)
+_UPLOAD_S = Histogram(
+    "kineto_upload_duration_seconds", "Time to upload one capture.", buckets=_LONG_S, registry=REGISTRY
+)
+_UPLOAD_FAILURES = Counter("kineto_upload_failures", "Upload attempts that failed.", ["reason"], registry=REGISTRY)
 _UPLOADS_WAITING = Gauge("kineto_uploads_waiting", "Captures whose upload has not been verified.", registry=REGISTRY)
 _PRUNED = Counter("kineto_pruned_bytes", "Bytes removed by retention.", ["reason"], registry=REGISTRY)
 _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retention.", ["reason"], registry=REGISTRY)
 
 _HOOKS = Counter(
     "kineto_hook_calls",
-    "Tries to tell a command or an address that a capture has ended; dropped: it will not be told.",
+    "Attempts to notify a command or an address that a capture has ended; dropped: it will not be notified.",
     ["hook", "result"],
     registry=REGISTRY,
 )
-_HOOK_S = Histogram("kineto_hook_duration_seconds", "One try of a hook.", ["hook"], buckets=_LONG_S, registry=REGISTRY)
-_HOOKS_WAITING = Gauge("kineto_hooks_waiting", "Hooks that are under way or wait for a turn or try.", registry=REGISTRY)
+_HOOK_S = Histogram(
+    "kineto_hook_duration_seconds", "Time of one attempt of a hook.", ["hook"], buckets=_LONG_S, registry=REGISTRY
+)
+_HOOKS_WAITING = Gauge(
+    "kineto_hooks_waiting", "Hooks that are in progress, or wait for their turn or a retry.", registry=REGISTRY
+)
 
 _DECODE_WAIT_S = Histogram(
-    "kineto_decode_queue_seconds", "How long a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
+    "kineto_decode_queue_seconds", "Time that a target waits for a decode worker.", buckets=_WAIT_S, registry=REGISTRY
 )
 _DECODE_S = Histogram(
-    "kineto_decode_duration_seconds", "Decoding one target.", ["outcome"], buckets=_LONG_S, registry=REGISTRY
+    "kineto_decode_duration_seconds", "Time to decode one target.", ["outcome"], buckets=_LONG_S, registry=REGISTRY
 )
 _DECODE_WAITING = Gauge("kineto_decode_waiting", "Targets that wait for a decode worker.", registry=REGISTRY)
 _CRASHES = Counter("kineto_decode_worker_crashes", "Decode workers that crashed.", registry=REGISTRY)
@@ -128,7 +137,7 @@ _REFUSED = Counter(
     "kineto_link_refusals", "Connections to the agent socket that were refused or cut.", ["reason"], registry=REGISTRY
 )
 _THROTTLED = Counter(
-    "kineto_link_throttled", "How often an agent that sent too much was read more slowly.", registry=REGISTRY
+    "kineto_link_throttled", "Times that an agent sent too much and was read more slowly.", registry=REGISTRY
 )
 
 _CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"], registry=REGISTRY)
@@ -137,11 +146,11 @@ _CALL_S = Histogram(
 )
 _LIMITED = Counter(
     "kineto_limited_requests",
-    "Requests and connections that were refused since one caller, or all together, had too many.",
+    "Requests and connections that were refused because one caller, or all together, had too many.",
     ["limit"],
     registry=REGISTRY,
 )
-_CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls under way.", ["method"], registry=REGISTRY)
+_CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"], registry=REGISTRY)
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 for _reason in LINK_REASONS:
@@ -159,7 +168,7 @@ for _hook in ("command", "webhook"):
 
 
 def capture_ended(capture: pb.Capture) -> None:
-    """A capture has its status, and all its targets their verdicts."""
+    """Counts an ended capture and the verdicts of its targets."""
     status = pb.CaptureStatus.Name(capture.status).removeprefix("CAPTURE_STATUS_")
     _CAPTURES.labels(status).inc()
     _CAPTURE_S.labels(status).observe(max(0, capture.ended_ns - capture.created_ns) / 1e9)
@@ -185,14 +194,14 @@ def _target_ended(target: pb.Target) -> None:
 
 
 def attached(method: str, latency_ns: int, stopped_ns: int) -> None:
-    """An agent was brought in."""
+    """Counts an attached agent."""
     _ATTACHES.labels(method).inc()
     _ATTACH_S.labels(method).observe(latency_ns / 1e9)
     _STOPPED_S.labels(method).observe(stopped_ns / 1e9)
 
 
 def attach_failed(reason: str) -> None:
-    """It could not be; a code of attach_types.AttachCode."""
+    """Counts a failed attach by its AttachCode."""
     _ATTACH_FAILURES.labels(reason).inc()
 
 
@@ -200,23 +209,23 @@ def attach_failed(reason: str) -> None:
 
 
 def uploaded(size_bytes: int, seconds: float) -> None:
-    """One capture is uploaded and verified."""
+    """Counts a capture that was uploaded and verified."""
     _UPLOADED.inc(size_bytes)
     _UPLOAD_S.observe(seconds)
 
 
 def upload_failed(reason: str) -> None:
-    """One try failed; `reason` is a code."""
+    """Counts a failed upload attempt; `reason` is a code."""
     _UPLOAD_FAILURES.labels(_few_reasons(reason)).inc()
 
 
 def uploads_waiting(count: int) -> None:
-    """Captures that should be uploaded and are not yet."""
+    """Sets the number of captures still to be uploaded."""
     _UPLOADS_WAITING.set(count)
 
 
 def pruned(reason: str, size_bytes: int) -> None:
-    """Retention removed one capture; `reason`: age, bytes, user, …"""
+    """Counts a capture removed by retention; `reason`: age, bytes, user, …"""
     _PRUNED_CAPTURES.labels(_few_reasons(reason)).inc()
     _PRUNED.labels(_few_reasons(reason)).inc(size_bytes)
 
@@ -225,18 +234,18 @@ def pruned(reason: str, size_bytes: int) -> None:
 
 
 def hook_called(hook: str, result: str, seconds: float) -> None:
-    """One try has ended: ok, failed or timeout."""
+    """Counts a hook attempt that ended: ok, failed or timeout."""
     _HOOKS.labels(hook, result).inc()
     _HOOK_S.labels(hook).observe(seconds)
 
 
 def hook_dropped(hook: str) -> None:
-    """A hook is not told of a capture: too many wait, or the daemon stops."""
+    """Counts a hook that is not run because too many wait or the daemon is stopping."""
     _HOOKS.labels(hook, "dropped").inc()
 
 
 def hooks_waiting(count: int) -> None:
-    """Hooks that have not come to an end."""
+    """Sets the number of hooks that have not finished."""
     _HOOKS_WAITING.set(count)
 
 
@@ -244,7 +253,7 @@ def hooks_waiting(count: int) -> None:
 
 
 class Decode:
-    """One target's decoding: it waits for a worker until `begins`."""
+    """Times the decoding of one target, which waits for a worker until `begins`."""
 
     def __init__(self) -> None:
         self.asked = time.perf_counter()
@@ -252,13 +261,13 @@ class Decode:
         _DECODE_WAITING.inc()
 
     def begins(self) -> None:
-        """It has a worker."""
+        """Notes that the target has a worker."""
         self.began = time.perf_counter()
         _DECODE_WAITING.dec()
         _DECODE_WAIT_S.observe(self.began - self.asked)
 
     def ends(self, outcome: str) -> None:
-        """Whatever became of it: "ok" or "failed"."""
+        """Notes the outcome: "ok" or "failed"."""
         if self.began is None:
             _DECODE_WAITING.dec()
         else:
@@ -267,7 +276,7 @@ class Decode:
 
 @contextlib.contextmanager
 def decode() -> Iterator[Decode]:
-    """Around the decoding of one target, the waiting included."""
+    """Wrap the decoding of one target in it, including the wait."""
     job = Decode()
     outcome = "failed"
     try:
@@ -278,7 +287,7 @@ def decode() -> Iterator[Decode]:
 
 
 def worker_crashed() -> None:
-    """A decode worker died at its work."""
+    """Counts a decode worker that crashed."""
     _CRASHES.inc()
 
 
@@ -286,12 +295,12 @@ def worker_crashed() -> None:
 
 
 def link_refused(reason: str) -> None:
-    """A connection was refused or cut; one of LINK_REASONS."""
+    """Counts a connection that was refused or cut; `reason` is one of LINK_REASONS."""
     _REFUSED.labels(reason).inc()
 
 
 def link_throttled() -> None:
-    """An agent sent too much and is read more slowly."""
+    """Counts an agent that sent too much and is read more slowly."""
     _THROTTLED.inc()
 
 
@@ -299,21 +308,21 @@ def link_throttled() -> None:
 
 
 def limited(limit: str) -> None:
-    """A request was refused: a reason code. A connection was: CONNECTIONS, CONNECTION_RATE; or slowed: BYTES, CALLS."""
+    """Counts a refused request (by reason code), or a connection refused (CONNECTIONS, …) or slowed (BYTES, CALLS)."""
     _LIMITED.labels(_few_reasons(limit)).inc()
 
 
-class Call:
-    """One gRPC call. `code` is what it ends with unless it is set before."""
+class GrpcCall:
+    """One gRPC call; it ends with `code` unless that is set before."""
 
     def __init__(self) -> None:
         self.code = "OK"
 
 
 @contextlib.contextmanager
-def call(method: str) -> Iterator[Call]:
-    """Around a gRPC call: `method` is one of the service's, `code` a name of gRPC's status codes."""
-    made = Call()
+def call(method: str) -> Iterator[GrpcCall]:
+    """Wrap a gRPC call in it. method: one of the service's; code: the name of a gRPC status code."""
+    made = GrpcCall()
     began = time.perf_counter()
     _CALLS_RUNNING.labels(method).inc()
     try:

@@ -1,4 +1,4 @@
-"""The service manager's side channel (sd_notify): one datagram per message, and how often it wants a sign of life."""
+"""The service manager's side channel (sd_notify): one datagram per message, and its watchdog interval."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ STATE_WAIT_S = 1.0  # for messages that the manager must get; the others are dro
 
 
 def notify(message: str, environ: Mapping[str, str] = os.environ, *, wait_s: float = 0.0) -> None:
-    """Sends e.g. STATUS=… to the socket in NOTIFY_SOCKET; does nothing without one.
+    """Sends a message such as STATUS=… to the socket in NOTIFY_SOCKET, if there is one.
 
     Blocks for `wait_s` at most while the manager's queue is full. Never raises OSError.
     """
@@ -27,22 +27,22 @@ def notify(message: str, environ: Mapping[str, str] = os.environ, *, wait_s: flo
 
 
 def ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Started, or done with a reload."""
+    """Reports that the daemon has started or finished a reload."""
     notify(f"READY=1\nSTATUS={status}", environ, wait_s=STATE_WAIT_S)
 
 
 def reloading(environ: Mapping[str, str] = os.environ) -> None:
-    """A reload begins; `ready` ends it. The time tells the manager that it is the reload which it asked for."""
+    """Reports the start of a reload, which `ready` ends. The time identifies it as the requested one."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}", environ, wait_s=STATE_WAIT_S)
 
 
 def stopping(environ: Mapping[str, str] = os.environ) -> None:
-    """The end begins."""
+    """Reports that the daemon is stopping."""
     notify("STOPPING=1", environ, wait_s=STATE_WAIT_S)
 
 
 def watchdog_s(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> float | None:
-    """Seconds without WATCHDOG=1 after which the manager ends this process; None: it never does."""
+    """Seconds without WATCHDOG=1 after which the manager kills this process; None if it never does."""
     text = environ.get("WATCHDOG_USEC", "")
     meant = environ.get("WATCHDOG_PID", "")
     if meant and meant != str(os.getpid() if pid is None else pid):

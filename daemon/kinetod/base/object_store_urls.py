@@ -1,4 +1,4 @@
-"""Addresses of object stores: which are taken, what they need, how a capture's place is made of them."""
+"""Addresses of object stores: which are accepted, and how a capture's address is derived from them."""
 
 import re
 from pathlib import PurePosixPath
@@ -11,28 +11,28 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def checked_url(text: str) -> str:
-    """A prefix such as s3://bucket/path, without a slash at its end; empty: none. Raises ValueError."""
+    """Checks a prefix such as s3://bucket/path and strips trailing slashes; "" is none. Raises ValueError."""
     if not text:
         return ""
     parts = urlsplit(text)
     if scheme_of(text) not in SCHEMES or not text.isprintable():  # urlsplit takes S3:// and file:/x, and drops newlines
         raise ValueError(f"expected s3://bucket/prefix, gs://…, az://container/… or file:///path, got {text!r:.80}")
     if "@" in parts.netloc:
-        raise ValueError("has a user or key in it; credentials belong into the files and variables of the store")
+        raise ValueError("contains a user or key; put credentials into the store's own files or variables")
     if parts.query or parts.fragment:
-        raise ValueError("ends in ?… or #…; settings of the store belong into its own files and variables")
+        raise ValueError("has a query or fragment (?… or #…); put the store's settings into its own files or variables")
     if ".." in parts.path.split("/") or "//" in parts.path:
-        raise ValueError("has .. or an empty part in its path")
+        raise ValueError("has .. or an empty segment in its path")
     if parts.scheme == "file":
         if parts.netloc or not parts.path.strip("/"):
             raise ValueError("must be file:///absolute/path")
     elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", parts.netloc):
-        raise ValueError(f"{parts.netloc!r:.80} is no name of a bucket or container")
+        raise ValueError(f"{parts.netloc!r:.80} is not a valid name of a bucket or container")
     return text.rstrip("/")
 
 
 def checked_endpoint(text: str) -> str:
-    """http://host:port or https://…, or empty. Raises ValueError."""
+    """Checks an endpoint: http://host:port, https://…, or "". Raises ValueError."""
     parts = urlsplit(text)
     if text and (parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query):
         raise ValueError("expected https://host:port, without a user or key in it")
@@ -45,7 +45,7 @@ def capture_url(prefix: str, host: str, capture_id: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """The prefix of a capture's URL if it is a folder of this machine, else empty."""
+    """The prefix of a capture's URL if it is a folder of this machine, else ""."""
     return str(PurePosixPath(urlsplit(url).path).parents[1]) if scheme_of(url) == "file" else ""
 
 

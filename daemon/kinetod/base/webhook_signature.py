@@ -10,20 +10,20 @@ _PREFIX = "whsec_"
 
 
 def secret_in(content: bytes) -> bytes:
-    """The key in a file: `whsec_` and base64, else the bytes without white space around them. Raises ValueError."""
+    """The key in a file: base64 after `whsec_`, or else the bytes without surrounding whitespace. Raises ValueError."""
     content = content.strip()
     if content.startswith(_PREFIX.encode()):
         try:
             content = base64.b64decode(content.removeprefix(_PREFIX.encode()), validate=True)
         except binascii.Error as exc:
-            raise ValueError(f"has {_PREFIX} and then no base64: {exc}") from exc
+            raise ValueError(f"has no valid base64 after {_PREFIX}: {exc}") from exc
     if len(content) < LEAST_BYTES:
-        raise ValueError(f"holds {len(content)} bytes; a secret has {LEAST_BYTES} or more: openssl rand -base64 32")
+        raise ValueError(f"has {len(content)} bytes; a secret needs {LEAST_BYTES} or more: openssl rand -base64 32")
     return content
 
 
 def headers(secret: bytes | None, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Who and when, signed if there is a secret. timestamp: Unix seconds."""
+    """The headers with id and time, signed if there is a secret. timestamp: Unix seconds."""
     found = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
     if secret is not None:
         signed = hmac.digest(secret, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256)

@@ -1,11 +1,11 @@
-"""Armed captures: the processes are found and their agents there, but nothing is asked of them until StartCapture.
+"""Armed captures: the processes are found and have agents, but the agents are not asked until StartCapture.
 
 Theory of operation
-    Whoever traces many hosts at once arms a capture on each, looks at what came of it, and starts them all at one time
-    (by each host's clock) or at one iteration. Until then the targets are PENDING, and busy with this capture.
-    An `Arming` lasts until the capture is started, its time is over, or no target is left that could begin:
-    it was cancelled, the daemon stops, or the processes are gone. A target that is over ends at once, whatever becomes
-    of the others.
+    A client that traces many hosts at once arms a capture on each, checks the results, and starts them all at one time
+    (by each host's clock) or at one iteration. Until then the targets are PENDING and busy with this capture. An
+    `Arming` lasts until the capture is started, its time is up, or no target is left that could begin because of a
+    cancellation, the daemon's stop or the end of the processes. A target that is over ends at once, independently of
+    the others.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _MAX_ITERATION = 2**53
 
 
 class Arming:
-    """One capture that waits for its start. on_change: the capture itself has changed, not only a target."""
+    """A capture that waits to be started. on_change is called when the capture itself changes, not only a target."""
 
     def __init__(self, capture: pb.Capture, runs: Sequence[TargetRun], on_change: Callable[[], None]) -> None:
         self.request: pb.StartCaptureRequest | None = None  # the one that has started it
@@ -43,11 +43,11 @@ class Arming:
         return self.request is None and any(not run.is_over for run in self._runs)
 
     async def started(self) -> None:
-        """Returns once it is; never, if nobody starts it."""
+        """Waits until the capture is started; never returns if nobody starts it."""
         await self._started.wait()
 
     def start(self, request: pb.StartCaptureRequest, config: Config, now_ns: int) -> None:
-        """Lets the targets that are left begin as the request says. Only while it `waits`. Raises InvalidRequest."""
+        """Lets the remaining targets begin as requested. Valid only while it `waits`. Raises InvalidRequest."""
         check_start(request, self._capture, config, now_ns)
         self.request = request
         comparable = all(run.agent.attached is None for run in self._runs)
@@ -69,7 +69,7 @@ class Arming:
         self._started.set()
 
     async def observe(self) -> None:
-        """Of a capture by iteration: brings up to date how many each target has finished."""
+        """Updates how many iterations each target has finished, if the capture is by iteration."""
         runs = [run for run in self._runs if not run.is_over and run.request.iterations is not None]
         if runs:
             await asyncio.wait([run.agent.ask() for run in runs], timeout=OBSERVED_S)
@@ -79,8 +79,8 @@ class Arming:
     def _expire(self) -> None:
         waited = format_duration(self._capture.spec.arm_ns)
         reason = (
-            f"nobody started the armed capture within {waited}: has the command that armed it ended, or has it lost "
-            "this host? Trace again, and arm it for longer if the other hosts take their time"
+            f"nobody started the armed capture within {waited}; the command that armed it may have ended or lost its "
+            "connection to this host. Trace again; if the other hosts are slow to arm, arm it for longer"
         )
         for run in self._runs:
             run.stop(Ending(Outcome.CANCELLED, VerdictReason.NOT_STARTED, reason))
@@ -88,24 +88,28 @@ class Arming:
         self._on_change()
 
     def close(self) -> None:
-        """It does not wait any more, for whatever reason."""
+        """Stops waiting, for whatever reason."""
         self._timer.cancel()
         self._capture.armed_until_ns = 0
 
 
 def check_start(request: pb.StartCaptureRequest, capture: pb.Capture, config: Config, now_ns: int) -> None:
-    """Whether an armed capture can begin as the request says. Raises InvalidRequest."""
+    """Checks that an armed capture can start as requested. Raises InvalidRequest."""
     check_start_time("start_time_ns", request.start_time_ns, capture.spec, config, now_ns)
     if request.iterations and capture.spec.WhichOneof("extent") != "iterations":
-        raise invalid("iterations", f"capture {capture.id} is one by duration; give start_time_ns, or nothing")
+        raise invalid(
+            "iterations",
+            f"capture {capture.id} records for a duration, not by iteration; set start_time_ns instead, or leave "
+            "both out",
+        )
     pids = {target.pid for target in capture.targets}
     seen = set[int]()
     for index, each in enumerate(request.iterations):
         field = f"iterations[{index}]"
         if each.pid not in pids:
-            raise invalid(f"{field}.pid", f"process {each.pid} is no target of capture {capture.id}")
+            raise invalid(f"{field}.pid", f"process {each.pid} is not a target of capture {capture.id}")
         if each.pid in seen:
-            raise invalid(f"{field}.pid", f"process {each.pid} is named twice")
+            raise invalid(f"{field}.pid", f"process {each.pid} is listed twice")
         seen.add(each.pid)
         if not 0 <= each.start <= _MAX_ITERATION:
             raise invalid(f"{field}.start", f"must be 0 to {_MAX_ITERATION}, got {each.start}")
@@ -113,25 +117,28 @@ def check_start(request: pb.StartCaptureRequest, capture: pb.Capture, config: Co
             raise invalid(f"{field}.warmup", f"must be 0 to {MAX_ITERATIONS}, got {each.warmup}")
     offset_ns, uncertainty_ns = request.clock.offset_ns, request.clock.uncertainty_ns
     if abs(offset_ns) >= MAX_OFFSET_NS:
-        raise invalid("clock.offset_ns", f"no clock is so far off: {offset_ns} ns")
+        raise invalid("clock.offset_ns", f"must be {1 - MAX_OFFSET_NS} to {MAX_OFFSET_NS - 1}, got {offset_ns}")
     if not 0 <= uncertainty_ns < MAX_OFFSET_NS:
         raise invalid("clock.uncertainty_ns", f"must be 0 to {MAX_OFFSET_NS - 1}, got {uncertainty_ns}")
 
 
 def not_startable(capture: pb.Capture, started: pb.StartCaptureRequest | None) -> Precondition:
-    """The error for a capture that cannot be started (again). started: by what it was."""
+    """The error for a capture that cannot be started. started: the request that started it before, if any."""
     if started is not None:
         return Precondition(
             Reason.CAPTURE_STARTED,
-            f"capture {capture.id} was started before, with another start; watch it, or cancel it and arm a new one",
+            f"capture {capture.id} has already been started with a different request; watch it, or cancel it "
+            "and arm a new one",
             capture_id=capture.id,
         )
     if not capture.spec.arm_ns:
-        why = "it was made without arm_ns and began at once"
+        why = "it was created without arm_ns and started immediately"
     else:
-        why = next((target.reason for target in capture.targets if target.reason), "its targets end")
+        why = next(
+            (target.reason for target in capture.targets if target.reason), "its targets have ended or are ending"
+        )
     return Precondition(
         Reason.CAPTURE_NOT_ARMED,
-        f"capture {capture.id} does not wait for a start: {why}",
+        f"capture {capture.id} is not waiting to be started: {why}",
         capture_id=capture.id,
     )

@@ -11,7 +11,7 @@ from kinetod.captures.watchers import Watchers
 
 
 class Running:
-    """What there is of it beside its public state."""
+    """Internal state of a capture that has not ended."""
 
     def __init__(self, capture: pb.Capture, *, unlimited: bool = False) -> None:
         self.capture = capture
@@ -30,5 +30,5 @@ class Running:
 
     @property
     def started_by(self) -> pb.StartCaptureRequest | None:
-        """The request that has started it, if it was armed."""
+        """The request that started it, if it was armed and has been started."""
         return self.arming.request if self.arming is not None else None

@@ -1,9 +1,9 @@
-"""All captures: those that run here, those in the store.
+"""Manages all captures: those that are running and those in the store.
 
-A capture begins at once, or when it is started if it was armed (`arming`).
+A capture begins at once or, if it was armed, when it is started (`arming`).
 
-A capture is made under a lock, so that limits, busy processes and idempotency keys are looked at by one call at a
-time. Finding its processes and bringing agents into them comes before that, without the lock.
+A capture is created under a lock, so that one call at a time checks limits, busy processes and idempotency keys.
+Finding its processes and attaching agents happens before that, without the lock.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
 from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.captures.request.factory import new_capture
-from kinetod.captures.request.target_resolution import Resolved, Wanted, resolve, still_there
+from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
@@ -102,7 +102,7 @@ class CaptureManager:
     # making
 
     async def create(self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller) -> pb.Capture:
-        """Starts a capture, or returns the one that the caller made with this key before. Raises KinetodError."""
+        """Creates a capture, or returns the one already created with this key. Raises KinetodError."""
         requested_ns = time.time_ns()
         digest = request_hash(spec)
         key = _Key(checked_key(idempotency_key), _owner(caller))
@@ -120,9 +120,9 @@ class CaptureManager:
                 raise
             return await self._create(spec, request, targets, requested_ns, caller, key=key, digest=digest)
 
-    def _wanted(self, request: CaptureRequest, caller: Caller) -> Wanted:
+    def _wanted(self, request: CaptureRequest, caller: Caller) -> TargetRequest:
         attacher = None if request.no_attach else self._attacher
-        return Wanted(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
+        return TargetRequest(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
 
     async def _create(
         self,
@@ -152,13 +152,13 @@ class CaptureManager:
         return _copy(capture)
 
     async def start(self, request: pb.StartCaptureRequest) -> pb.Capture:
-        """Lets an armed capture begin; it is returned as it is where this request has done so. Raises KinetodError."""
+        """Starts an armed capture; repeating the same request just returns it. Raises KinetodError."""
         now_ns = time.time_ns()
         running = self._running.get(request.id)
         if running is None or running.arming is None or not running.arming.waits:
             return await self._not_started(request, running)
         running.arming.start(request, self._config, now_ns)
-        log.info("capture %s is started", request.id)
+        log.info("capture %s has been started", request.id)
         try:
             await self._store.run(self._store.save_start, request)
         except KinetodError as exc:  # the traces have the clock, and the end of the capture is stored as soon as it can
@@ -174,7 +174,7 @@ class CaptureManager:
         return capture
 
     async def _before(self, key: "_Key", digest: str) -> pb.Capture | None:
-        """The capture that this key made before. Raises AlreadyExists, Stopping."""
+        """The capture already created with this key, if any. Raises AlreadyExists, Stopping."""
         if self._stopping:
             raise Stopping
         before = await self._store.run(self._store.by_key, key.stored) if key.text else None
@@ -184,7 +184,8 @@ class CaptureManager:
         if its_digest != digest:
             raise AlreadyExists(
                 Reason.IDEMPOTENCY_KEY_REUSED,
-                f"the idempotency key {key.text!r} was used for another request, capture {capture_id}; use a new key",
+                f"the idempotency key {key.text!r} was already used for another request, capture "
+                f"{capture_id}; use a new key",
                 capture_id=capture_id,
             )
         return await self.get(capture_id)
@@ -197,7 +198,7 @@ class CaptureManager:
         caller_limits.check_captures(caller, own, len(self._running), most_own=most_own, most=most)
 
     def _live_bytes(self) -> Mapping[int, int]:
-        """What running captures have written, by user. From any thread."""
+        """Bytes written by running captures, by user. Callable from any thread."""
         live = Counter[int]()
         for running in list(self._running.values()):
             decoded = self._services.workers.written(self._store.capture_dir(running.capture.id))
@@ -254,20 +255,20 @@ class CaptureManager:
         await self._end(running)
 
     async def _begin(self, running: Running) -> None:
-        """Lets the targets begin: at once, or when the armed capture is started."""
+        """Lets the targets begin, at once or when the armed capture is started."""
         if running.arming is not None:
             await running.arming.started()
         try:
             if running.started_by is None or not running.started_by.iterations:
                 await self._align([run for run in running.runs if not run.is_over])
         except Exception:
-            log.exception("capture %s: its processes are not aligned", running.capture.id)
+            log.exception("capture %s: its processes could not be aligned on common iterations", running.capture.id)
         for run in running.runs:
             if not run.is_over:
                 run.begin()
 
     async def _align(self, runs: list[TargetRun]) -> None:
-        """Gives all targets of a capture by iteration the same ones."""
+        """Agrees on common iterations for all targets of a capture by iteration."""
         if len(runs) < 2 or runs[0].request.iterations is None:
             return
         agents = [run.agent for run in runs]
@@ -301,7 +302,7 @@ class CaptureManager:
             await self._shares.refresh()
 
     async def recover(self) -> None:
-        """Ends what the last daemon left unfinished; decoding goes on in the background."""
+        """Ends the captures that the previous daemon left unfinished; decoding continues in the background."""
         await self._store.run(self._store.clean_up)
         for capture in await self._store.run(self._store.unfinished):
             running = self._running[capture.id] = Running(capture)
@@ -309,7 +310,7 @@ class CaptureManager:
 
     async def _recover(self, running: Running) -> None:
         capture = running.capture
-        log.info("capture %s was running when the daemon ended; it gets its verdict now", capture.id)
+        log.info("capture %s was running when the previous daemon ended; recovering it", capture.id)
         armed = capture.spec.arm_ns > 0 and await self._store.run(self._store.start_of, capture.id) is None
         for number, target in enumerate(capture.targets):
             directory = self._store.target_dir(capture.id, key_of(target))
@@ -336,14 +337,14 @@ class CaptureManager:
         return self._keeping.annotate(capture)
 
     async def observed(self, capture_id: str) -> pb.Capture:
-        """Likewise; of an armed capture by iteration with the iterations of its processes at this moment."""
+        """Like `get`, but refreshes the iteration counts of an armed capture by iteration first."""
         running = self._running.get(capture_id)
         if running is not None and running.arming is not None and running.arming.waits:
             await running.arming.observe()
         return await self.get(capture_id)
 
     async def thing(self, capture_id: str) -> Thing | None:
-        """What decisions about a capture are made from; None if there is none."""
+        """The facts about a capture that access decisions use; None if it does not exist."""
         if running := self._running.get(capture_id):
             capture = running.capture
             return Thing(uid=capture.owner_uid if capture.HasField("owner_uid") else None)
@@ -352,7 +353,7 @@ class CaptureManager:
     async def page(
         self, labels: Mapping[str, str], size: int, token: str, caller: Caller
     ) -> tuple[list[pb.Capture], str]:
-        """One page of those that the caller may see, newest first, and the token of the next one (empty: no more).
+        """One page of the captures that the caller may see, newest first, and the token of the next ("" at the end).
 
         Raises InvalidRequest.
         """
@@ -370,7 +371,7 @@ class CaptureManager:
         return captures, to_token(captures[-1]) if len(found) > len(captures) else ""
 
     async def watch(self, capture_id: str) -> AsyncIterator[pb.CaptureEvent]:
-        """Snapshot, changes, snapshot. Raises NotFound, Stopping."""
+        """Yields a snapshot, the changes, and a final snapshot. Raises NotFound, Stopping."""
         running = self._running.get(capture_id)
         if running is None:
             yield pb.CaptureEvent(snapshot=await self.get(capture_id))
@@ -383,7 +384,7 @@ class CaptureManager:
     # ending
 
     async def cancel(self, capture_id: str, *, keep_partial: bool) -> pb.Capture:
-        """Stops every target and waits a little for their ends; a capture that has ended stays as it is."""
+        """Stops every target and waits up to CANCEL_WAIT_S for them to end; an ended capture is unchanged."""
         running = self._running.get(capture_id)
         if running is not None and running.task is not None:
             keep = keep_partial and not running.waits  # of what waits for its start there is nothing to keep
@@ -395,7 +396,7 @@ class CaptureManager:
         return await self.get(capture_id)
 
     async def delete(self, capture_id: str, *, keep_uploaded: bool = False) -> None:
-        """Raises NotFound, Precondition while it runs or is pinned."""
+        """Deletes an ended capture. Raises NotFound, and Precondition while it runs or is pinned."""
         if capture_id in self._running:
             raise Precondition(
                 Reason.CAPTURE_RUNNING, f"capture {capture_id} is running; cancel it first", capture_id=capture_id
@@ -403,7 +404,7 @@ class CaptureManager:
         await self._keeping.delete(await self.get(capture_id), keep_uploaded=keep_uploaded)
 
     async def pin(self, capture_id: str, caller: Caller, *, pinned: bool) -> pb.Capture:
-        """Keeps a capture from retention, or no longer. Raises NotFound, Exhausted."""
+        """Pins a capture against retention, or unpins it. Raises NotFound, Exhausted."""
         capture = await self.get(capture_id)
         if pinned and not capture.pinned:
             owner_uid = capture.owner_uid if capture.HasField("owner_uid") else None
@@ -414,7 +415,7 @@ class CaptureManager:
         return await self.get(capture_id)
 
     async def verify(self, capture_id: str, *, uploaded: bool) -> AsyncIterator[pb.FileCheck]:
-        """Every stored file, read again. Raises NotFound, Precondition."""
+        """Rereads and checks every stored file. Raises NotFound, Precondition."""
         async for check in self._keeping.verify(await self.get(capture_id), uploaded=uploaded):
             yield check
 
@@ -424,7 +425,7 @@ class CaptureManager:
             yield chunk
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all captures, keeping what is quickly decoded; the rest is done by the next daemon."""
+        """Ends all captures and keeps what can be decoded within grace_s; the next daemon recovers the rest."""
         self._stopping = True
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for running in self._running.values():
@@ -443,7 +444,7 @@ class CaptureManager:
 
 
 class _Key(NamedTuple):
-    """An idempotency key, which is the owner's alone."""
+    """An idempotency key, scoped to its owner."""
 
     text: str
     owner_uid: int
@@ -454,7 +455,7 @@ class _Key(NamedTuple):
 
 
 def _owner(caller: Caller) -> int:
-    """Whose its captures are; those of certificates that stand for no user are the daemon's."""
+    """The uid that owns the caller's captures; the daemon's own for a certificate that maps to no user."""
     return os.geteuid() if caller.uid is None else caller.uid
 
 
@@ -465,8 +466,8 @@ def _copy(capture: pb.Capture) -> pb.Capture:
 
 
 def no_such_capture(capture_id: str) -> NotFound:
-    """The error for a capture that there is not, or that the caller may not know of."""
+    """NotFound for a capture that does not exist or is hidden from the caller."""
     return NotFound(
         Reason.NO_SUCH_CAPTURE,
-        f"there is no capture {capture_id[:80]!r} that you may see; `kinetoctl captures list` shows those",
+        f"no capture {capture_id[:80]!r} is visible to you; `kinetoctl captures list` shows those that are",
     )

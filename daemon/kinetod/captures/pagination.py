@@ -11,7 +11,7 @@ MAX_PAGE_BYTES = 3 << 20  # gRPC clients take 4 MiB unless told otherwise
 
 
 def fitting(captures: list[pb.Capture]) -> list[pb.Capture]:
-    """The first ones, as many as go into one message; at least one."""
+    """The leading captures that fit into one message; at least one."""
     total = 0
     for number, capture in enumerate(captures):
         total += capture.ByteSize()
@@ -21,14 +21,16 @@ def fitting(captures: list[pb.Capture]) -> list[pb.Capture]:
 
 
 def to_token(capture: pb.Capture) -> str:
-    """Where the next page begins."""
+    """The token of the page after this capture."""
     return base64.urlsafe_b64encode(f"{capture.created_ns}:{capture.id}".encode()).decode()
 
 
 def from_token(token: str) -> tuple[int, str]:
-    """created_ns and id of the last capture of the page before. Raises InvalidRequest."""
+    """created_ns and id of the last capture on the previous page. Raises InvalidRequest."""
     try:
         created_ns, _, capture_id = base64.urlsafe_b64decode(token.encode()).decode().partition(":")
         return int(created_ns), capture_id
     except (ValueError, binascii.Error) as exc:
-        raise invalid("page_token", "is not a token of this daemon; use next_page_token of the page before") from exc
+        raise invalid(
+            "page_token", "is not a page token of this daemon; use next_page_token of the previous page"
+        ) from exc

@@ -1,4 +1,4 @@
-"""Stores what becomes of captures, also when the disk is full for long."""
+"""Stores the results of captures, even if the disk stays full for a long time."""
 
 import asyncio
 import logging
@@ -17,13 +17,13 @@ LATE_S = 5.0
 
 
 class Saver:
-    """Writes to the index, again and again if need be; an unsaved end is given anew at a restart."""
+    """Writes to the index, retrying if necessary; a capture whose end could not be saved is recovered at a restart."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def target(self, running: Running, number: int, garbage: Path | None) -> None:
-        """Stores a verdict; only then what it makes superfluous may go."""
+        """Stores a verdict, and only then removes the files that it makes superfluous."""
         capture = running.capture
         if not await self._save(self._store.save_target, capture.id, number, capture.targets[number]):
             running.unsaved[number] = garbage
@@ -33,11 +33,11 @@ class Saver:
             await asyncio.to_thread(shutil.rmtree, garbage, ignore_errors=True)
 
     async def end(self, running: Running) -> bool:
-        """Whether the end could be stored."""
+        """Stores the end of a capture. Returns whether it could be stored."""
         return await self._save(self._store.save_end, running.capture)
 
     async def late(self, running: Running, saved: bool) -> None:
-        """The disk has been full for long: what could not be stored once more, until it can be."""
+        """Retries what could not be stored, however long the disk stays full."""
         while not saved:
             await asyncio.sleep(LATE_S)
             saved = await self.end(running)

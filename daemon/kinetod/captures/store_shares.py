@@ -1,14 +1,14 @@
-"""What a user may still store: everybody is sure of a share of the store, and nobody's captures make room for others.
+"""What a user may still store: everybody is guaranteed a share of the store that nobody else can take.
 
 Theory of operation
-    A share is `store.share_per_user` percent of what the store can hold: `store.max_bytes`, or the disk without
-    `store.min_free_bytes` where that is less. Beyond it a user may store as long as there is room, but what lies
-    beyond it goes first when somebody else needs the room (`retention`). What cannot go never exceeds the share:
-    captures that run, that are pinned, that are yet to be uploaded. So a capture is refused, or ended with what it
-    has, before others would have to pay for it; and whoever is within their share loses nothing to anybody.
+    A share is `store.share_per_user` percent of what the store can hold: `store.max_bytes`, or the disk minus
+    `store.min_free_bytes` if that is less. A user may store more while there is room, but the excess is removed first
+    when somebody else needs the room (`retention`). Captures that cannot be removed (running, pinned or not yet
+    uploaded) never exceed the share. So a capture is refused, or ended with what it has recorded, before others would
+    have to make room for it; and a user within their share loses nothing to anybody.
 
-    Administrators are held to the size of the store alone. `refresh` asks the index; between two of these only what
-    running captures write is counted.
+    Only the size of the store limits administrators. `refresh` asks the index; between refreshes, only what running
+    captures write is counted.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from kinetod.store.retention import Retention, share_bytes
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How many bytes a user may still store, and what limits it, for people."""
+    """How many bytes a user may still store, and a readable explanation of the limit."""
 
     size: int
     why: str
@@ -37,14 +37,14 @@ class Left:
 def left_of(
     owner_uid: int, uses: Mapping[int | None, Use], live: Mapping[int, int], *, share: int, most: int, admin: bool
 ) -> Left:
-    """Pure. live: what running captures of each user have written; share, most: 0: no limit."""
+    """Computes what a user may still store. live: bytes written by each user's running captures; 0 is no limit."""
     own = uses.get(owner_uid, Use(owner_uid=owner_uid))
     lefts = []
     if share and not admin:
         kept = own.kept_bytes + live.get(owner_uid, 0)
         why = (
-            f"what may not be removed of uid {owner_uid} (pinned, running, yet to be uploaded) takes "
-            f"{format_size(kept)}, and the share of one user is {format_size(share)} (store.share_per_user); unpin or "
+            f"the captures of uid {owner_uid} that cannot be removed (pinned, running, not yet uploaded) take "
+            f"{format_size(kept)}, and one user's share is {format_size(share)} (store.share_per_user); unpin or "
             "delete some: kinetoctl captures unpin, kinetoctl captures delete"
         )
         lefts.append(Left(share - kept, why))
@@ -55,16 +55,16 @@ def left_of(
             if uid != owner_uid:
                 can_go += min(use.stored_bytes - use.kept_bytes, max(0, use.stored_bytes - share))
         why = (
-            f"the store holds {format_size(total)} of {format_size(most)} (store.max_bytes), and the others are within "
-            f"their shares of {format_size(share)} (store.share_per_user); an administrator can raise store.max_bytes "
-            "or delete captures"
+            f"the store holds {format_size(total)} of {format_size(most)} (store.max_bytes), and the other users are "
+            f"within their shares of {format_size(share)} (store.share_per_user); an administrator can raise "
+            "store.max_bytes or delete captures"
         )
         lefts.append(Left(most - total + can_go, why))
     return min(lefts, key=lambda each: each.size, default=Left(1 << 62, ""))
 
 
 class StoreShares:
-    """Of one store. live: what running captures have written, by user."""
+    """The shares of one store. live returns the bytes written by running captures, by user."""
 
     def __init__(
         self, settings: Settings, store: Store, retention: Retention, live: Callable[[], Mapping[int, int]]
@@ -81,7 +81,7 @@ class StoreShares:
         return self._settings.current
 
     async def refresh(self) -> None:
-        """Asks the index. Raises KinetodError."""
+        """Reads the usage of all users from the index. Raises KinetodError."""
         until_uploaded = bool(self._config.upload_url)
         uses = await self._store.run(self._store.uses, until_uploaded)
         try:
@@ -91,26 +91,26 @@ class StoreShares:
         self._uses = {use.owner_uid: use for use in uses}
 
     def left(self, owner_uid: int, *, admin: bool) -> Left:
-        """For what this user writes now. From any thread."""
+        """What this user may still write. Callable from any thread."""
         config = self._config
         share = share_bytes(config, self._disk_bytes)
         return left_of(owner_uid, self._uses, self._live(), share=share, most=config.max_store_bytes, admin=admin)
 
     def check_left(self, owner_uid: int, *, admin: bool) -> None:
-        """Whether a running capture may go on. From any thread. Raises ShareUsed."""
+        """Checks that a running capture may continue. Callable from any thread. Raises ShareUsed."""
         left = self.left(owner_uid, admin=admin)
         if left.size <= 0:
-            raise ShareUsed(f"the capture was ended, and what it had until then is kept: {left.why}")
+            raise ShareUsed(f"the capture was ended early and keeps what it had recorded: {left.why}")
 
     async def check(self, caller: Caller, owner_uid: int) -> None:
-        """Whether a capture of this user may begin. Raises Exhausted, KinetodError."""
+        """Checks that a capture of this user may begin. Raises Exhausted, KinetodError."""
         await self.refresh()
         config, admin = self._config, Role.ADMIN in caller.roles
         stored_bytes = self._uses.get(owner_uid, Use(owner_uid=owner_uid)).stored_bytes
         caller_limits.check_stored(caller, stored_bytes, config.quota_per_user_bytes)
         left = self.left(owner_uid, admin=admin)
         if left.size <= 0:
-            raise Exhausted(Reason.QUOTA_EXCEEDED, f"no capture can begin: {left.why}", left_bytes=left.size)
+            raise Exhausted(Reason.QUOTA_EXCEEDED, f"no new capture can start: {left.why}", left_bytes=left.size)
         try:
             needed = config.needed_bytes
             free = await asyncio.to_thread(self._store.free_bytes)
@@ -124,7 +124,7 @@ class StoreShares:
             raise store_error(exc, self._store.state_dir) from exc
 
     async def check_pin(self, caller: Caller, owner_uid: int | None, size: int) -> None:
-        """Whether so many bytes of a user may be pinned. Raises Exhausted."""
+        """Checks that a user may pin `size` more bytes. Raises Exhausted."""
         if Role.ADMIN in caller.roles or owner_uid is None:
             return
         await self.refresh()
@@ -133,8 +133,8 @@ class StoreShares:
         if share and kept + size > share:
             raise Exhausted(
                 Reason.QUOTA_EXCEEDED,
-                f"the pinned captures of uid {owner_uid} would take {format_size(kept + size)}, and the share of one "
-                f"user is {format_size(share)} (store.share_per_user); unpin some first: kinetoctl captures unpin",
+                f"the pinned captures of uid {owner_uid} would take {format_size(kept + size)}, and one user's "
+                f"share is {format_size(share)} (store.share_per_user); unpin some first: kinetoctl captures unpin",
                 stored_bytes=kept,
                 quota_bytes=share,
             )
@@ -144,9 +144,9 @@ class StoreShares:
         needed = config.needed_bytes
         return Exhausted(
             Reason.LOW_DISK,
-            f"only {format_size(free)} are free on the disk of {path}, a new capture needs {format_size(needed)}: "
-            f"{format_size(config.min_free_bytes)} must stay free (store.min_free_bytes), and "
-            f"{format_size(config.start_free_bytes)} are for itself (store.start_free_bytes); "
+            f"only {format_size(free)} is free on the disk of {path}, but a new capture needs {format_size(needed)}: "
+            f"{format_size(config.min_free_bytes)} must stay free (store.min_free_bytes) and "
+            f"{format_size(config.start_free_bytes)} is for the capture itself (store.start_free_bytes); "
             "delete captures or free space",
             path=str(path),
             free_bytes=free,

@@ -1,4 +1,4 @@
-"""Watching a capture: each watcher has one flag per target, so that a slow one costs nothing."""
+"""Watching a capture: each watcher has one flag per target, so that a slow watcher costs nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,7 +7,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 
 class Watchers:
-    """Those who watch one capture."""
+    """The watchers of one capture."""
 
     def __init__(self, capture: pb.Capture) -> None:
         self._capture = capture
@@ -20,7 +20,7 @@ class Watchers:
             watch.wake.set()
 
     def renewed(self) -> None:
-        """More than a target has changed: a whole snapshot comes."""
+        """More than one target has changed, so watchers get a whole snapshot."""
         for watch in self._watching:
             watch.whole = True
             watch.wake.set()
@@ -31,7 +31,7 @@ class Watchers:
             watch.wake.set()
 
     async def events(self, is_over: Callable[[], bool]) -> AsyncIterator[pb.CaptureEvent]:
-        """A snapshot, the latest state of what changed, a snapshot when an armed capture has begun and at the end.
+        """Yields a snapshot, the latest state of changed targets, and a snapshot at an armed start and at the end.
 
         Intermediate states may be skipped.
         """

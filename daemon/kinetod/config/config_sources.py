@@ -1,9 +1,9 @@
-"""From options, environment, file and defaults to one Config, with where each value came from.
+"""Combines options, environment, file and defaults into one Config, with the source of each value.
 
 Theory of operation
-    The first that says something counts: option, environment, file, default. Everything that is wrong in the file
-    and the environment is collected and raised at once as a ConfigError. The file is TOML; which line a key is on
-    is found by a second look at its text, only for messages.
+    The first source that sets a value wins: option, environment, file, default. All errors in the file and the
+    environment are collected and raised together as a ConfigError. The file is TOML; the line of a key is found by a
+    second pass over its text, only for messages.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 import tomllib
 
 from kinetod.config.settings import Config, default_config_file
-from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, Key
+from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, SettingSpec
 from kinetod.config.value_kinds import ItemError
 
 MAX_FILE_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: `where` is `FILE line N: section.key` or a variable's name."""
+    """One problem. where: `FILE line N: section.key` or a variable's name."""
 
     where: str
     text: str
@@ -41,7 +41,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `problems` has everything that is wrong."""
+    """The configuration cannot be used; `problems` lists everything that is wrong."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -49,8 +49,8 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A usable configuration: `sources` by key name, `warnings` to log, `path` of the file that was read or None."""
+class LoadedConfig:
+    """A usable configuration. sources: by key name; warnings: to log; path: the file that was read, or None."""
 
     config: Config
     sources: Mapping[str, str]
@@ -60,19 +60,19 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What was given at the start and holds for every reload. `options` are parsed values by key name."""
+    """What was given at the start and applies to every reload. options: parsed values by key name."""
 
     named_file: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
-    def load(self) -> Loaded:
-        """Reads everything again. Blocking. Raises ConfigError."""
+    def load(self) -> LoadedConfig:
+        """Reads everything again. Blocks. Raises ConfigError."""
         return load(self.named_file, self.options, self.environ)
 
 
-def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:
-    """The configuration. Blocking. Raises ConfigError: also for a named file that is missing."""
+def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> LoadedConfig:
+    """Loads the configuration. Blocks. Raises ConfigError, also if a file that was named is missing."""
     if named_file is None and (text := environ.get(CONFIG_VARIABLE)):
         named_file = Path(text)
     path = named_file or default_config_file(environ=environ)
@@ -88,11 +88,11 @@ def load(named_file: Path | None, options: Mapping[str, Any], environ: Mapping[s
     if problems := [Problem(_blamed(name, sources), text) for rule in RULES for name, text in rule(config)]:
         raise ConfigError(problems)
     read = path if file is not None else None
-    return Loaded(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
+    return LoadedConfig(config=config, sources=sources, warnings=tuple(_strange_variables(environ)), path=read)
 
 
 def _for_its_disk(config: Config) -> Config:
-    """With the reserve in bytes, of the disk on which the store lies or will be made."""
+    """Sets the reserve in bytes for the disk on which the store is or will be created."""
     if not config.min_free_percent:
         return config
     reserve = 0
@@ -105,9 +105,13 @@ def _for_its_disk(config: Config) -> Config:
 
 
 def _layers(
-    key: Key, options: Mapping[str, Any], environ: Mapping[str, str], file: "_File | None", problems: list[Problem]
+    key: SettingSpec,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    file: "_File | None",
+    problems: list[Problem],
 ) -> Iterator[tuple[str, Any]]:
-    """Where the key has a value, and the value; a wrong one is None and a problem."""
+    """The sources that give the key a value, with the value; a wrong value is None and adds a problem."""
     yield DEFAULT, key.default()
     if file is not None and key.name in file.values:
         where = file.at(key.name)
@@ -121,7 +125,7 @@ def _layers(
 
 
 def _checked(
-    read: Callable[[], Any], key: Key, where: str, problems: list[Problem], file: "_File | None" = None
+    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_File | None" = None
 ) -> Any:
     try:
         return read()
@@ -132,13 +136,13 @@ def _checked(
 
 
 def _blamed(name: str, sources: Mapping[str, str]) -> str:
-    """What a rule complains about, with where it was said; `name` is a key's or an item's (`access.roles.ada`)."""
+    """A rule's complaint with its place. name: a key's or an item's, such as `access.roles.ada`."""
     key = next((known for known in sources if f"{name}.".startswith(f"{known}.")), "")
     return f"{sources.get(key, DEFAULT)}: {name}"
 
 
-def reloaded(running: Config, fresh: Config) -> tuple[Config, list[Key], list[Key]]:
-    """What a reload puts in force, the keys that change with it, and those that wait for a restart."""
+def reloaded(running: Config, fresh: Config) -> tuple[Config, list[SettingSpec], list[SettingSpec]]:
+    """The configuration after a reload, the keys that change, and those that need a restart."""
     different = [key for key in KEYS if getattr(running, key.field) != getattr(fresh, key.field)]
     changed = [key for key in different if key.reload]
     changes = {key.field: getattr(fresh, key.field) for key in changed}
@@ -152,7 +156,7 @@ def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {CONFIG_VARIABLE, *(key.variable for key in KEYS)}
     for name in sorted(environ):
         if name.startswith(VARIABLE_PREFIX) and name not in known:
-            yield f"the variable {name} means nothing to kinetod{_did_you_mean(name, known)}"
+            yield f"kinetod has no variable {name}{_did_you_mean(name, known)}"
 
 
 # the file
@@ -166,13 +170,13 @@ class _File:
     mode: int
 
     def at(self, name: str) -> str:
-        """The file and, if it was found, the line of a key or of the item's key."""
+        """The file and, if found, the line of a key or of an item's key."""
         return _at(self.path, self.lines, name)
 
-    def secrecy(self, key: Key) -> Iterator[Problem]:
-        """What is wrong with a secret in this file."""
+    def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
+        """What is wrong with keeping a secret in this file."""
         if key.secret and self.values[key.name] and self.mode & stat.S_IROTH:
-            text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); do chmod o-rwx {self.path}"
+            text = f"is a secret, and everybody can read the file (mode {self.mode:04o}); run chmod o-rwx {self.path}"
             yield Problem(f"{self.at(key.name)}: {key.name}", text)
 
 
@@ -189,7 +193,7 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
         tree = tomllib.loads(text)
     except FileNotFoundError as exc:
         if needed:
-            problems.append(Problem(str(path), f"{exc.strerror}; name another file or leave --config out"))
+            problems.append(Problem(str(path), f"{exc.strerror}; name another file or omit --config"))
         return None
     except OSError as exc:
         problems.append(Problem(str(path), exc.strerror or str(exc)))
@@ -203,10 +207,10 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
         return None
     except (ValueError, RecursionError) as exc:
         what = "values are nested too deeply" if isinstance(exc, RecursionError) else str(exc)
-        problems.append(Problem(str(path), f"is no TOML: {what}"))
+        problems.append(Problem(str(path), f"is not valid TOML: {what}"))
         return None
     if mode & stat.S_IWOTH:
-        problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); do chmod o-w {path}"))
+        problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); run chmod o-w {path}"))
     lines = key_lines(text)
     values = dict[str, Any]()
     for name, value in _leaves(tree, ""):
@@ -222,7 +226,7 @@ def _bytes(path: Path) -> tuple[bytes, int]:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
@@ -232,12 +236,12 @@ def _bytes(path: Path) -> tuple[bytes, int]:
 def _no_toml(path: Path, message: str) -> Problem:
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", message, re.DOTALL)
     if match is None:
-        return Problem(str(path), f"is no TOML: {message}")
-    return Problem(f"{path} line {match[2]}", f"is no TOML: {match[1]} (column {match[3]})")
+        return Problem(str(path), f"is not valid TOML: {message}")
+    return Problem(f"{path} line {match[2]}", f"is not valid TOML: {match[1]} (column {match[3]})")
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Dotted names and values; tables that are values of keys and tables that mean nothing are not looked into."""
+    """Dotted names and values. Tables that are values of keys, or unknown, are not expanded."""
     for name, value in tree.items():
         path = f"{prefix}.{name}" if prefix else name
         is_section = any(f"{section}.".startswith(f"{path}.") for section in SECTIONS)
@@ -263,7 +267,7 @@ def _did_you_mean(name: str, known: Iterable[str], at_once: Sequence[str] = ()) 
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line of each key and section by dotted name, as well as can be seen without parsing the whole text."""
+    """The line of each key and section by dotted name, as far as it can be found without a full parser."""
     lines: dict[str, int] = {}
     section = ""
     closing = ""  # what ends the text over several lines that we are in

@@ -1,17 +1,17 @@
-"""The configuration as text: the commented file with all defaults, and what is in force and why."""
+"""The configuration as text: the commented file with all defaults, and the effective values with their sources."""
 
 import textwrap
 from collections.abc import Iterator
 
-from kinetod.config.config_sources import Loaded
-from kinetod.config.settings_table import KEYS, SECTIONS, Key
+from kinetod.config.config_sources import LoadedConfig
+from kinetod.config.settings_table import KEYS, SECTIONS, SettingSpec
 
 _WIDTH = 100
 _HEAD = """\
 # kinetod's configuration (TOML). Every key is here, commented out, with its default.
 # Durations are "500ms", "5s", "10min"; sizes "128MiB", "8GiB" or a number of bytes.
-# The environment variable named with each key counts more than this file, a command-line option more than both.
-# Check it with: kinetod --check-config. Keys marked "reload" are taken over by: systemctl reload kinetod
+# The environment variable of each key takes precedence over this file, a command-line option over both.
+# Check it with: kinetod --check-config. Keys marked "reload" take effect on: systemctl reload kinetod
 """
 
 
@@ -29,16 +29,16 @@ def _section(section: str) -> str:
     return "".join(lines)
 
 
-def _comment(key: Key) -> str:
+def _comment(key: SettingSpec) -> str:
     default = f" Default: {key.says}." if key.says else ""
     return f"{key.meaning[0].upper()}{key.meaning[1:]}.{default}"
 
 
-def _facts(key: Key) -> str:
+def _facts(key: SettingSpec) -> str:
     return f"({key.kind.name}; {key.variable}{'; reload' if key.reload else ''})"
 
 
-def effective(loaded: Loaded) -> Iterator[str]:
+def effective(loaded: LoadedConfig) -> Iterator[str]:
     """One line per key: its value as TOML, and where it comes from."""
     yield f"# file: {loaded.path}" if loaded.path else "# no configuration file"
     values = {key.name: key.show(getattr(loaded.config, key.field)) for key in KEYS}

@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read again, and what can change without a restart does.
+"""SIGHUP: rereads the configuration and applies what can change without a restart.
 
 A configuration with errors changes nothing. The service manager is told when a reload begins and ends
 (Type=notify-reload; with Type=notify and ExecReload= it works the same).
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from kinetod.base import notify
 from kinetod.config.config_sources import ConfigError, Origin, reloaded
 from kinetod.config.settings import Config, Settings
-from kinetod.config.settings_table import Key
+from kinetod.config.settings_table import SettingSpec
 
 log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Reloads when asked to, one at a time; requests during a reload make one more."""
+    """Reloads on request, one at a time; requests during a reload cause one more."""
 
     def __init__(self, settings: Settings, origin: Origin, status: Callable[[], str]) -> None:
         self._settings = settings
@@ -56,12 +56,12 @@ class Reloader:
         config, changed, waiting = reloaded(running, loaded.config)
         self._settings.replace(config)
         for key in waiting:
-            log.warning("%s waits for a restart", _change(key, running, loaded.config))
+            log.warning("%s takes effect at the next start", _change(key, running, loaded.config))
         for key in changed:
             log.info("%s", _change(key, running, config))
         log.info("the configuration was reloaded: %d keys changed", len(changed))
 
 
-def _change(key: Key, old: Config, new: Config) -> str:
+def _change(key: SettingSpec, old: Config, new: Config) -> str:
     before, after = (key.show(getattr(config, key.field)) for config in (old, new))
     return f"{key.name}: {before} → {after}"

@@ -1,4 +1,4 @@
-"""What is known of one setting."""
+"""The declaration of one setting."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ VARIABLE_PREFIX = "KINETOD_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class SettingSpec:
     """One setting; see the top of `settings_table`."""
 
     name: str
@@ -28,7 +28,7 @@ class Key:
 
     @property
     def section(self) -> str:
-        """The part before the last dot."""
+        """The section: the part of the name before the last dot."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -38,19 +38,19 @@ class Key:
         return VARIABLE_PREFIX + stem.replace("-", "_").replace(".", "_").upper()
 
     def default(self) -> Any:
-        """The value if nothing is said."""
+        """The value if none is configured."""
         return self.computed() if self.computed is not None else _DEFAULTS[self.field]
 
     def default_text(self) -> str:
-        """The default as TOML, as for root where it depends on the user."""
+        """The default as TOML; where it depends on the user, that of root."""
         return self.shown or self.kind.show(self.default())
 
     def show(self, value: Any) -> str:
-        """As TOML; a secret is not shown."""
+        """The value as TOML, with secrets hidden."""
         return '"(not shown)"' if self.secret and value else self.kind.show(value)
 
     def parse(self, text: str) -> Any:
-        """The value of an option or variable. Raises ValueError."""
+        """Parses the text of an option or variable. Raises ValueError."""
         value = self.kind.parse(text)
         return not value if self.off_switch else value
 

@@ -1,4 +1,4 @@
-"""The daemon's settings as one frozen value, the value in force, and where things are.
+"""The daemon's settings as one frozen value, the value in force, and the default places of files.
 
 The rows that say how each field is set are in `settings_table`.
 """
@@ -120,19 +120,19 @@ class Config:
 
     @property
     def needed_bytes(self) -> int:
-        """What must be free on the disk for a capture to begin."""
+        """Bytes that must be free on the disk for a capture to begin."""
         return self.min_free_bytes + self.start_free_bytes
 
     @property
     def has_tls(self) -> bool:
-        """Whether there are certificates."""
+        """Whether certificates are configured."""
         return all((self.tls_certificate, self.tls_key, self.tls_client_ca))
 
 
 class Settings:
     """The configuration in force. Only a reload replaces it, as a whole, on the event loop.
 
-    Read `current` at every use: a value that is kept does not change with a reload.
+    Read `current` at every use: a stored value does not change with a reload.
     """
 
     def __init__(self, config: Config) -> None:
@@ -151,7 +151,7 @@ class Settings:
 
 
 def parse_listen(text: str) -> ListenAddress:
-    """`unix:/path` or `host:port`. Raises ValueError that says what is wrong."""
+    """Parses `unix:/path` or `host:port`. Raises ValueError, which says what is wrong."""
     if text.startswith("unix:"):
         return ListenAddress(path=checked_socket_path(text.removeprefix("unix:")))
     host, separator, port = text.rpartition(":")
@@ -161,7 +161,7 @@ def parse_listen(text: str) -> ListenAddress:
 
 
 def parse_metrics_listen(text: str) -> ListenAddress:
-    """`host:port`, an address of this host. Raises ValueError that says what is wrong."""
+    """Parses `host:port`, an address of this host. Raises ValueError, which says what is wrong."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not (port.isascii() and port.isdecimal()) or not 0 <= int(port) <= 65535:
@@ -175,18 +175,18 @@ def parse_metrics_listen(text: str) -> ListenAddress:
 
 
 def metrics_problem(config: Config) -> str:
-    """Why metrics.listen is refused; empty if it is not."""
+    """Why metrics.listen is refused; "" if it is not."""
     address = config.metrics_listen
     if address is None or config.metrics_allow_remote or is_loopback(address.host):
         return ""
     return (
-        f"{address} can be reached from other hosts, and who asks there is not checked; listen on 127.0.0.1, or set "
+        f"{address} can be reached from other hosts and does not authenticate them; listen on 127.0.0.1, or set "
         "metrics.allow_remote = true"
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this host can reach that name or address."""
+    """Whether only this host can reach this name or address."""
     if host == "localhost":
         return True
     try:
@@ -196,7 +196,7 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_socket_path(text: str) -> Path:
-    """An absolute path that fits into a socket address. Raises ValueError."""
+    """Checks for an absolute path that fits into a socket address. Raises ValueError."""
     path = Path(text)
     if not path.is_absolute():
         raise ValueError(f"expected an absolute socket path, got {text!r}")
@@ -239,13 +239,13 @@ def default_config_file(uid: int | None = None, environ: Mapping[str, str] = os.
 
 
 def default_helper_socket(uid: int | None = None, path: Path = HELPER_SOCKET) -> Path | None:
-    """The installed attach helper's, where this user may use it. None for root, who needs none."""
+    """The socket of the installed attach helper if this user may use it; None for root, who needs none."""
     uid = os.geteuid() if uid is None else uid
     return path if uid != 0 and os.access(path, os.W_OK, effective_ids=True) else None
 
 
 def serves_everybody(config: Config) -> bool:
-    """Whether processes of all users are within reach, or only those of one's own user."""
+    """Whether the daemon can reach the processes of all users, or only those of its own."""
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
@@ -254,6 +254,6 @@ def _runtime_dir(uid: int | None, environ: Mapping[str, str]) -> Path:
 
 
 def _service_dir(variable: str, name: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder of this name among those that systemd made for the service; those of other services do not count."""
+    """The folder of this name among those that systemd created for this service, ignoring other services."""
     folders = map(Path, filter(None, environ.get(variable, "").split(":")))
     return next((folder for folder in folders if folder.name == name and folder.is_absolute()), None)

@@ -1,11 +1,11 @@
 """The table of all settings. Options, environment variables, the file, its documents and their checks come from it.
 
-To add a setting: one row in KEYS and a field of the same meaning with its default in `config.Config`; then
+To add a setting: one row in KEYS and a field of the same meaning with its default in `settings.Config`; then
 `make config-docs`. A rule about several settings at once is a function in RULES.
 
     name        section.key, as in the file
     field       of Config
-    kind        how it is read and written (config_kinds)
+    kind        how it is read and written (value_kinds)
     meaning     one sentence, without the default
     option      on the command line, where there is one; its variable is then KINETOD_<OPTION>, else
                 KINETOD_<SECTION>_<KEY>. Secrets have none: everybody can read command lines
@@ -23,7 +23,7 @@ from kinetod.base.object_store_urls import checked_endpoint, checked_url, missin
 from kinetod.config.access_settings import ACCESS_KEYS, access_problems
 from kinetod.config.hook_settings import HOOK_KEYS, hook_problems
 from kinetod.config.setting import VARIABLE_PREFIX as VARIABLE_PREFIX
-from kinetod.config.setting import Key as Key
+from kinetod.config.setting import SettingSpec as SettingSpec
 from kinetod.config.settings import (
     Config,
     checked_socket_path,
@@ -39,11 +39,11 @@ from kinetod.config.value_kinds import (
     Choice,
     Count,
     Duration,
-    Folder,
+    FolderPath,
     Kind,
     ListOf,
     Maybe,
-    Parsed,
+    ParsedText,
     SecretFile,
     Size,
     Switch,
@@ -53,14 +53,14 @@ CONFIG_VARIABLE = "KINETOD_CONFIG"
 
 SECTIONS = {
     "server": "Where the daemon can be reached, and what it logs.",
-    "captures": "What a capture may take, and how long its parts may.",
-    "attach": "Bringing the agent into processes that were started without it.",
-    "store": "Where captures are kept, and how long; docs/storage.md explains it.",
-    "upload": "Captures in an object store; docs/storage.md explains it.",
-    "hooks": "What is run or called when a capture has ended; docs/orchestration.md explains it.",
-    "access": "Who may do what, and how much; docs/access.md explains it.",
-    "kubernetes": "What is asked of Kubernetes; docs/kubernetes.md explains it.",
-    "metrics": "What Prometheus can read; docs/metrics.md lists it.",
+    "captures": "What a capture may take, and how long its steps may last.",
+    "attach": "Attaching the agent to processes that were started without it.",
+    "store": "Where captures are kept, and for how long; see docs/storage.md.",
+    "upload": "Captures in an object store; see docs/storage.md.",
+    "hooks": "What is run or called when a capture has ended; see docs/orchestration.md.",
+    "access": "Who may do what, and how much; see docs/access.md.",
+    "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
+    "metrics": "What Prometheus can read; see docs/metrics.md.",
 }
 
 
@@ -68,28 +68,28 @@ def _default_decode_workers() -> int:
     return min(max(2, os.cpu_count() or 2), 4)
 
 
-KEYS: tuple[Key, ...] = (
-    Key(
+KEYS: tuple[SettingSpec, ...] = (
+    SettingSpec(
         name="server.listen",
         field="listen",
-        kind=ListOf(Parsed("address", parse_listen)),
+        kind=ListOf(ParsedText("address", parse_listen)),
         meaning="where clients connect: unix:/path, or host:port, which needs certificates (access.tls_…)",
         option="--listen",
         computed=lambda: (default_listen(),),
         says="unix:<runtime dir>/kinetod.sock",
         shown='["unix:/run/kineto/kinetod.sock"]',
     ),
-    Key(
+    SettingSpec(
         name="server.agent_socket",
         field="agent_socket",
-        kind=Parsed("path", checked_socket_path),
+        kind=ParsedText("path", checked_socket_path),
         meaning="where agents connect",
         option="--agent-socket",
         computed=default_agent_socket,
         says="<runtime dir>/agent.sock",
         shown='"/run/kineto/agent.sock"',
     ),
-    Key(
+    SettingSpec(
         name="server.log_level",
         field="log_level",
         kind=Choice("debug", "info", "warning", "error"),
@@ -97,7 +97,7 @@ KEYS: tuple[Key, ...] = (
         option="--log-level",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.buffer_limit",
         field="buffer_limit_bytes",
         kind=Size(),
@@ -105,15 +105,15 @@ KEYS: tuple[Key, ...] = (
         option="--buffer-limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.max_duration",
         field="max_duration_ns",
         kind=Duration(),
-        meaning="longest capture that may be asked for",
+        meaning="longest capture that may be requested",
         option="--max-duration",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.max_captures",
         field="max_captures",
         kind=Count(1),
@@ -121,7 +121,7 @@ KEYS: tuple[Key, ...] = (
         option="--max-captures",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.max_trace_bytes",
         field="max_trace_bytes",
         kind=Size(),
@@ -129,15 +129,15 @@ KEYS: tuple[Key, ...] = (
         option="--max-trace-bytes",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.agent_deadline",
         field="agent_deadline_ns",
         kind=Duration(),
-        meaning="how long an agent may take to answer before its target has failed",
+        meaning="how long an agent may take to answer before its target fails",
         option="--agent-deadline",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.process_deadline",
         field="process_deadline_ns",
         kind=Duration(),
@@ -145,7 +145,7 @@ KEYS: tuple[Key, ...] = (
         option="--process-deadline",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.decode_deadline",
         field="decode_deadline_ns",
         kind=Duration(),
@@ -153,7 +153,7 @@ KEYS: tuple[Key, ...] = (
         option="--decode-deadline",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.decode_workers",
         field="decode_workers",
         kind=Count(1, 64),
@@ -163,21 +163,21 @@ KEYS: tuple[Key, ...] = (
         says="2 to 4, by CPU count",
         shown="2",
     ),
-    Key(
+    SettingSpec(
         name="captures.decode_memory",
         field="decode_memory_bytes",
         kind=Size(least=256 << 20),
         meaning="private memory that decoding one target may take; beyond it that target fails with OUT_OF_MEMORY",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="captures.decode_sandbox",
         field="decode_sandbox",
         kind=Choice("available", "required"),
-        meaning="how a decoder is confined: available: with what this kernel has; required: kinetod does not start "
-        "where Landlock or seccomp is missing",
+        meaning="how decoders are confined; available: with what this kernel offers; required: kinetod does not start "
+        "without Landlock and seccomp",
     ),
-    Key(
+    SettingSpec(
         name="attach.enabled",
         field="attach",
         kind=Switch(),
@@ -185,43 +185,43 @@ KEYS: tuple[Key, ...] = (
         option="--no-attach",
         off_switch=True,
     ),
-    Key(
+    SettingSpec(
         name="attach.deadline",
         field="attach_deadline_ns",
         kind=Duration(),
-        meaning="how long bringing an agent into a process may take",
+        meaning="how long attaching an agent to a process may take",
         option="--attach-deadline",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="attach.keep_agent",
         field="keep_agent_ns",
         kind=Duration(least_ns=0),
-        meaning="how long an agent that was brought in stays after its last capture; 0: it leaves at once",
+        meaning="how long an attached agent stays after its last capture; 0: it leaves at once",
         option="--keep-agent",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="attach.helper_socket",
         field="helper_socket",
-        kind=Maybe(Parsed("path", checked_socket_path)),
-        meaning="socket of the attach helper service, which enters other users' processes for a daemon that has no "
-        "rights to; empty: this daemon does it by itself, as far as its own rights go",
+        kind=Maybe(ParsedText("path", checked_socket_path)),
+        meaning="socket of the attach helper service, which attaches to other users' processes for a daemon that may "
+        "not; empty: the daemon attaches by itself, as far as its own rights allow",
         computed=default_helper_socket,
         says="/run/kinetod-attach/attach.sock if this user may use it; root needs none",
         shown='"/run/kinetod-attach/attach.sock"',
     ),
-    Key(
+    SettingSpec(
         name="store.state_dir",
         field="state_dir",
-        kind=Folder(),
+        kind=FolderPath(),
         meaning="where captures are stored",
         option="--state-dir",
         computed=default_state_dir,
         says="/var/lib/kineto for root, else ~/.local/state/kineto",
         shown='"/var/lib/kineto"',
     ),
-    Key(
+    SettingSpec(
         name="store.min_free_bytes",
         field="min_free_bytes",
         kind=Size(least=0),
@@ -229,169 +229,169 @@ KEYS: tuple[Key, ...] = (
         option="--min-free-bytes",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.min_free_percent",
         field="min_free_percent",
         kind=Count(0, 90),
-        meaning="the same as percent of that disk; the larger of both counts",
+        meaning="the same as a percentage of that disk; the larger of the two applies",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.start_free_bytes",
         field="start_free_bytes",
         kind=Size(least=0),
         meaning="space that must be free beyond store.min_free_bytes for a new capture to begin",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.max_age",
         field="max_age_ns",
         kind=Duration(least_ns=0),
-        meaning="how long a capture stays after its end, unless it is pinned or yet to be uploaded; 0: no limit",
+        meaning="how long a capture stays after its end, unless it is pinned or not yet uploaded; 0: no limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.max_bytes",
         field="max_store_bytes",
         kind=Size(least=0),
-        meaning="what all captures may take on this disk; beyond it the oldest go of who takes most; 0: no limit",
+        meaning="what all captures may take on this disk; beyond it, who takes most loses the oldest; 0: no limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.max_bytes_per_user",
         field="max_user_bytes",
         kind=Size(least=0),
-        meaning="what the captures of one user may take; beyond it that user's oldest go; 0: no limit",
+        meaning="what the captures of one user may take; beyond it, that user's oldest are removed; 0: no limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.share_per_user",
         field="user_share_percent",
         kind=Count(0, 100),
-        meaning="percent of store.max_bytes, or of the disk where that is less, that each user is sure of; what may "
-        "not be removed of one user (pinned, running, yet to be uploaded) takes no more; 0: no shares",
+        meaning="percentage of store.max_bytes, or of the disk if that is less, guaranteed to each user; what cannot "
+        "be removed of one user (pinned, running, not yet uploaded) takes no more; 0: no shares",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.max_captures_per_user",
         field="max_user_captures",
         kind=Count(0),
-        meaning="captures of one user in the store; beyond it that user's oldest go; 0: no limit",
+        meaning="captures of one user in the store; beyond it, that user's oldest are removed; 0: no limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.max_entry_age",
         field="max_entry_age_ns",
         kind=Duration(least_ns=0),
-        meaning="how long an uploaded capture stays in the list once its files are no longer here; 0: for good",
+        meaning="how long an uploaded capture stays in the list once its files are no longer here; 0: forever",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.retention_interval",
         field="retention_interval_ns",
         kind=Duration(),
-        meaning="how often to look for captures that have to go, apart from the end of each capture",
+        meaning="how often to look for captures to remove, besides at the end of each capture",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="store.keep_local",
         field="keep_local",
         kind=Switch(),
         meaning="whether a capture stays on this disk once it is uploaded and verified, until retention removes it",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.url",
         field="upload_url",
-        kind=Parsed("address", checked_url),
+        kind=ParsedText("address", checked_url),
         meaning="where ended captures go: s3://bucket/prefix, gs://…, az://container/… or file:///…; empty: nowhere",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.credentials",
         field="upload_credentials",
         kind=Maybe(SecretFile()),
         meaning="file with the object store's credentials, or credential:NAME; empty: where its library looks for them",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.endpoint",
         field="upload_endpoint",
-        kind=Parsed("address", checked_endpoint),
+        kind=ParsedText("address", checked_endpoint),
         meaning="https://host:port of an S3-compatible store; empty: Amazon's, or what AWS_ENDPOINT_URL says",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.parallel",
         field="upload_parallel",
         kind=Count(1, 32),
-        meaning="captures that are uploaded at the same time; one more for a user of whom none is",
+        meaning="captures uploaded at the same time; a user with none in progress gets one more",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.max_bytes_per_second",
         field="upload_bytes_per_second",
         kind=Size(least=0),
-        meaning="what all uploads together may send in a second; 0: no limit",
+        meaning="what all uploads together may send per second; 0: no limit",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.retry_pause",
         field="upload_retry_pause_ns",
         kind=Duration(),
-        meaning="the longest pause between two tries; the first is a second, then they double",
+        meaning="the longest pause between two attempts; the first is one second, and each one doubles",
         reload=True,
     ),
-    Key(
+    SettingSpec(
         name="upload.timeout",
         field="upload_timeout_ns",
         kind=Duration(),
-        meaning="how long the object store may be silent before a try has failed",
+        meaning="how long the object store may be silent before an attempt fails",
         reload=True,
     ),
     *HOOK_KEYS,
     *ACCESS_KEYS,
-    Key(
+    SettingSpec(
         name="kubernetes.pod_resources",
         field="pod_resources",
         kind=Switch(),
-        meaning="whether the kubelet is asked which containers it gave which GPUs; with an attach helper, this gets "
-        "the connection by `kubelet_socket` in its attach.toml",
+        meaning="whether to ask the kubelet which containers have which GPUs; with an attach helper, the connection "
+        "comes from `kubelet_socket` in its attach.toml",
     ),
-    Key(
+    SettingSpec(
         name="kubernetes.kubelet_socket",
         field="kubelet_socket",
-        kind=Parsed("path", checked_socket_path),
+        kind=ParsedText("path", checked_socket_path),
         meaning="where a daemon without an attach helper asks it",
     ),
-    Key(
+    SettingSpec(
         name="kubernetes.node_name",
         field="node_name",
         kind=Kind(),
         meaning="this node's name at the API server, for access.kubernetes",
     ),
-    Key(
+    SettingSpec(
         name="kubernetes.account_dir",
         field="account_dir",
-        kind=Folder(),
+        kind=FolderPath(),
         meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
     ),
-    Key(
+    SettingSpec(
         name="metrics.listen",
         field="metrics_listen",
-        kind=Maybe(Parsed("address", parse_metrics_listen)),
+        kind=Maybe(ParsedText("address", parse_metrics_listen)),
         meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
     ),
-    Key(
+    SettingSpec(
         name="metrics.allow_remote",
         field="metrics_allow_remote",
         kind=Switch(),
-        meaning="whether metrics.listen may be an address that other hosts reach; who asks there is not checked",
+        meaning="whether metrics.listen may be an address that other hosts can reach; they are not authenticated",
     ),
-    Key(
+    SettingSpec(
         name="metrics.gpu_jobs_dir",
         field="gpu_jobs_dir",
-        kind=Folder(),
+        kind=FolderPath(),
         meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
         "prolog of deploy/slurm keeps it",
     ),

@@ -1,8 +1,8 @@
-"""What a setting can be: how its value is read from text and from TOML, and how it is written.
+"""The kinds of setting: how a value is read from text and from TOML, and how it is written.
 
-Text is what options and environment variables hold. Every reader raises ValueError with the rest of a sentence that
-begins with the setting's name: `'5 parsecs' is no duration; write 500ms, 5s or 10min`. A problem in one item of a list
-or table is an ItemError, which knows the item.
+Options and environment variables hold text. Every reader raises ValueError with the rest of a sentence that begins with
+the setting's name: `'5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min`. A problem in one
+item of a list or table is an ItemError, which knows the item.
 """
 
 import json
@@ -29,7 +29,7 @@ _TOML_NAMES = {bool: "true or false", int: "a number", float: "a fraction", list
 
 
 class ItemError(ValueError):
-    """A wrong item: `path` is what to put after the setting's name, such as `[2]` or `.ada`."""
+    """A wrong item. path: what to append to the setting's name, such as `[2]` or `.ada`."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(problem)
@@ -43,19 +43,19 @@ class Kind:
     many = False  # an option of it may be given several times
 
     def parse(self, text: str) -> Any:
-        """The value of an option or variable. Raises ValueError."""
+        """Parses the text of an option or variable. Raises ValueError."""
         if len(text) > MAX_TEXT_CHARS:
             raise ValueError(f"is longer than {MAX_TEXT_CHARS} characters")
         if "\0" in text:
-            raise ValueError("has a NUL character in it")
+            raise ValueError("contains a NUL character")
         return text
 
     def check(self, value: object) -> Any:
-        """The value of a TOML value. Raises ValueError."""
+        """Converts a TOML value. Raises ValueError."""
         return self.parse(_text(value))
 
     def show(self, value: Any) -> str:
-        """As TOML, exact: `check` makes the same value of it."""
+        """The value as TOML; `check` converts it back exactly."""
         return quoted(str(value))
 
 
@@ -68,21 +68,23 @@ class Duration(Kind):
         self._least_ns = least_ns
 
     def parse(self, text: str) -> int:
-        """Nanoseconds. Raises ValueError."""
+        """Parses nanoseconds. Raises ValueError."""
         try:
             value = parse_duration_ns(super().parse(text))
         except ValueError:
-            raise ValueError(f"{_short(text)} is no duration; write 500ms, 5s or 10min") from None
+            raise ValueError(
+                f"{_short(text)} is not a valid duration; expected for example 500ms, 5s or 10min"
+            ) from None
         return _between(value, self._least_ns, MAX_DURATION_NS, _duration_text)
 
     def check(self, value: object) -> int:
-        """Also a bare 0, which needs no unit."""
+        """Accepts a bare 0 too, which needs no unit."""
         if type(value) is int and value != 0:
             raise ValueError(f'{value} has no unit; write "{value}s" or "{value}ms"')
         return self.parse("0" if type(value) is int else _text(value))
 
     def show(self, value: Any) -> str:
-        """In the largest unit that leaves no rest."""
+        """The value in the largest unit that divides it."""
         return quoted(_duration_text(value))
 
 
@@ -95,19 +97,19 @@ class Size(Kind):
         self._least = least
 
     def parse(self, text: str) -> int:
-        """Bytes. Raises ValueError."""
+        """Parses bytes. Raises ValueError."""
         try:
             value = parse_size_bytes(super().parse(text))
         except ValueError:
-            raise ValueError(f"{_short(text)} is no size; write 128MiB, 8GiB or 4096") from None
+            raise ValueError(f"{_short(text)} is not a valid size; expected for example 128MiB, 8GiB or 4096") from None
         return _between(value, self._least, MAX_INT64, str)
 
     def check(self, value: object) -> int:
-        """Also a number of bytes."""
+        """Accepts a number of bytes too."""
         return self.parse(str(value) if type(value) is int else _text(value))
 
     def show(self, value: Any) -> str:
-        """In the largest unit that leaves no rest."""
+        """The value in the largest unit that divides it."""
         for unit, factor in BINARY_UNITS:
             if value and value % factor == 0:
                 return quoted(f"{value // factor}{unit}")
@@ -124,21 +126,21 @@ class Count(Kind):
         self._most = most
 
     def parse(self, text: str) -> int:
-        """The number. Raises ValueError."""
+        """Parses the number. Raises ValueError."""
         try:
             value = int(super().parse(text))
         except ValueError:
-            raise ValueError(f"{_short(text)} is no whole number") from None
+            raise ValueError(f"{_short(text)} is not a whole number") from None
         return _between(value, self._least, self._most, str)
 
     def check(self, value: object) -> int:
-        """Only a TOML integer."""
+        """Accepts a TOML integer only."""
         if type(value) is not int:
             raise ValueError(f"must be a whole number, not {toml_name(value)}")
         return _between(value, self._least, self._most, str)
 
     def show(self, value: Any) -> str:
-        """Digits."""
+        """The decimal digits."""
         return str(value)
 
 
@@ -155,13 +157,13 @@ class Switch(Kind):
         return word in _YES
 
     def check(self, value: object) -> bool:
-        """Only TOML's own two words."""
+        """Accepts a TOML boolean only."""
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {toml_name(value)}")
         return value
 
     def show(self, value: Any) -> str:
-        """TOML's word."""
+        """The TOML boolean."""
         return "true" if value else "false"
 
 
@@ -174,14 +176,14 @@ class Choice(Kind):
         self.words = words
 
     def parse(self, text: str) -> str:
-        """The word in lower case. Raises ValueError."""
+        """Returns the word in lower case. Raises ValueError."""
         if (word := text.strip().lower()) not in self.words:
             raise ValueError(f"{_short(text)} is not one of {', '.join(self.words)}")
         return word
 
 
-class Parsed(Kind):
-    """What a function makes of a text; it raises ValueError with the whole explanation. Written as `str` of it."""
+class ParsedText(Kind):
+    """A value parsed by a function, which raises ValueError with the full explanation. Shown by `str`."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -192,13 +194,13 @@ class Parsed(Kind):
         return self._parse(super().parse(text))
 
 
-class Folder(Kind):
-    """A path: in a file absolute, in options and variables relative to where the daemon was started."""
+class FolderPath(Kind):
+    """A path: absolute in a file; options and variables may be relative to the working directory."""
 
     name = "path"
 
     def parse(self, text: str) -> Path:
-        """Absolute. Raises ValueError."""
+        """Returns the path, made absolute. Raises ValueError."""
         if not text:
             raise ValueError("is empty; write a path")
         return Path(super().parse(text)).absolute()
@@ -207,18 +209,18 @@ class Folder(Kind):
         """Raises ValueError."""
         text = _text(value)
         if text and not Path(text).is_absolute():
-            raise ValueError(f"{_short(text)} is no absolute path; it must begin with /")
+            raise ValueError(f"{_short(text)} is not an absolute path; it must begin with /")
         return self.parse(text)
 
 
-class ExistingFile(Folder):
-    """A file that can be read; `credential:NAME` is one that the service manager loads (LoadCredential=NAME:…)."""
+class ExistingFile(FolderPath):
+    """A readable file; `credential:NAME` is one loaded by the service manager (LoadCredential=NAME:…)."""
 
     name = "file"
     private = False
 
     def parse(self, text: str) -> Path:
-        """The path, after a look at the file. Raises ValueError."""
+        """Returns the path after checking the file. Raises ValueError."""
         path = super().parse(credential_path(text) if text.startswith(CREDENTIAL_PREFIX) else text)
         try:
             mode = path.stat().st_mode
@@ -226,13 +228,13 @@ class ExistingFile(Folder):
         except OSError as exc:
             raise ValueError(f"{path}: {exc.strerror}") from exc
         if not stat.S_ISREG(mode):
-            raise ValueError(f"{path} is no file")
+            raise ValueError(f"{path} is not a file")
         if not readable:
             raise ValueError(f"{path} cannot be read by this user (uid {os.geteuid()})")
         if self.private and mode & stat.S_IROTH:
             raise ValueError(
                 f"{path} holds a secret and can be read by everybody (mode {stat.S_IMODE(mode):04o}); "
-                f"do chmod o-rwx {path}"
+                f"run chmod o-rwx {path}"
             )
         return path
 
@@ -244,25 +246,25 @@ class ExistingFile(Folder):
 
 
 class SecretFile(ExistingFile):
-    """A file with a key or password, which others must not be able to read."""
+    """A file with a key or password, which must not be readable by everybody."""
 
     name = "secret file"
     private = True
 
 
 class Maybe(Kind):
-    """A value or none; none is the empty text."""
+    """An optional value; the empty text is None."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self.name = kind.name
 
     def parse(self, text: str) -> Any:
-        """None for the empty text. Raises ValueError."""
+        """Returns None for the empty text. Raises ValueError."""
         return self._kind.parse(text) if text else None
 
     def check(self, value: object) -> Any:
-        """None for the empty text. Raises ValueError."""
+        """Returns None for the empty text. Raises ValueError."""
         return None if value == "" else self._kind.check(value)
 
     def show(self, value: Any) -> str:
@@ -271,7 +273,7 @@ class Maybe(Kind):
 
 
 class ListOf(Kind):
-    """A tuple. Variables separate its items by spaces; options are repeated."""
+    """A tuple. Variables separate the items by spaces; options are repeated."""
 
     many = True
 
@@ -284,7 +286,7 @@ class ListOf(Kind):
         return tuple(_item(f"[{index}]", self.item.parse, each) for index, each in enumerate(text.split()))
 
     def check(self, value: object) -> tuple[Any, ...]:
-        """A list, or one item alone. Raises ValueError."""
+        """Accepts a list or a single item. Raises ValueError."""
         if not isinstance(value, list):
             return (self.item.check(value),)
         return tuple(_item(f"[{index}]", self.item.check, each) for index, each in enumerate(value))
@@ -308,7 +310,7 @@ class TableOf(Kind):
         except (ValueError, RecursionError):
             found = {}
         if found.keys() != {"value"}:
-            raise ValueError(f"{_short(text)} is no table; write it like {{ada = 1}}")
+            raise ValueError(f"{_short(text)} is not a table; expected for example {{ada = 1}}")
         return self.check(found["value"])
 
     def check(self, value: object) -> dict[str, Any]:
@@ -324,17 +326,17 @@ class TableOf(Kind):
 
 
 def credential_path(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Where the service manager has put `credential:NAME`. Raises ValueError."""
+    """The path at which the service manager put `credential:NAME`. Raises ValueError."""
     name = text.removeprefix(CREDENTIAL_PREFIX)
     if not name or "/" in name or name in (".", ".."):
-        raise ValueError(f"{_short(text)} names no credential; write credential:NAME")
+        raise ValueError(f"{_short(text)} names no credential; expected credential:NAME")
     if not (folder := environ.get(CREDENTIALS_VARIABLE)):
         raise ValueError(f"{_short(text)}: the service manager has loaded no credentials; add LoadCredential={name}:…")
     return f"{folder}/{name}"
 
 
 def toml_name(value: object) -> str:
-    """What a TOML value is, for error messages."""
+    """The type of a TOML value, for error messages."""
     return "a text" if isinstance(value, str) else _TOML_NAMES.get(type(value), "a date or time")
 
 
@@ -346,7 +348,7 @@ def quoted(text: str) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"must be a text in quotes, not {toml_name(value)}")
+        raise ValueError(f"must be a string in quotes, not {toml_name(value)}")
     return value
 
 

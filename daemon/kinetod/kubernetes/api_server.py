@@ -1,12 +1,12 @@
-"""The API server, asked with the account that Kubernetes gives to this pod.
+"""Asks the API server, with the account that Kubernetes gives to this pod.
 
 Theory of operation
-    Few calls a minute: HTTP/1.1 over connections that are kept, each call in a thread of its own with a deadline. Turns
-    at the threads go round the users: one who has very many pods asked about keeps nobody else waiting. The timeout of
-    a socket is about its next byte only; so at the deadline, and when we are closed, the connection is shut down under
-    the thread that reads it, which is free then. The account is a folder with `token` and `ca.crt`, which the kubelet
-    renews: the token is read for each call, the authority for each connection. Answers are of the API server, whose
-    certificate is checked, and are bounded all the same.
+    There are few calls per minute: HTTP/1.1 over persistent connections, each call in a thread of its own with a
+    deadline. Users take turns at the threads, so one who needs very many pods reviewed keeps nobody else waiting. A
+    socket's timeout covers only its next byte; so at the deadline, and when we are closed, the connection is shut down
+    under the thread that reads it, which frees the thread. The account is a folder with `token` and `ca.crt`, which the
+    kubelet renews: the token is read for each call, the authority for each connection. Answers come from the API
+    server, whose certificate is checked, but are bounded nevertheless.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """The API server did not answer, or refuses us. The text says why, and what to do."""
+    """The API server did not answer or refused the request. The text says why and what to do."""
 
 
 class Exchange:
-    """One call, which others may end."""
+    """One call, which others can abort."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def over(self, sock: socket.socket) -> Iterator[None]:
-        """It goes over this connection. Raises TimeoutError if it is given up, then or meanwhile."""
+        """Sets the connection of the call. Raises TimeoutError if the call has been aborted."""
         with socket.socket(fileno=os.dup(sock.fileno())) as own:  # of which nobody else can close the number
             try:
                 self._use(own)
@@ -65,7 +65,7 @@ class Exchange:
                 raise TimeoutError("it was given up")
 
     def give_up(self) -> None:
-        """Whoever reads or writes comes back at once."""
+        """Aborts the call; whoever reads or writes returns at once."""
         with self._lock:
             self._over = True
             if self._sock is not None:
@@ -87,7 +87,7 @@ class ApiServer:
         self._closed = False
 
     def close(self) -> None:
-        """Blocking: gives up calls under way. One that connects just now may take the deadline, and again for TLS."""
+        """Aborts calls in progress. Blocks; a call that is connecting may take the deadline, and again for TLS."""
         self._closed = True
         for exchange in tuple(self._under_way):
             exchange.give_up()
@@ -96,11 +96,11 @@ class ApiServer:
             self._idle.pop().close()
 
     async def get(self, path: str, answer: type[T], *, accept: str = "application/json") -> T:
-        """What lies there. Raises ApiError."""
+        """Reads a resource. Raises ApiError."""
         return await self._ask("GET", path, None, answer, {"Accept": accept})
 
     async def create(self, path: str, resource: Mapping[str, object], answer: type[T]) -> T:
-        """The resource as the API server has completed it. Raises ApiError."""
+        """Creates a resource and returns it as completed by the API server. Raises ApiError."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         return await self._ask("POST", path, msgspec.json.encode(resource), answer, headers)
 
@@ -116,10 +116,10 @@ class ApiServer:
                     )
         except (OSError, http.client.HTTPException) as exc:
             if self._closed:
-                raise ApiError(f"{self} is not asked any more: kinetod stops") from exc
+                raise ApiError(f"{self} is no longer asked because kinetod is stopping") from exc
             if isinstance(exc, TimeoutError):
-                raise ApiError(f"{self} does not answer within {self._deadline_s:g} s") from exc
-            raise ApiError(f"{self} cannot be asked: {clean(str(exc) or type(exc).__name__, 300)}") from exc
+                raise ApiError(f"{self} did not answer within {self._deadline_s:g} s") from exc
+            raise ApiError(f"{self} cannot be reached: {clean(str(exc) or type(exc).__name__, 300)}") from exc
         finally:
             self._under_way.discard(exchange)
             exchange.give_up()
@@ -128,17 +128,17 @@ class ApiServer:
             raise ApiError(f"{self} refuses kinetod's account for {what} (HTTP {status}); is its ClusterRole bound?")
         if status not in (200, 201):
             raise ApiError(
-                f"{self} answers HTTP {status} to {what}: {clean(said[:300].decode('utf-8', 'replace'), 300)}"
+                f"{self} answered HTTP {status} to {what}: {clean(said[:300].decode('utf-8', 'replace'), 300)}"
             )
         try:
             return msgspec.json.decode(said, type=answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise ApiError(f"{self} answers something else than {what}: {exc}") from exc
+            raise ApiError(f"{self} did not answer with valid {what}: {exc}") from exc
 
     def _call(
         self, exchange: Exchange, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
-        """Blocking. A kept connection may have been closed meanwhile: then a new one is made. Raises OSError."""
+        """Makes a call; opens a new connection if the kept one was closed. Blocks. Raises OSError."""
         headers["Authorization"] = f"Bearer {(self._account / 'token').read_text(encoding='ascii').strip()}"
         while self._idle:
             connection = self._idle.pop()
@@ -163,7 +163,7 @@ class ApiServer:
         body: bytes | None,
         headers: dict[str, str],
     ) -> tuple[int, bytes]:
-        """What comes over a connection, which is kept if all went well."""
+        """Reads the answer; the connection is kept if all went well."""
         with contextlib.ExitStack() as stack:
             stack.callback(connection.close)
             with exchange.over(connection.sock):
@@ -183,7 +183,7 @@ class ApiServer:
 
 
 def address_in(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where Kubernetes says to a pod that it is. Raises ValueError."""
+    """The address that Kubernetes gives to a pod. Raises ValueError."""
     host, port = environ.get(HOST_VARIABLE, ""), environ.get(PORT_VARIABLE, "")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ValueError(f"{HOST_VARIABLE} and {PORT_VARIABLE} do not say where the API server is: is this a pod?")

@@ -1,6 +1,6 @@
 """The pods of this node as the API server knows them: namespace and name by UID.
 
-Asked for metadata only, which is all that is needed, and from the API server's cache: a UID never gets another name.
+Only metadata is requested, and from the API server's cache: a UID never gets another name.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class NodePods:
         self._pods: Pods = {}
 
     async def current(self, wanted: Iterable[str] = ()) -> Pods:
-        """(namespace, name) by UID, at most KEEP_S old; asked again for wanted ones that are new. Raises ApiError."""
+        """(namespace, name) by UID, at most KEEP_S old; asks again if a wanted one is unknown. Raises ApiError."""
         async with self._asking:
             age = self._clock() - self._asked
             if age >= KEEP_S or (age >= LEAST_S and not self._pods.keys() >= set(wanted)):
@@ -66,7 +66,7 @@ class NodePods:
             return self._pods
 
     async def _ask(self) -> _Pods:
-        """For all who wait for it, and so in nobody's turn."""
+        """Asks once for all who wait, so it takes nobody's turn."""
         whose = payer.set("")
         try:
             return await self._api.get(self._path, _Pods, accept=_METADATA_ONLY)

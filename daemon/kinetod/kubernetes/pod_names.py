@@ -1,11 +1,11 @@
-"""What the pods and containers on this node are called, by the word of the kubelet and of the API server.
+"""The names of the pods and containers on this node, according to the kubelet and the API server.
 
 Theory of operation
-    The kernel's control groups say in which container a process is, by ids. The kubelet says by names which container
-    it gave which GPUs. A container that uses some GPUs is the one that was given these, if only one can be it: what is
-    certain is taken first, and no other container can be that one any more. GPUs that nobody was given say nothing:
-    privileged pods use what they like. Where the API server is asked for the pods of this node (access.kubernetes), it
-    says namespace and name of a pod by its UID.
+    The kernel's control groups tell by id which container a process is in; the kubelet tells by name which container it
+    gave which GPUs. A container that uses GPUs is matched with the one that was given them if only one can match;
+    certain matches are made first and excluded from the rest. GPUs that were given to nobody tell nothing: privileged
+    pods use what they like. If the API server is asked for the pods of this node (access.kubernetes), it gives
+    namespace and name of a pod by its UID.
 
     All of this is for display and joins; it decides nothing.
 """
@@ -32,8 +32,8 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 Held = Mapping[str, Collection[ContainerRef]]  # by the GPU's UUID
 
 
-class Holders:
-    """Who holds which GPU by the kubelet's word, at most KEEP_S old. What cannot be had is empty, and in the log."""
+class GpuHolders:
+    """Who holds which GPU according to the kubelet, at most KEEP_S old; empty and logged if it fails."""
 
     def __init__(self, ask: Callable[[], Awaitable[Held]], clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
@@ -44,7 +44,7 @@ class Holders:
         self._problem = ""
 
     async def current(self, wait_s: float = WAIT_S) -> Held:
-        """What it said last, if it does not answer in this time. On one loop only."""
+        """The current holders, or the last known ones if it does not answer in time. Use it on one loop only."""
         if self._clock() >= self._until and self._asking is None:
             self._asking = asyncio.create_task(self._refresh(), name="pod resources")
         if self._asking is not None:
@@ -65,7 +65,7 @@ class Holders:
         self._problem = problem
 
     def reader(self, loop: asyncio.AbstractEventLoop, deadline_s: float) -> Callable[[], Held]:
-        """The same for other threads than the loop's."""
+        """A function like `current` for threads other than the loop's."""
 
         def read() -> Held:
             asked = asyncio.run_coroutine_threadsafe(self.current(deadline_s), loop)
@@ -77,7 +77,7 @@ class Holders:
 
 
 def matched(used: Mapping[Container, Collection[str]], held: Held) -> dict[Container, ContainerRef]:
-    """Which of the containers that were given GPUs these ones are that use some, where only one can be it."""
+    """Matches containers that use GPUs with those that were given them, where only one can match."""
     possible = {container: _possible(gpus, held) for container, gpus in used.items()}
     found: dict[Container, ContainerRef] = {}
     while certain := {next(iter(refs)): each for each, refs in possible.items() if len(refs) == 1}:
@@ -97,16 +97,16 @@ def _possible(gpus: Collection[str], held: Held) -> set[ContainerRef]:
 
 
 def called(ref: ContainerRef) -> Names:
-    """As the metrics have them."""
+    """The container as named in the metrics."""
     return Names(pod=ref.pod, namespace=ref.namespace, container=ref.container)
 
 
 class PodNames:
-    """Names for processes, by their containers. pods: (namespace, name) by UID as the API server says; None: no."""
+    """Names processes by their containers. pods: (namespace, name) by UID from the API server, or None."""
 
     def __init__(
         self,
-        holders: Holders | None,
+        holders: GpuHolders | None,
         pods: Callable[[], Awaitable[Mapping[str, tuple[str, str]]]] | None = None,
         *,
         gpus: Path = GPUS,
@@ -116,7 +116,7 @@ class PodNames:
         self._gpus = gpus
 
     async def named(self, processes: Sequence[ProcessFacts]) -> list[ProcessFacts]:
-        """The same, with names where they are known."""
+        """The processes, with names where they are known."""
         names = await self._of(processes)
         return [replace(each, names=names[each.container]) if each.container in names else each for each in processes]
 
@@ -145,7 +145,7 @@ class PodNames:
 
 
 def uuids_by_minor(gpus: Path = GPUS) -> dict[int, str]:
-    """The UUIDs of NVIDIA's GPUs as its driver in the kernel says. Blocking."""
+    """The UUIDs of NVIDIA's GPUs according to its kernel driver. Blocks."""
     found = {}
     for path in gpus.glob("*/information"):
         with contextlib.suppress(OSError, ValueError):

@@ -1,17 +1,17 @@
-"""Which container of which pod has which GPU, by the kubelet's word (its pod-resources API, v1).
+"""Which container of which pod has which GPU, according to the kubelet's pod-resources API (v1).
 
 Theory of operation
-    The kubelet of a node answers on a Unix socket that only root can connect to; who is not root is given
-    connections by the attach helper. It knows what it gave to whom, also
-    where the control groups and /proc say nothing: a container that holds a GPU and does not use it yet.
+    The kubelet of a node answers on a Unix socket that only root can connect to; a daemon that is not root gets
+    connections from the attach helper. The kubelet knows what it gave to whom even where control groups and /proc say
+    nothing: for a container that holds a GPU but does not use it yet.
 
     A device plug-in names its devices as it likes. NVIDIA's says the UUID (`GPU-…`, `MIG-…`), and `GPU-…::2` for one
     of the shares of a GPU that several containers have in turn; other ways of naming (an index, `nvidia0`, a PCI
     address) are handed on as they are. Devices of a resource claim (dynamic resource allocation) are
     `driver/pool/device`.
 
-    Each question takes a connection of its own: they are seldom, and one that was kept would have to be mended after
-    each restart of the kubelet. Its answer is of the moment; how long to believe it is the caller's affair.
+    Each request uses a new connection: requests are rare, and a persistent connection would have to be restored after
+    each restart of the kubelet. The answer holds for the moment; the caller decides how long to rely on it.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _WHAT_TO_DO = {
 
 
 class KubeletError(Exception):
-    """The kubelet did not answer. The text names its socket, says why, and what to do."""
+    """The kubelet did not answer. The text names its socket and says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,8 +72,8 @@ class ContainerRef:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Device:
-    """What the kubelet gave to a container. resource: of the device plug-in, or the claim's driver."""
+class HeldDevice:
+    """A device that the kubelet gave to a container. resource: that of the device plug-in, or the claim's driver."""
 
     resource: str
     id: str
@@ -81,12 +81,12 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """By its resource, or by an id that only GPUs have."""
+        """Whether a device is a GPU, by its resource or by an id that only GPUs have."""
         return bool(_GPU_RESOURCE.match(self.resource) or _GPU_UUID.match(self.id))
 
 
-class PodResources:
-    """Asks the kubelet that listens on `socket`, or at the other end of what `connect` gives (Unreachable: nothing)."""
+class KubeletClient:
+    """Asks the kubelet on `socket`, or at the other end of what `connect` returns (it may raise Unreachable)."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class PodResources:
         self._deadline_s = deadline_s
         self._connect = connect
 
-    async def devices(self) -> tuple[Device, ...]:
-        """Every device that a container of this node holds now, GPUs or not. Raises KubeletError."""
+    async def devices(self) -> tuple[HeldDevice, ...]:
+        """Every device that a container on this node holds, GPU or not. Raises KubeletError."""
         async with self._address() as address, grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
             ask = PodResourcesListerStub(channel).List  # type: ignore[no-untyped-call]
             try:
@@ -109,13 +109,11 @@ class PodResources:
                 raise KubeletError(self._text(exc)) from exc
         found = await asyncio.to_thread(lambda: tuple(itertools.islice(_devices(answer), MAX_DEVICES + 1)))
         if len(found) > MAX_DEVICES:
-            raise KubeletError(
-                f"{self._where()} names more than {MAX_DEVICES} devices; does a device plug-in go wrong?"
-            )
+            raise KubeletError(f"{self._where()} lists more than {MAX_DEVICES} devices; is a device plug-in faulty?")
         return tuple(sorted(found))
 
     async def gpus(self) -> dict[str, tuple[ContainerRef, ...]]:
-        """`gpu_holders` of what the kubelet says. Raises KubeletError."""
+        """The GPU holders according to the kubelet. Raises KubeletError."""
         return gpu_holders(await self.devices())
 
     @contextlib.asynccontextmanager
@@ -126,12 +124,14 @@ class PodResources:
         try:
             connection = await self._connect()
         except Unreachable as exc:
-            raise KubeletError(f"the kubelet cannot be asked, the attach helper gives no connection: {exc}") from exc
+            raise KubeletError(
+                f"the kubelet cannot be asked, because the attach helper provides no connection: {exc}"
+            ) from exc
         async with passage(connection) as address:
             yield address
 
     def _where(self) -> str:
-        return f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (by the attach helper)"
+        return f"the kubelet ({self._socket})" if self._connect is None else "the kubelet (through the attach helper)"
 
     def _text(self, exc: grpc.aio.AioRpcError) -> str:
         where = self._where()
@@ -141,8 +141,8 @@ class PodResources:
         return f"{text}; {_WHAT_TO_DO[exc.code()]}" if exc.code() in _WHAT_TO_DO else text
 
 
-def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]]:
-    """For each GPU, by its UUID where that is how it is named, who holds it; several where it is shared."""
+def gpu_holders(devices: Iterable[HeldDevice]) -> dict[str, tuple[ContainerRef, ...]]:
+    """The holders of each GPU, by UUID if it is named by one; several if the GPU is shared."""
     holders: dict[str, set[ContainerRef]] = {}
     for device in devices:
         if device.is_gpu:
@@ -150,16 +150,16 @@ def gpu_holders(devices: Iterable[Device]) -> dict[str, tuple[ContainerRef, ...]
     return {gpu: tuple(sorted(found)) for gpu, found in sorted(holders.items())}
 
 
-def _devices(answer: pb.ListPodResourcesResponse) -> Iterable[Device]:
+def _devices(answer: pb.ListPodResourcesResponse) -> Iterable[HeldDevice]:
     for pod in answer.pod_resources:
         for container in pod.containers:
             holder = ContainerRef(_name(pod.namespace), _name(pod.name), _name(container.name))
             for group in container.devices:
-                yield from (Device(_name(group.resource_name), _name(id), holder) for id in group.device_ids)
+                yield from (HeldDevice(_name(group.resource_name), _name(id), holder) for id in group.device_ids)
             for claim in container.dynamic_resources:
                 for found in claim.claim_resources:
                     id = f"{found.driver_name}/{found.pool_name}/{found.device_name}"
-                    yield Device(_name(found.driver_name), clean(id, 3 * _MAX_NAME_CHARS), holder)
+                    yield HeldDevice(_name(found.driver_name), clean(id, 3 * _MAX_NAME_CHARS), holder)
 
 
 def _name(text: str) -> str:

@@ -1,9 +1,9 @@
-"""A connected socket made an address: gRPC can connect to addresses only.
+"""Turns a connected socket into an address, because gRPC can connect only to addresses.
 
 Theory of operation
     Only root may connect to the kubelet's socket. The attach helper, which is root, connects and passes the connection
-    on; it speaks no gRPC, and this side needs no right. Here a socket in the abstract namespace with a random name
-    listens for one connection of this very process, and what comes goes to the other end, both ways.
+    on; it does not use gRPC, and this side needs no privileges. Here a socket with a random name in the abstract
+    namespace accepts one connection from this very process and passes data both ways.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 64 << 10
 
 @contextlib.asynccontextmanager
 async def passage(sock: socket.socket) -> AsyncIterator[str]:
-    """A gRPC address that leads to the other end of `sock`, once. Closes it. Raises OSError."""
+    """A gRPC address that leads once to the other end of `sock`. Takes ownership of it. Raises OSError."""
     joined: set[asyncio.Task[None]] = set()
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,7 +61,7 @@ async def _join(
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Until both ends have said everything, or one is broken."""
+    """Copies data both ways until both ends are done or one breaks."""
     try:
         await asyncio.gather(_pass_on(reader, far_writer), _pass_on(far_reader, writer))
     except OSError:

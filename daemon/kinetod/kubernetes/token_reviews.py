@@ -1,6 +1,6 @@
-"""Who has shown a token, and what they may do, by the API server's word: TokenReview and SubjectAccessReview.
+"""Who presents a token and what they may do, according to the API server's TokenReview and SubjectAccessReview.
 
-What the API server has said, yes or no, counts for KEEP_S. Of tokens only a hash is kept.
+Answers of the API server, yes or no, are kept for KEEP_S. Only a hash of each token is kept.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """As the API server knows them; extra as it says it, in JSON."""
+    """A user as the API server knows them; extra as its JSON."""
 
     name: str
     uid: str = ""
@@ -56,7 +56,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 class Reviews:
-    """Asks, and remembers for a moment."""
+    """Asks the API server and remembers the answers briefly."""
 
     def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -64,12 +64,12 @@ class Reviews:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def known_user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
-        """Whose token it was a moment ago; None: nobody's, or it was not asked about."""
+        """The remembered user of a token; None if there is none."""
         kept = self._known(_key(token, audiences))
         return kept[0] if kept is not None else None
 
     async def user(self, token: str, audiences: Sequence[str] = ()) -> User | None:
-        """Whose token it is; None: nobody's, or it is for others than these audiences. Raises ApiError."""
+        """The user of a token; None if it is invalid or not for these audiences. Raises ApiError."""
         key = _key(token, audiences)
         if (kept := self._known(key)) is not None:
             return kept[0]  # type: ignore[no-any-return]  # what was put in below

@@ -1,8 +1,8 @@
 """How much a caller may ask for: requests a second, things that last, captures at a time, stored bytes. Pure but for
 the clock.
 
-Of whatever there is a limit for all callers together, an eighth more is kept for those who have none of it yet, and
-another eighth for administrators: whoever takes all that is to be had still keeps nobody out.
+Beyond every limit for all callers together, an eighth is reserved for callers who hold none yet, and another eighth for
+administrators: so a caller who takes everything available still keeps nobody out.
 """
 
 import collections
@@ -34,7 +34,7 @@ COSTS = {
 
 
 class Debts:
-    """What each has taken that the time since has not made good for. Of at most `most` keys."""
+    """What each key has used beyond what has since been refilled; keeps at most `most` keys."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class Debts:
         self._known: dict[str, tuple[float, float]] = {}  # how much, and when
 
     def add(self, key: str, amount: float, per_second: float, *, limit: float = math.inf) -> float:
-        """What it is with this amount, which is not added where that would be more than the limit."""
+        """The debt with this amount, which is added only if that stays within the limit."""
         now = self._clock()
         before, at = self._known.pop(key, (0.0, now))
         before = max(0.0, before - (now - at) * per_second)
@@ -57,24 +57,24 @@ class Debts:
 
 
 class RequestRate:
-    """A token bucket for each caller. `per_second` is asked each time; administrators have one too."""
+    """A token bucket for each caller, administrators included. `per_second` is evaluated each time."""
 
     def __init__(self, per_second: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
         self._asked = Debts(clock, MAX_CALLERS)
 
     def take(self, key: str, who: object, cost: int = 1) -> None:
-        """Counts a request. who: for the message. Raises Exhausted."""
+        """Counts a request. who: named in the message. Raises Exhausted."""
         if (late_s := self.late_s(key, cost)) > 0:
             raise Exhausted(
                 Reason.TOO_MANY_REQUESTS,
-                f"{who} sends more than {self._per_second()} requests a second (access.requests_per_second; one that "
-                f"makes the daemon do much counts as up to {max(COSTS.values())}); wait a moment",
+                f"{who} sends more than {self._per_second()} requests per second (access.requests_per_second; an "
+                f"expensive one counts as up to {max(COSTS.values())}); wait a moment",
                 retry_after_ms=int(late_s * 1000) + 1,
             )
 
     def late_s(self, key: str, cost: int = 1) -> float:
-        """Counts a request, 0; or does not, and says how long it is before one will be."""
+        """Counts a request and returns 0, or returns how long until one would be accepted."""
         rate = self._per_second()
         most = max(cost, rate * BURST_S)
         asked = self._asked.add(key, cost, rate, limit=most)
@@ -89,7 +89,7 @@ class Full(Enum):
 
 
 def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | None:
-    """Whether somebody who holds so many of the used ones may have one more; None: yes."""
+    """Which limit keeps somebody who holds `held` of the `used` ones from one more; None if none does."""
     reserve = in_all // RESERVE
     if admin:
         return None if used < in_all + 2 * reserve else Full.ALL
@@ -99,12 +99,12 @@ def full(held: int, used: int, *, own: int, in_all: int, admin: bool) -> Full | 
 
 
 class Shares:
-    """Who holds how many of something that lasts: calls, watches, streams. The limits are asked each time."""
+    """Counts who holds how many calls, watches or streams. The limits are evaluated each time."""
 
     def __init__(
         self, reason: Reason, what: str, setting: str, *, own: Callable[[], int], in_all: Callable[[], int]
     ) -> None:
-        """what: of which, in the plural; setting: the key of the limit of one caller."""
+        """what: their name in the plural; setting: the key of the limit for one caller."""
         self._reason = reason
         self._what = what
         self._setting = setting
@@ -120,14 +120,14 @@ class Shares:
         if why is Full.OWN:
             raise Exhausted(
                 self._reason,
-                f"{who} has {held} {self._what} at a time, as many as one caller may have ({self._setting}); end one "
-                "of them, or wait for its end",
+                f"{who} already has {held} {self._what} in progress, the limit for one caller ({self._setting}); end "
+                "one of them or wait for one to end",
             )
         if why is Full.ALL:
             raise Exhausted(
                 self._reason,
-                f"{used} {self._what} are under way for all callers, of {in_all}; wait a moment. {self._setting} says "
-                "how many one caller may have",
+                f"{used} {self._what} of at most {in_all} for all callers are in progress; wait a moment. "
+                f"{self._setting} limits how many one caller may have",
             )
         self._held[key] += 1
         try:
@@ -137,36 +137,36 @@ class Shares:
 
 
 def less(counter: "collections.Counter[str]", key: str) -> None:
-    """One less of it. Who has none is not kept."""
+    """Decrements a counter and removes it at zero."""
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]
 
 
 def check_captures(caller: Caller, own: int, running: int, *, most_own: int, most: int) -> None:
-    """Whether one more capture may begin. own: those of the running ones that are this caller's. Raises Exhausted."""
+    """Checks that one more capture may begin. own: running captures of this caller. Raises Exhausted."""
     why = full(own, running, own=most_own, in_all=most, admin=Role.ADMIN in caller.roles)
     if why is Full.OWN:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
-            f"{own} captures of {caller} are running, as many as one user may have "
+            f"{own} captures of {caller} are running, the limit for one user "
             "(access.max_captures_per_user); wait for one to end or cancel it",
         )
     if why is Full.ALL:
         raise Exhausted(
             Reason.TOO_MANY_CAPTURES,
-            f"{running} captures are running, as many as this daemon allows (kinetod --max-captures); wait for one to "
+            f"{running} captures are running, the limit of this daemon (kinetod --max-captures); wait for one to "
             "end or cancel it",
         )
 
 
 def check_stored(caller: Caller, stored_bytes: int, quota_bytes: int) -> None:
-    """Whether this caller may store more. Raises Exhausted."""
+    """Checks that this caller may store more. Raises Exhausted."""
     if quota_bytes and stored_bytes >= quota_bytes and Role.ADMIN not in caller.roles:
         raise Exhausted(
             Reason.QUOTA_EXCEEDED,
-            f"the captures of {caller} take {format_size(stored_bytes)}, and one user may have "
-            f"{format_size(quota_bytes)} (access.quota_per_user); delete some: kinetoctl captures delete",
+            f"the captures of {caller} take {format_size(stored_bytes)}, and the limit for one user is "
+            f"{format_size(quota_bytes)} (access.quota_per_user); delete some with `kinetoctl captures delete`",
             stored_bytes=stored_bytes,
             quota_bytes=quota_bytes,
         )

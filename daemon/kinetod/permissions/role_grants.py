@@ -1,9 +1,9 @@
-"""What the configuration makes of users and certificates. Pure.
+"""Maps users and certificates to roles according to the configuration. Pure.
 
-A certificate is known by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
-alternative names, in this order. The first that `access.certificates` has counts. `CN:ada`, of the subject itself,
-counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for these alone, and
-whoever asks for a certificate writes the subject.
+A certificate is identified by one of its names: `URI:spiffe://cluster/ada` or `DNS:login1.cluster` of the subject's
+alternative names, in this order. The first one found in `access.certificates` counts. `CN:ada`, of the subject itself,
+counts only in a certificate without any alternative name (RFC 6125): many authorities vouch for alternative names
+alone, and the subject is written by whoever requests the certificate.
 """
 
 import re
@@ -23,7 +23,7 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a certificate stands for; user is empty if it is none of this host."""
+    """The roles and user that a certificate stands for; user is empty if it maps to none of this host."""
 
     roles: frozenset[Role]
     user: str = ""
@@ -34,28 +34,30 @@ class Grant:
 
 
 def parse_grant(text: str) -> Grant:
-    """`own, jobs as ada`, `viewer`, `admin`. Raises ValueError."""
+    """Parses a grant such as `own, jobs as ada`, `viewer` or `admin`. Raises ValueError."""
     roles, separator, user = text.partition(" as ")
     user = user.strip()
     if separator and not _USER.fullmatch(user):
-        raise ValueError(f"{user!r:.80} is no name of a user; write it like: own, jobs as ada")
+        raise ValueError(f"{user!r:.80} is not a valid user name; expected for example own, jobs as ada")
     found = frozenset(map(parse_role, filter(None, re.split(r"[\s,]+", roles))))
     if not found:
-        raise ValueError("names no role; write it like: own, jobs as ada")
+        raise ValueError("names no role; expected for example own, jobs as ada")
     if not user and found & {Role.OWN, Role.JOBS}:
-        raise ValueError(f"the roles own and jobs need a user of this host; write it like: {roles.strip()} as ada")
+        raise ValueError(
+            f"the roles own and jobs need a user of this host; expected for example {roles.strip()} as ada"
+        )
     return Grant(roles=found, user=user)
 
 
 def parse_role(text: str) -> Role:
-    """One that can be given. Raises ValueError."""
+    """Parses a role that can be granted. Raises ValueError."""
     if text not in GIVEN:
-        raise ValueError(f"{text!r:.80} is no role; there are {', '.join(GIVEN)}")
+        raise ValueError(f"{text!r:.80} is not a role; expected one of {', '.join(GIVEN)}")
     return Role(text)
 
 
 def wrong_names(certificates: Mapping[str, Grant]) -> Iterable[str]:
-    """The names of certificates that can never be one's."""
+    """The configured names that no certificate can have."""
     for name in certificates:
         kind, separator, rest = name.partition(":")
         if kind not in NAME_KINDS or not separator or not rest:

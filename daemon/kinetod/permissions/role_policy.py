@@ -1,10 +1,10 @@
 """Who may do what, as one table and one function. Pure.
 
 Theory of operation
-    A caller has roles. Every call is one action, on the host, on processes or on a capture. What it is done to stands
-    in relations to the caller: it is the caller's own, belongs to one of the caller's jobs, or is anything at all.
-    GRANTS says which relations each role needs for each action; whatever it does not name is denied, and a call that
-    CALLS does not name is denied to everybody.
+    A caller has roles. Every call is one action, on the host, on processes or on a capture. The object of the action
+    has a relation to the caller: it is the caller's own, belongs to one of the caller's jobs or pods, or is anything at
+    all. GRANTS says which relation each role needs for each action; whatever it does not list is denied, and a call
+    missing from CALLS is denied to everybody.
 
     - own       processes and captures of the caller's uid
     - jobs      processes of other uids, but root's, in batch jobs that belong to the caller
@@ -12,8 +12,9 @@ Theory of operation
     - viewer    sees and fetches everything, starts and changes nothing
     - admin     everything
 
-    A process counts as the caller's own, or its pod's, for tracing only if the kernel too would let its user trace it:
-    no set-uid or set-gid program, none that has made itself undumpable. The daemon may be root, and must not lend that.
+    For tracing, a process counts as the caller's own, or as part of a job or pod, only if the kernel too would let its
+    user trace it: not a set-uid or set-gid program, nor one that has made itself undumpable. The daemon may be root and
+    must not lend its rights.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from kinetod.base.errors import KinetodError
 
 
 class Role(StrEnum):
-    """What a caller may be."""
+    """A role that a caller may have."""
 
     OWN = "own"
     JOBS = "jobs"
@@ -34,7 +35,7 @@ class Role(StrEnum):
 
 
 class Via(StrEnum):
-    """How a caller is connected, and with that how it is known."""
+    """How a caller is connected, and therefore identified."""
 
     UNIX = "unix"  # SO_PEERCRED
     LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
@@ -53,7 +54,7 @@ class Action(StrEnum):
 
 
 class Relation(StrEnum):
-    """How something stands to a caller."""
+    """The relation of a process or capture to a caller."""
 
     OWN = "own"
     JOB = "of an own job"
@@ -132,7 +133,7 @@ class Caller:
 
     @property
     def key(self) -> str:
-        """What limits are counted by."""
+        """The key by which limits are counted."""
         return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
 
     def __str__(self) -> str:
@@ -153,18 +154,18 @@ class Thing:
 
 
 def sees_all(caller: Caller, action: Action) -> bool:
-    """Whether the caller may do this to everything."""
+    """Whether the caller may do this to anything."""
     return any(GRANTS[action].get(role) is Relation.ANY for role in caller.roles)
 
 
 def may(caller: Caller, action: Action, thing: Thing) -> bool:
-    """The decision."""
+    """Decides whether the caller may do this to the thing."""
     relations = _relations(caller, action, thing)
     return any(GRANTS[action].get(role) in relations for role in caller.roles)
 
 
 def may_at_all(caller: Caller, action: Action) -> bool:
-    """Whether there can be anything that the caller may do this to."""
+    """Whether the caller may do this to anything at all."""
     return any(role in GRANTS[action] for role in caller.roles)
 
 
@@ -182,11 +183,11 @@ def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
 
 
 def needed(action: Action) -> str:
-    """For error messages: who may do this to everything."""
+    """Names, for error messages, the roles that may do this to anything."""
     roles = [role for role, relation in GRANTS[action].items() if relation is Relation.ANY]
     return " or ".join(f"the role {role}" for role in roles)
 
 
 def listed(roles: Iterable[Role]) -> str:
-    """For error messages."""
+    """Lists roles for error messages."""
     return ", ".join(sorted(roles)) or "none"

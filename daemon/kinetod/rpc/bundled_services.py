@@ -1,7 +1,7 @@
-"""The services that gRPC brings along, health and reflection: what they cannot answer is refused as by our own.
+"""The services bundled with gRPC, health and reflection: they refuse what they cannot answer as our own does.
 
-gRPC itself would answer UNKNOWN and write a traceback for each such call, which anybody may make as often as they like.
-They take any caller (docs/access.md), so no gate is asked; the doorkeeper counts them.
+gRPC itself would answer UNKNOWN and log a traceback for each such call, which anybody may make as often as they like.
+They serve every caller (docs/access.md), so the gate is not asked; the doorkeeper counts their calls.
 """
 
 import inspect
@@ -19,7 +19,7 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class Bundled(grpc.aio.ServerInterceptor):
-    """Stands before every service but our own."""
+    """Intercepts the calls of every service but our own."""
 
     def __init__(self, own: str) -> None:
         self._own = f"/{own}/"
@@ -27,7 +27,7 @@ class Bundled(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a method, that refuses."""
+        """Returns the handler of a method, wrapped so that it refuses properly."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(self._own):
             return handler
@@ -37,7 +37,7 @@ class Bundled(grpc.aio.ServerInterceptor):
 
 
 def _refusing(behaviour: Behaviour) -> Behaviour:
-    """The same behaviour for what is a message of the method. What it streams it writes itself."""
+    """The behaviour, refusing requests that are not messages of the method; streamed answers are written here."""
 
     async def refusing(asked: Any, context: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""DiagnoseHost: what the daemon knows of its host, joined with what a process of its own has found."""
+"""DiagnoseHost: what the daemon knows about its host, combined with the findings of a separate process."""
 
 import asyncio
 import os
@@ -21,15 +21,15 @@ from kinetod.selection.process_registry import Registry
 from kinetod.telemetry.gpu_metrics import present
 
 
-class Helper(Searcher, Protocol):
+class HelperService(Searcher, Protocol):
     """The attach helper service."""
 
     async def problem(self) -> str:
-        """Why it cannot be asked; empty: it answers."""
+        """Why the helper cannot be asked; "" if it answers."""
 
 
 class HostDiagnoser:
-    """Looks at the host for callers. helper: None if this daemon attaches by itself."""
+    """Diagnoses the host for callers. helper: None if this daemon attaches by itself."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class HostDiagnoser:
         gpus: GpuReader,
         hostname: str,
         *,
-        helper: Helper | None = None,
+        helper: HelperService | None = None,
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
     ) -> None:
@@ -51,7 +51,7 @@ class HostDiagnoser:
         self._gpus_present = gpus_present
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
-        """Everything, fresh. Other profilers' processes are named to those who may see them."""
+        """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
         config = self._settings.current
         question = Question(
             daemon_pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""DiagnoseProcess: what the daemon knows of a process, joined with what can be seen from outside."""
+"""DiagnoseProcess: what the daemon knows about a process, combined with what can be seen from outside."""
 
 import asyncio
 from typing import Protocol
@@ -24,14 +24,14 @@ _AGENT_STATES = {
 
 
 class Looker(Protocol):
-    """Who looks at a process: one of our own, or the attach helper service."""
+    """Inspects a process: a process of our own, or the attach helper service."""
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
-        """Raises ProcessLookupError if there is no such process."""
+        """Diagnoses a process. Raises ProcessLookupError if it does not exist."""
 
 
 class Diagnoser:
-    """Looks at processes for callers. attaching: whether this daemon brings agents in at all."""
+    """Diagnoses processes for callers. attaching: whether this daemon attaches agents at all."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Diagnoser:
         self._own_uid = registry.own_uid if own_uid is None else own_uid
 
     async def diagnose(self, pid: int, caller: Caller) -> pb.Diagnosis:
-        """Raises InvalidRequest, NotFound, NotPermitted."""
+        """Diagnoses a process for a caller. Raises InvalidRequest, NotFound, NotPermitted."""
         if pid <= 0:
-            raise invalid("pid", f"a pid is greater than 0, got {pid}")
+            raise invalid("pid", f"must be greater than 0, got {pid}")
         process = await self._describe(pid, caller)
         if refused := not_yours(process, self._own_uid):
             raise refused
@@ -94,7 +94,7 @@ def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:
 
 
 def to_check(finding: Finding) -> pb.Check:
-    """For callers."""
+    """The public form of a finding."""
     return pb.Check(
         name=finding.name,
         status=f"CHECK_STATUS_{finding.status}",

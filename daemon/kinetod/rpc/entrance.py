@@ -1,7 +1,7 @@
-"""The first step of every call, also of health and reflection: it is counted for its caller before it is read.
+"""The first step of every call, including health and reflection: count it for its caller before it is read.
 
-gRPC counts calls for all callers together, and calls a handler only once the request has come. Here every method
-becomes one that streams both ways, which is the same over the wire: its handler runs as soon as a call begins.
+gRPC counts calls for all callers together and calls a handler only once the request has arrived. Here every method
+becomes one that streams in both directions, which is the same on the wire: its handler runs as soon as a call begins.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ UNKNOWN = "(unknown method)"  # in the audit log: whoever calls chooses the name
 
 
 class Entrance(grpc.aio.ServerInterceptor):
-    """Stands before every service. own: the one whose calls pass a gate."""
+    """Intercepts the calls of every service. own: the one whose calls pass a gate."""
 
     def __init__(self, doorkeeper: Doorkeeper, own: str) -> None:
         self._doorkeeper = doorkeeper
@@ -33,7 +33,7 @@ class Entrance(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a method, that lets in."""
+        """Returns the handler of a method, wrapped in admission control."""
         path = handler_call_details.method
         if path not in self._known:
             handler = await continuation(handler_call_details)
@@ -74,7 +74,7 @@ class Entrance(grpc.aio.ServerInterceptor):
 
 
 async def _run(handler: Any, requests: AsyncIterator[Any], context: Context) -> None:
-    """What gRPC itself does for a method of the handler's kind."""
+    """Calls the behaviour as gRPC would for a method of the handler's kind."""
     asked: Any = requests if handler.request_streaming else await _only(requests, context)
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     answers = behaviour(asked, context)
@@ -94,7 +94,7 @@ async def _only(requests: AsyncIterator[Any], context: Context) -> Any:
             async for request in requests:
                 return request
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request came within {REQUEST_S:g} s")
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request arrived within {REQUEST_S:g} s")
     return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
 
 

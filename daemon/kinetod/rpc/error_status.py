@@ -59,17 +59,17 @@ def _code_of(exc: Exception) -> grpc.StatusCode:
 async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
     if isinstance(exc, errors.KinetodError):
         level = logging.DEBUG if exc.reason in FLOODS else logging.INFO  # those the audit log counts
-        log.log(level, "%s is refused: %s: %s", method, exc.reason, exc.message)
+        log.log(level, "%s refused: %s: %s", method, exc.reason, exc.message)
         await context.abort_with_status(to_status(exc))
     else:
         log.error("%s failed", method, exc_info=exc)
-        text = "an error of the daemon itself; its log has the details"
+        text = "an internal error of the daemon; its log has the details"
         await context.abort_with_status(_status(grpc.StatusCode.INTERNAL, errors.Reason.INTERNAL, text, {}))
     raise AssertionError("abort_with_status returned")
 
 
 def auth_of(context: Context) -> Auth:
-    """What the caller has shown: the certificate's properties, and the token."""
+    """What the caller has presented: the certificate's properties and the token."""
     shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
     shown[TOKEN_KEY] = [str(value).encode() for name, value in context.invocation_metadata() or () if name == TOKEN_KEY]
     return shown
@@ -84,7 +84,7 @@ class Guarded(Protocol):
 def unary(
     method: Callable[[Servicer, Request, Caller], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-    """Makes a gRPC handler of a method that raises KinetodError; it is called once the gate has let the caller in."""
+    """Makes a gRPC handler from a method that may raise KinetodError; it runs after the gate admits the caller."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
@@ -104,7 +104,7 @@ def unary(
 def streaming(
     method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
-    """The same for a server stream."""
+    """Like `unary`, for a server stream."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:

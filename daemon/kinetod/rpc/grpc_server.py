@@ -1,4 +1,4 @@
-"""The gRPC server: health, reflection, and its own sockets behind the front (`access.front`)."""
+"""The gRPC server: health, reflection, and its sockets behind the connection proxy (`access.connections`)."""
 
 import os
 
@@ -40,7 +40,7 @@ _OPTIONS = (
 
 
 class RpcServer:
-    """Serves until `stop`. Not serving is the health until `set_serving`. Clients come through the front."""
+    """Serves until `stop`. Health is NOT_SERVING until `set_serving`. Clients come through the connection proxy."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RpcServer:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> None:
-        """Listens. Raises StartError."""
+        """Starts listening. Raises StartError."""
         try:
             await self._start()
         except StartError:
@@ -90,14 +90,14 @@ class RpcServer:
         await self._front.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service says."""
+        """Sets what the health service reports."""
         self.serving = serving
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no more calls; those under way get `grace_s`."""
+        """Accepts no more calls; those in progress get `grace_s` to finish."""
         self._front.stop_accepting()
         await self._server.stop(grace_s)
         self._front.close()

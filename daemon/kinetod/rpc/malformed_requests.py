@@ -1,7 +1,7 @@
-"""Requests that are no message.
+"""Requests that are not a message of their method.
 
-gRPC itself would answer UNKNOWN, write a traceback for each, and ask nobody who it was. Here such a request becomes an
-`Empty`, which passes the gate like any other (where the service has one), and is then refused by `readable`.
+gRPC itself would answer UNKNOWN, log a traceback for each, and not identify the caller. Here such a request becomes an
+`Empty`, which passes the gate like any other (if the service has one) and is then refused by `readable`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,12 +17,12 @@ Request = TypeVar("Request")
 
 
 class Tolerant(grpc.aio.ServerInterceptor):
-    """Lets requests through that cannot be read."""
+    """Lets unreadable requests through, so that our own code can refuse them."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """The handler of a method, with a way of reading that never raises."""
+        """Returns the handler of a method, with a deserializer that never raises."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -30,7 +30,7 @@ class Tolerant(grpc.aio.ServerInterceptor):
 
 
 def tolerant(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
-    """The same reader, that gives Empty for what is no message."""
+    """The reader, changed to return Empty for what is not a message."""
 
     def reader(data: bytes) -> Message:
         try:
@@ -42,7 +42,9 @@ def tolerant(read: Callable[[bytes], Message]) -> Callable[[bytes], Message]:
 
 
 def readable(request: Request) -> Request:
-    """The request. Raises InvalidRequest if it was no message."""
+    """Returns the request. Raises InvalidRequest if it was not a message."""
     if isinstance(request, Empty):
-        raise invalid("request", "it is no message of this method; do client and daemon have the same interface?")
+        raise invalid(
+            "request", "it is not a message of this method; do client and daemon use the same version of the interface?"
+        )
     return request

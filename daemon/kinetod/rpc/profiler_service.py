@@ -28,7 +28,7 @@ Handler = Callable[["ProfilerService", pb.GetClockRequest, Context], Awaitable[p
 
 
 def stamped(handler: Handler) -> Handler:
-    """Notes in the answer when the request came and when the answer was made: outside of everything else."""
+    """Records in the answer when the request arrived and when the answer was made; it wraps everything else."""
 
     @functools.wraps(handler)
     async def stamping(self: "ProfilerService", request: pb.GetClockRequest, context: Context) -> pb.Clock:
@@ -42,7 +42,7 @@ def stamped(handler: Handler) -> Handler:
 
 
 class ProfilerService(ProfilerServicer):
-    """Every method of profiler.proto. `unary` and `streaming` ask the gate before each."""
+    """Implements profiler.proto. `unary` and `streaming` ask the gate before each method."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ProfilerService(ProfilerServicer):
         settings: Settings,
         looks: FairSlots,
     ) -> None:
-        """looks: turns at looking at processes and folders."""
+        """looks: slots for inspecting processes and folders."""
         self.gate = gate
         self._hub = hub
         self._registry = registry
@@ -81,7 +81,7 @@ class ProfilerService(ProfilerServicer):
 
     @unary
     async def ListProcesses(self, request: pb.ListProcessesRequest, caller: Caller) -> pb.ListProcessesResponse:
-        """Processes with an agent, and those that could have one."""
+        """Lists processes with an agent and those that could have one."""
         match = checked_selector(request.selector)
         async with self._looks.turn():
             everything = request.include_without_agent
@@ -90,28 +90,28 @@ class ProfilerService(ProfilerServicer):
 
     @unary
     async def CreateCapture(self, request: pb.CreateCaptureRequest, caller: Caller) -> pb.Capture:
-        """Starts a capture."""
+        """Creates a capture."""
         return await self._captures.create(request.spec, request.idempotency_key, caller)
 
     @unary
     async def StartCapture(self, request: pb.StartCaptureRequest, _caller: Caller) -> pb.Capture:
-        """Lets an armed capture begin."""
+        """Starts an armed capture."""
         return await self._captures.start(request)
 
     @streaming
     async def WatchCapture(self, request: pb.WatchCaptureRequest, _caller: Caller) -> AsyncIterator[pb.CaptureEvent]:
-        """Snapshot, changes, snapshot."""
+        """Streams a snapshot, the changes, and a final snapshot."""
         async for event in self._captures.watch(request.id):
             yield event
 
     @unary
     async def GetCapture(self, request: pb.GetCaptureRequest, _caller: Caller) -> pb.Capture:
-        """One capture."""
+        """Returns one capture."""
         return await self._captures.observed(request.id)
 
     @unary
     async def ListCaptures(self, request: pb.ListCapturesRequest, caller: Caller) -> pb.ListCapturesResponse:
-        """One page of captures."""
+        """Returns one page of captures."""
         labels, size = dict(request.labels), request.page_size
         captures, token = await self._captures.page(labels, size, request.page_token, caller)
         return pb.ListCapturesResponse(captures=captures, next_page_token=token)
@@ -129,19 +129,19 @@ class ProfilerService(ProfilerServicer):
 
     @streaming
     async def FetchTrace(self, request: pb.FetchTraceRequest, caller: Caller) -> AsyncIterator[pb.TraceChunk]:
-        """The bytes of one file."""
+        """Streams the bytes of one file."""
         with self._stream(caller):
             async for chunk in self._captures.fetch(request):
                 yield chunk
 
     @unary
     async def PinCapture(self, request: pb.PinCaptureRequest, caller: Caller) -> pb.Capture:
-        """Keeps a capture from retention, or no longer."""
+        """Pins a capture against retention, or unpins it."""
         return await self._captures.pin(request.id, caller, pinned=request.pinned)
 
     @streaming
     async def VerifyCapture(self, request: pb.VerifyCaptureRequest, caller: Caller) -> AsyncIterator[pb.FileCheck]:
-        """Reads every stored file again."""
+        """Rereads and checks every stored file."""
         with self._stream(caller):
             async for check in self._captures.verify(request.id, uploaded=request.uploaded):
                 yield check
@@ -149,29 +149,29 @@ class ProfilerService(ProfilerServicer):
     @stamped
     @unary
     async def GetClock(self, _request: pb.GetClockRequest, _caller: Caller) -> pb.Clock:
-        """This host's clock."""
+        """Returns this host's clock."""
         return pb.Clock()
 
     @unary
     async def GetHost(self, _request: pb.GetHostRequest, _caller: Caller) -> pb.Host:
-        """This host."""
+        """Describes this host."""
         agents, running = len(self._hub), self._captures.running
         return await self._looks.in_thread(self._host.describe, agents=agents, captures_running=running)
 
     @streaming
     async def WatchHost(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
-        """This host, its GPUs and processes, again and again."""
+        """Streams samples of this host, its GPUs and processes."""
         async for sample in self._watcher.watch(request, caller):
             yield sample
 
     @unary
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, caller: Caller) -> pb.Diagnosis:
-        """Whether and how an agent could get into a process."""
+        """Reports whether and how an agent could be attached to a process."""
         async with self._looks.turn():
             return await self._diagnoser.diagnose(request.pid, caller)
 
     @unary
     async def DiagnoseHost(self, _request: pb.DiagnoseHostRequest, caller: Caller) -> pb.HostDiagnosis:
-        """What on this host stands in the way of traces."""
+        """Reports what on this host could prevent tracing."""
         async with self._looks.turn():
             return await self._host_diagnoser.diagnose(caller)

@@ -1,7 +1,7 @@
-"""What the host, its GPUs and its processes do, again and again: `kinetoctl top`.
+"""Samples the host, its GPUs and its processes periodically, for `kinetoctl top`.
 
-Every watcher has samples of its own, since rates are over the time between two of them; the GPUs' are shared. What
-blocks happens in threads, and the GPUs have a deadline: a driver that hangs leaves them out of a sample.
+Every watcher has samples of its own, because rates cover the time between two of them; those of the GPUs are shared.
+Blocking work happens in threads, and reading the GPUs has a deadline: if a driver hangs, a sample leaves them out.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from kinetod.permissions.caller_limits import Shares
 from kinetod.permissions.role_policy import Caller, Role
 from kinetod.processes.identity import ProcessKey
 from kinetod.selection.process_registry import Match, Registry, checked_selector
-from kinetod.telemetry.host_sample import HostSample, cpu_shares, sample_host, space_of
+from kinetod.telemetry.host_sample import HostReading, cpu_shares, sample_host, space_of
 
 DEFAULT_INTERVAL_NS = 2 * 10**9
 LEAST_INTERVAL_NS = 500 * 10**6
@@ -50,9 +50,9 @@ class _Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moment:
-    """Everything that counts up, at one moment."""
+    """All counters at one moment."""
 
-    host: HostSample
+    host: HostReading
     gpus: Snapshot
     usage: Mapping[ProcessKey, _Usage]
 
@@ -75,7 +75,7 @@ class HostWatcher:
         settings: Settings,
         looks: FairSlots,
     ) -> None:
-        """looks: turns at looking at processes."""
+        """looks: slots for inspecting processes."""
         self._hub = hub
         self._registry = registry
         self._gpus = gpus
@@ -92,7 +92,7 @@ class HostWatcher:
         )
 
     async def watch(self, request: pb.WatchHostRequest, caller: Caller) -> AsyncIterator[pb.HostSample]:
-        """Samples without end, with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
+        """Yields endless samples with the processes that the caller may see. Raises InvalidRequest, Exhausted."""
         match = checked_selector(request.selector)
         interval_s = _interval_ns(request.interval_ns) / 1e9
         with self._watches.one(caller.key, caller, admin=Role.ADMIN in caller.roles):
@@ -167,7 +167,7 @@ def _interval_ns(asked: int) -> int:
 
 
 def _grown(before: Mapping[str, object], now: Mapping[str, object], name: str) -> int:
-    """The sum of what a counter has grown by, over the devices that were there before as well."""
+    """How much a counter has grown in total, over the devices present in both samples."""
     return sum(
         max(0, int(getattr(now[device], name)) - int(getattr(before[device], name)))
         for device in now.keys() & before.keys()

@@ -5,12 +5,13 @@ Theory of operation
     <state>/captures/<id>/targets/<pid>-<start time>/    what `kineto_trace` reads and writes
     <state>/trash/              folders on their way out
 
-    The index is the truth; a folder is made before its row. So after a crash a folder without a row is garbage,
+    The index is authoritative; a folder is created before its row. So after a crash, a folder without a row is garbage,
     and a row that has not ended is a capture that the daemon did not finish: `recovery` gives it its verdict.
 
-    Files go in three steps: the folder is renamed into the trash and emptied there, which frees the disk before
-    anything is written; the row goes, or says that nothing is here any more if an uploaded copy exists; the empty
-    folder in the trash goes. A folder in the trash thus is the note that its row has to follow, also after a crash.
+    Files are removed in three steps: the folder is renamed into the trash and emptied there, which frees the disk
+    before anything is written; the row is deleted or, if an uploaded copy exists, updated to say that nothing is here
+    any more; the empty folder in the trash is removed. So a folder in the trash records, even after a crash, that its
+    row has yet to be changed.
 
     Every method blocks but `run`, which executes one in the store's own thread, and `remove`.
 """
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 
 def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
-    """What a failed write means for the caller."""
+    """Translates a failed write into an error for the caller."""
     full = isinstance(exc, OSError) and exc.errno in _DISK_FULL
     if full or (isinstance(exc, sqlite3.Error) and exc.sqlite_errorcode == sqlite3.SQLITE_FULL):
         return Exhausted(Reason.LOW_DISK, f"the disk of {state_dir} is full; delete captures or free space on it")
@@ -66,7 +67,7 @@ def store_error(exc: OSError | sqlite3.Error, state_dir: Path) -> KinetodError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One capture in the store. Bytes are those on this disk; None: not measured, or nobody known."""
+    """One capture in the store. Bytes are those on this disk; None means not measured, or owner unknown."""
 
     id: str
     created_ns: int
@@ -79,7 +80,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What the ended captures of one user take on this disk. kept: what retention may not remove."""
+    """Disk usage of one user's ended captures. kept: what retention may not remove."""
 
     owner_uid: int | None
     stored_bytes: int = 0
@@ -91,7 +92,7 @@ class Store:
     """One state folder. The caller holds its lock."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Opens or makes the store. Raises StartError."""
+        """Opens or creates the store. Raises StartError."""
         self.state_dir = state_dir
         self.captures_dir = state_dir / "captures"
         self._trash = state_dir / "trash"
@@ -113,18 +114,18 @@ class Store:
 
     @property
     def is_here(self) -> bool:
-        """Whether index and folders are where they were made; SQLite would go on writing into a removed file."""
+        """Whether index and folders still exist; SQLite would keep writing to a removed file."""
         return (self.state_dir / INDEX_FILE).exists() and self.captures_dir.is_dir() and self._trash.is_dir()
 
     def mend(self) -> None:
-        """Makes again what somebody has removed of the store. Waits for its thread. Raises OSError, sqlite3.Error."""
+        """Recreates removed parts of the store. Waits for its thread. Raises OSError, sqlite3.Error."""
         if not self.is_here:
             self._executor.submit(self._mend).result()
 
     def _mend(self) -> None:
         if self.is_here:
             return
-        log.error("the store %s was removed, with the captures in it; it is made again, empty", self.state_dir)
+        log.error("the store %s was removed together with its captures; it has been recreated empty", self.state_dir)
         if (self.state_dir / INDEX_FILE).exists():
             self._open().close()
             return
@@ -140,10 +141,10 @@ class Store:
             self._db.close()
             raise StartError(
                 f"the store {self.state_dir} was written by another version of kinetod (schema {found}, this one "
-                f"knows {index_schema.VERSION}); use that version or another --state-dir"
+                f"supports {index_schema.VERSION}); use that version or another --state-dir"
             )
         if 0 < found < index_schema.VERSION:
-            log.info("the index of %s is brought from version %d to %d", self.state_dir, found, index_schema.VERSION)
+            log.info("the index of %s was migrated from version %d to %d", self.state_dir, found, index_schema.VERSION)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Executes a method in the store's thread; write errors become KinetodError."""
@@ -155,7 +156,7 @@ class Store:
             raise store_error(exc, self.state_dir) from exc
 
     def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for operations in progress and closes the index."""
         self._executor.shutdown()
         self._db.close()
 
@@ -174,7 +175,7 @@ class Store:
     # writing
 
     def insert(self, capture: pb.Capture, *, key: str, request_hash: str) -> None:
-        """Makes the folders, then the rows of a new capture."""
+        """Creates the folders, then the rows, of a new capture."""
         for target in capture.targets:
             self.target_dir(capture.id, key_of(target)).mkdir(mode=0o700, parents=True)
         try:
@@ -200,7 +201,7 @@ class Store:
             )
 
     def save_target(self, capture_id: str, number: int, target: pb.Target) -> None:
-        """Replaces what is known of one target."""
+        """Replaces the record of one target."""
         with self._transaction():
             self._db.execute(
                 "UPDATE targets SET verdict = ?, target = ? WHERE capture_id = ? AND number = ?",
@@ -208,7 +209,7 @@ class Store:
             )
 
     def save_end(self, capture: pb.Capture) -> None:
-        """The capture has ended. Its rows are made again if the store was removed while it ran."""
+        """Stores the end of a capture, recreating its rows if the store was removed while it ran."""
         local_bytes = capture.local_bytes if capture.HasField("local_bytes") else None
         with self._transaction():
             if not self._db.execute("SELECT 1 FROM captures WHERE id = ?", (capture.id,)).fetchone():
@@ -219,33 +220,33 @@ class Store:
             )
 
     def save_start(self, request: pb.StartCaptureRequest) -> None:
-        """An armed capture was started, in this way."""
+        """Stores the request that started an armed capture."""
         with self._transaction():
             self._db.execute("UPDATE captures SET start = ? WHERE id = ?", (_json(request), request.id))
 
     def start_of(self, capture_id: str) -> pb.StartCaptureRequest | None:
-        """How an armed capture was started; None if it was not."""
+        """The request that started an armed capture; None if it was not started."""
         row = self._db.execute("SELECT start FROM captures WHERE id = ?", (capture_id,)).fetchone()
         return None if row is None or row[0] is None else _start(row[0])
 
     def set_pinned(self, capture_id: str, pinned: bool) -> None:
-        """Whether the capture is kept until it is unpinned."""
+        """Sets whether the capture is kept until it is unpinned."""
         with self._transaction():
             self._db.execute("UPDATE captures SET pinned = ? WHERE id = ?", (int(pinned), capture_id))
 
     def set_local_bytes(self, capture_id: str, size: int) -> None:
-        """What the capture takes on this disk."""
+        """Sets how many bytes the capture takes on this disk."""
         with self._transaction():
             self._db.execute("UPDATE captures SET local_bytes = ? WHERE id = ?", (size, capture_id))
 
     def set_upload(self, capture_id: str, upload: pb.Upload | None) -> None:
-        """What is known of the uploaded copy."""
+        """Sets what is known about the uploaded copy."""
         text = None if upload is None else _json(upload)
         with self._transaction():
             self._db.execute("UPDATE captures SET upload = ? WHERE id = ?", (text, capture_id))
 
     def note_check(self, capture_id: str, key: ProcessKey, format_: str, *, damage: str, now_ns: int) -> None:
-        """Notes what was found when a file was read: `damage`, or that it is as it was written (empty)."""
+        """Records the result of checking a file: its `damage`, or "" if it is intact."""
         with self._transaction():
             row = self._db.execute(
                 "SELECT number, target FROM targets WHERE capture_id = ? AND pid = ? AND start_time_ns = ?",
@@ -265,7 +266,7 @@ class Store:
     # removing
 
     async def remove(self, capture_id: str) -> None:
-        """Removes the files of a capture; its entry too, unless it says where the uploaded copy is."""
+        """Removes the files of a capture, and its entry unless that locates an uploaded copy."""
         trash = await self.run(self._take_out, capture_id)
         await asyncio.to_thread(empty, trash)  # large files: not in the store's thread
         await self.run(self._settle, trash)
@@ -279,7 +280,7 @@ class Store:
         return trash
 
     def _settle(self, trash: Path) -> None:
-        """The row of an emptied folder in the trash, then the folder."""
+        """Updates the row of an emptied folder in the trash, then removes the folder."""
         capture_id = trash.name
         if not (self.captures_dir / capture_id).exists():
             with self._transaction():
@@ -291,7 +292,7 @@ class Store:
         shutil.rmtree(trash, ignore_errors=True)
 
     def _remove_folder(self, folder: Path) -> None:
-        """Of a capture that has no row."""
+        """Removes the folder of a capture that has no row."""
         trash = self._trash / folder.name
         empty(trash)
         with contextlib.suppress(FileNotFoundError):
@@ -301,24 +302,24 @@ class Store:
     # reading
 
     def get(self, capture_id: str) -> pb.Capture | None:
-        """One capture."""
+        """One capture; None if it does not exist."""
         row = self._db.execute(_SELECT + " WHERE id = ?", (capture_id,)).fetchone()
         return None if row is None else self._capture(row)
 
     def by_key(self, key: str) -> tuple[str, str] | None:
-        """Id and request hash of the capture made with this idempotency key."""
+        """Id and request hash of the capture created with this idempotency key."""
         row: tuple[str, str] | None = self._db.execute(
             "SELECT id, request_hash FROM captures WHERE idempotency_key = ?", (key,)
         ).fetchone()
         return row
 
     def owner(self, capture_id: str) -> Thing | None:
-        """What decisions about a capture are made from; None if there is none."""
+        """The facts about a capture that access decisions use; None if it does not exist."""
         row = self._db.execute("SELECT owner_uid FROM captures WHERE id = ?", (capture_id,)).fetchone()
         return None if row is None else Thing(uid=row[0])
 
     def number_of(self, user: str) -> int:
-        """What stands for a user of Kubernetes wherever a uid does, for good: beyond the uids of Linux."""
+        """The permanent number that stands for a Kubernetes user instead of a uid; beyond the uids of Linux."""
         query = "SELECT number FROM kubernetes_users WHERE name = ?"
         if (row := self._db.execute(query, (user,)).fetchone()) is None:
             with self._transaction():
@@ -328,7 +329,7 @@ class Store:
         return int(row[0])
 
     def uses(self, until_uploaded: bool) -> list[Use]:
-        """Of each user. until_uploaded: what is not uploaded is kept."""
+        """The disk usage of each user. until_uploaded: captures not yet uploaded count as kept."""
         return [
             Use(owner_uid=row[0], stored_bytes=row[1], pinned_bytes=row[2], kept_bytes=row[3])
             for row in self._db.execute(_USES, (until_uploaded,)).fetchall()
@@ -342,7 +343,7 @@ class Store:
         before: tuple[int, str] | None,
         only_uid: int | None = None,
     ) -> list[pb.Capture]:
-        """Newest first; `before` is (created_ns, id) of the last one of the page before. only_uid: of one owner."""
+        """One page, newest first. before: (created_ns, id) of the last one shown; only_uid: one owner."""
         conditions, values = ["1"], list[str | int]()
         if only_uid is not None:
             conditions.append("owner_uid = ?")
@@ -358,12 +359,12 @@ class Store:
         return [self._capture(row) for row in self._db.execute(query, (*values, size)).fetchall()]
 
     def unfinished(self) -> list[pb.Capture]:
-        """Captures that the last daemon did not end."""
+        """Captures that the previous daemon did not end."""
         rows = self._db.execute(_SELECT + " WHERE ended_ns = 0 ORDER BY created_ns").fetchall()
         return [self._capture(row) for row in rows]
 
     def holdings(self) -> list[Holding]:
-        """Every capture with what decides about its fate, oldest first."""
+        """Every capture with the facts that retention uses, oldest first."""
         rows = self._db.execute(
             "SELECT id, created_ns, ended_ns, pinned, owner_uid, local_bytes, upload FROM captures "
             "ORDER BY created_ns, id"
@@ -410,29 +411,29 @@ class Store:
         return self.captures_dir / capture_id / "targets" / str(key)
 
     def free_bytes(self) -> int:
-        """What an unprivileged process can still write on the disk."""
+        """Bytes that an unprivileged process can still write to the disk."""
         status = os.statvfs(self.state_dir)
         return status.f_bavail * status.f_frsize
 
     def disk_bytes(self) -> int:
-        """What an unprivileged process could write on the disk if it were empty."""
+        """Bytes that an unprivileged process could write to the disk if it were empty."""
         status = os.statvfs(self.state_dir)
         return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
 
     def check_writable(self) -> None:
-        """Writes a little file. Raises OSError."""
+        """Writes a small file as a test. Raises OSError."""
         with tempfile.TemporaryFile(dir=self.state_dir) as probe:  # calls come at once: each has a file of its own
             probe.write(b"x")
 
     def clean_up(self) -> None:
-        """After a crash: ends removals, removes folders that have no row and half-written files."""
+        """Cleans up after a crash: finishes removals and removes folders without a row and half-written files."""
         for trash in self._trash.iterdir():
             empty(trash)
             self._settle(trash)
         known = {row[0] for row in self._db.execute("SELECT id FROM captures").fetchall()}
         for folder in self.captures_dir.iterdir():
             if folder.name not in known:
-                log.warning("removing %s: a capture that was never recorded in the index", folder)
+                log.warning("removing %s, a capture that was never recorded in the index", folder)
                 self._remove_folder(folder)
         for capture in self.unfinished():
             for leftover in (self.captures_dir / capture.id).rglob("*.tmp"):

@@ -1,4 +1,4 @@
-"""The tables of the store's index, and the way from older versions of them to this one."""
+"""The tables of the store's index, and the migrations from older versions."""
 
 import sqlite3
 
@@ -43,9 +43,9 @@ UPDATE captures SET owner_uid = (
 
 
 def prepare(db: sqlite3.Connection) -> int:
-    """Makes or brings forward the tables, in one transaction; the version that was found (0: an empty file).
+    """Creates or migrates the tables in one transaction. Returns the version found (0 for an empty file).
 
-    Does nothing to a version that it does not know. Raises sqlite3.Error.
+    Leaves an unknown version unchanged. Raises sqlite3.Error.
     """
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found == 0:
@@ -57,5 +57,5 @@ def prepare(db: sqlite3.Connection) -> int:
 
 
 def is_known(version: int) -> bool:
-    """Whether this kinetod can use an index of that version."""
+    """Whether this kinetod can use an index of this version."""
     return version in (0, VERSION, *_STEPS)

@@ -1,13 +1,13 @@
-"""Whose the store is: folders and files that somebody else could swap are not used.
+"""Guards the store: folders and files that somebody else could replace are not used.
 
 Theory of operation
-    Only the daemon's user (and root) may write anywhere in the store. So nobody can put a link in the place of
-    a folder or file while a capture is written, read or removed, and paths may be used again and again. `check_store`
-    sees to that at the start: the state folder and what lies directly in it are the user's own or root's, nobody else
-    may write there, and no path to it can be changed by another user of the host if the daemon is root's.
+    Only the daemon's user (and root) may write anywhere in the store. So nobody can replace a folder or file by a link
+    while a capture is written, read or removed, and paths can be used repeatedly. `check_store` ensures this at the
+    start: the state folder and its direct entries belong to the user or root, nobody else may write there, and no other
+    user of the host can change a path to it if the daemon is root's.
 
-    What is read back (`open_regular`) must be a regular file all the same: a link is not followed, and a FIFO or
-    device is not waited for.
+    What is read back (`open_regular`) must nevertheless be a regular file: links are not followed, and a FIFO or device
+    does not block.
 """
 
 import io
@@ -28,7 +28,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_store(state_dir: Path) -> None:
-    """Raises StartError if somebody else than this user and root could change the store; takes away needless rights."""
+    """Checks that only this user and root can change the store, and removes needless rights. Raises StartError."""
     _check(state_dir, stat.S_ISDIR, "a folder")
     for parent in state_dir.resolve().parents if _is_root_of_host() else ():
         _check_parent(state_dir, parent)
@@ -38,7 +38,7 @@ def check_store(state_dir: Path) -> None:
 
 
 def _is_root_of_host(uid_map: Path = Path("/proc/self/uid_map")) -> bool:
-    """Root of a user namespace sees the host's folders as nobody's."""
+    """Whether this is root of the host; root of a user namespace sees the host's folders as nobody's."""
     return os.geteuid() == ROOT and uid_map.read_text().split()[1:] == ["0", "4294967295"]
 
 
@@ -47,10 +47,10 @@ def _check(path: Path, is_right: Callable[[int], bool], what: str) -> None:
         link, status = path.lstat(), path.stat()
     except FileNotFoundError:
         if path.is_symlink():
-            raise _refused(path, "is a link to nothing") from None
+            raise _refused(path, "is a dangling link") from None
         return
     except OSError as exc:
-        raise StartError(f"{path} cannot be looked at: {exc.strerror}; check the store's permissions") from exc
+        raise StartError(f"{path} cannot be examined: {exc.strerror}; check the store's permissions") from exc
     if not is_right(status.st_mode):
         raise _refused(path, f"is not {what}")
     for found in (link, status):
@@ -65,30 +65,30 @@ def _tighten(path: Path, status: os.stat_result) -> None:
     try:
         path.chmod(mode & ~_OTHERS_WRITE)
     except OSError as exc:
-        raise _refused(path, f"can be written by others (mode {mode:04o})") from exc
-    log.warning("%s could be written by others (mode %04o); now only by its owner", path, mode)
+        raise _refused(path, f"is writable by other users (mode {mode:04o})") from exc
+    log.warning("%s was writable by other users (mode %04o); only its owner can write to it now", path, mode)
 
 
 def _check_parent(state_dir: Path, parent: Path) -> None:
     status = parent.stat()
     if status.st_uid != ROOT:
-        raise _refused(state_dir, f"lies in {parent}, which belongs to uid {status.st_uid}")
+        raise _refused(state_dir, f"is in {parent}, which belongs to uid {status.st_uid}")
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(status.st_mode)
-        raise _refused(state_dir, f"lies in {parent}, where everybody can rename it (mode {mode:04o})")
+        raise _refused(state_dir, f"is in {parent}, where everybody can rename it (mode {mode:04o})")
 
 
 def _refused(path: Path, problem: str) -> StartError:
     return StartError(
-        f"the store is not safe: {path} {problem}; move it away or chown it to uid {os.geteuid()}, "
-        "or give another --state-dir"
+        f"the store is not safe: {path} {problem}; move it away, chown it to uid {os.geteuid()}, "
+        "or use another --state-dir"
     )
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """A file of the store, unbuffered, for reading. Raises OSError, also for what is no regular file."""
+    """Opens a file of the store, unbuffered, for reading. Raises OSError, also if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(0, "it is no regular file")
+        raise OSError(0, "it is not a regular file")
     return io.FileIO(descriptor, "rb")

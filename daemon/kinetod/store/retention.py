@@ -1,15 +1,15 @@
-"""Retention: which captures go, and removing them in the background.
+"""Retention: decides which captures to remove, and removes them in the background.
 
 Theory of operation
-    `plan` is pure. Rules, in this order: uploaded (where no local copies are to be kept), age (since the end of the
-    capture), number and bytes of one user, bytes of all; of one user the oldest go first, until the rest fits. By the
-    bytes of all, the user who takes most pays, and nobody who has no more than their share (`captures.store_shares`).
-    Never removed are captures that run, that are pinned, or that are yet to be uploaded; their bytes count all the
-    same. Of an uploaded capture only the files on this host go; its entry stays, and goes by an age of its own.
+    `plan` is pure. The rules, in this order: uploaded (if no local copies are to be kept), age (since the end of the
+    capture), number and bytes per user, bytes of all captures. A user's oldest captures are removed first, until the
+    rest fits. The limit for all is enforced on the user who takes the most, and never on users within their share
+    (`captures.store_shares`). Captures that are running, pinned or not yet uploaded are never removed, but their bytes
+    count. For an uploaded capture only the files on this host are removed; its entry stays until a separate age limit.
 
-    The rules are looked at every `store.retention_interval`, after each capture and after each upload. Ages come from
-    the wall clock; when that has jumped forward by more than CLOCK_JUMP_NS against the clock that runs on, nothing is
-    removed by age for HOLD_AFTER_JUMP_S: a clock that is set wrongly for a moment must not empty the store.
+    The rules are applied every `store.retention_interval`, after each capture and after each upload. Ages come from the
+    wall clock; if that has jumped forward by more than CLOCK_JUMP_NS relative to the steady clock, nothing is removed
+    by age for HOLD_AFTER_JUMP_S: a clock that is briefly wrong must not empty the store.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Ages are nanoseconds, sizes bytes; 0: no limit."""
+class RetentionPolicy:
+    """The limits. Ages are nanoseconds, sizes bytes; 0 means no limit."""
 
     max_age_ns: int = 0
     max_bytes: int = 0
@@ -50,7 +50,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One capture that goes: the rule's name, and the reason for people."""
+    """One capture to remove: the name of the rule, and a readable reason."""
 
     holding: Holding
     rule: str
@@ -59,13 +59,13 @@ class Removal:
 
 def plan(
     holdings: Iterable[Holding],
-    policy: Policy,
+    policy: RetentionPolicy,
     now_ns: int,
     *,
     is_held: Callable[[Holding], bool] = lambda _: False,
     by_age: bool = True,
 ) -> list[Removal]:
-    """What goes now. `is_held`: may not be removed, whatever the rules say. holdings: oldest first."""
+    """What to remove now. is_held: captures that may not be removed, whatever the rules say; holdings: oldest first."""
     holdings = list(holdings)
     removals: dict[str, Removal] = {}
 
@@ -82,7 +82,7 @@ def plan(
         limit_ns = policy.max_age_ns if is_here else policy.max_entry_age_ns
         if may_go(each) and limit_ns and age_ns > limit_ns:
             what = "" if is_here else " and its files are only in the object store"
-            reason = f"it ended {format_duration(age_ns)} ago{what}, the limit is {format_duration(limit_ns)}"
+            reason = f"it ended {format_duration(age_ns)} ago{what}, and the limit is {format_duration(limit_ns)}"
             removals[each.id] = Removal(each, "age" if is_here else "entry-age", reason)
     users = defaultdict[int | None, list[Holding]](list)
     for each in holdings:
@@ -99,7 +99,7 @@ def plan(
 def beyond_shares(
     holdings: Iterable[Holding], share: int, wanted: int, *, is_held: Callable[[Holding], bool]
 ) -> list[Removal]:
-    """What goes to make so much room: of those who take more than their share, first of who takes most."""
+    """What to remove to free so many bytes: from users beyond their share, starting with the largest."""
     users = defaultdict[int | None, list[Holding]](list)
     total = 0
     for each in holdings:
@@ -135,8 +135,8 @@ def _fairly(
             continue
         who = "of unknown users" if uid is None else f"of uid {uid}"
         reason = (
-            f"all captures take {format_size(total)}, the limit is {format_size(limit)}, and those {who} take most: "
-            f"{format_size(uses[uid])}"
+            f"all captures take {format_size(total)}, the limit is {format_size(limit)}, and those {who} take the "
+            f"most: {format_size(uses[uid])}"
         )
         removals[each.id] = Removal(each, "bytes", reason)
         uses[uid] -= each.local_bytes or 0
@@ -145,7 +145,7 @@ def _fairly(
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What there is a limit of for each user. of: how much of it one capture is; show: an amount, for people."""
+    """Something limited for each user. of: how much of it one capture takes; show: a readable amount."""
 
     rule: str
     verb: str
@@ -176,7 +176,7 @@ def _within(
 
 
 def share_bytes(config: Config, disk_bytes: int) -> int:
-    """What one user is sure of, on a disk of that size."""
+    """Bytes guaranteed to each user on a disk of that size."""
     room = max(0, disk_bytes - config.min_free_bytes)
     return min(config.max_store_bytes or room, room) * config.user_share_percent // 100
 
@@ -204,11 +204,11 @@ class Retention:
         settings.subscribe(lambda _config: self.wake())
 
     def wake(self) -> None:
-        """Something has ended: look at the rules soon."""
+        """Requests a look at the rules soon, because something has ended."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             try:
                 await self.apply()
@@ -222,11 +222,11 @@ class Retention:
             self._wake.clear()
 
     async def apply(self) -> list[Removal]:
-        """Removes what has to go; what went. Raises KinetodError."""
+        """Removes what the rules demand. Returns what was removed. Raises KinetodError."""
         by_age = self._clock_is_steady()
         holdings = await self._measured()
         config = self._settings.current
-        policy = Policy(
+        policy = RetentionPolicy(
             max_age_ns=config.max_age_ns,
             max_bytes=config.max_store_bytes,
             max_bytes_per_user=config.max_user_bytes,
@@ -242,7 +242,7 @@ class Retention:
         return removals
 
     async def reclaim(self, size: int) -> None:
-        """Makes so much room on the disk, as far as users take more than their share. Raises KinetodError, OSError."""
+        """Frees disk space from users beyond their share, as far as possible. Raises KinetodError, OSError."""
         holdings = await self._measured()
         share = share_bytes(self._settings.current, await asyncio.to_thread(self._store.disk_bytes))
         for each in await asyncio.to_thread(beyond_shares, holdings, share, size, is_held=self._is_held):
@@ -253,7 +253,7 @@ class Retention:
         return waits or self._is_pending_upload(holding.id)
 
     async def _measured(self) -> list[Holding]:
-        """All captures; sizes that nobody has measured are measured."""
+        """All captures, after measuring sizes that are unknown."""
         holdings = await self._store.run(self._store.holdings)
         if all(each.local_bytes is not None or not each.ended_ns for each in holdings):
             return holdings
@@ -274,7 +274,7 @@ class Retention:
         metrics.pruned(removal.rule, size)
         what = "local copy of uploaded capture" if holding.uploaded and size else "capture"
         uid = "unknown" if holding.owner_uid is None else holding.owner_uid
-        log.info("%s %s of uid %s (%s) is removed: %s", what, holding.id, uid, format_size(size), removal.reason)
+        log.info("%s %s of uid %s (%s) was removed: %s", what, holding.id, uid, format_size(size), removal.reason)
 
     def _clock_is_steady(self) -> bool:
         steady_ns = self._steady_ns()

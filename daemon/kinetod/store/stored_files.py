@@ -1,4 +1,4 @@
-"""Sizes, digests and removal of what lies in the store's folders."""
+"""Sizes, digests and removal of files in the store's folders."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ from kinetod.store.path_guard import open_regular
 
 
 def empty(folder: Path) -> None:
-    """Removes what is in a folder, not the folder; a file or link of that name goes."""
+    """Empties a folder but keeps it; a file or link of that name is removed."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         folder.unlink(missing_ok=True)
         return
@@ -24,7 +24,7 @@ def empty(folder: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Total bytes of all files below a folder."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
-"""What the daemon is like at the moment of a scrape: agents, captures under way, how busy its loop is.
+"""The state of the daemon at the moment of a scrape: agents, captures in progress, delay of its event loop.
 
-These belong to the event loop and are read on it. A loop that does not come round within DEADLINE_S has no agents in
-this scrape, and a delay of DEADLINE_S.
+This state belongs to the event loop and is read on it. If the loop does not respond within DEADLINE_S, the scrape
+reports no agents and a delay of DEADLINE_S.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ DEADLINE_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonState:
-    """Agents by READY, BUSY and INCOMPATIBLE; captures that have not ended."""
+    """The number of agents by state (READY, BUSY, INCOMPATIBLE) and of captures that have not ended."""
 
     agents: Mapping[str, int]
     captures_running: int
@@ -57,7 +57,7 @@ def _families(state: DaemonState | None, delay_s: float | None) -> Iterable[Metr
     agents = GaugeMetricFamily("kineto_agents", "Agents that are connected.", labels=["state"])
     running = GaugeMetricFamily("kineto_captures_running", "Captures that have not ended.")
     delay = GaugeMetricFamily(
-        "kineto_event_loop_delay_seconds", "How long the daemon's event loop took to come round to this scrape."
+        "kineto_event_loop_delay_seconds", "Delay until the daemon's event loop handled this scrape."
     )
     if state is not None:
         for name, count in state.agents.items():

@@ -1,7 +1,7 @@
 """The GPUs as Prometheus metrics, read when somebody scrapes.
 
-The labels are dcgm-exporter's, so that both join on UUID and pci_bus_id; its counters are not repeated under its
-names. What a GPU does not have, or its library does not tell, has no series.
+The labels are those of dcgm-exporter, so that both join on UUID and pci_bus_id; its counters are not repeated under its
+names. What a GPU does not have, or its library does not report, has no series.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ _COUNTERS: Sequence[tuple[str, str, str]] = (
 
 
 class GpuCollector(Collector):
-    """What the vendors' libraries say.
+    """GPU metrics from the vendors' libraries.
 
     read: a snapshot, within the seconds that it is given. owners: who has which GPU of a snapshot, by UUID. jobs: what
     the cluster gave to which batch job. A GPU that several share has none of their names; kineto_gpu_container_info
@@ -85,7 +85,7 @@ class GpuCollector(Collector):
         return [*_families(()), _containers(()), _batch_jobs(()), _present({}), *_libraries(Snapshot())]
 
     def collect(self) -> Iterable[Metric]:
-        """Every family; a library that fails is one of them."""
+        """Every family, including one that tells which libraries fail."""
         snapshot = self._read(DEADLINE_S)
         owners = self._owners(snapshot)
         found = self._jobs()
@@ -182,7 +182,7 @@ def _libraries(snapshot: Snapshot) -> Iterable[Metric]:
         "kineto_gpu_library_up", "1: the vendor's library answers; 0: absent, failed or late.", labels=["library"]
     )
     seconds = GaugeMetricFamily(
-        "kineto_gpu_library_duration_seconds", "What the last reading by it took.", labels=["library"]
+        "kineto_gpu_library_duration_seconds", "Duration of the last reading through it.", labels=["library"]
     )
     driver = GaugeMetricFamily("kineto_gpu_driver_info", "The driver's version.", labels=["library", "version"])
     for library in snapshot.libraries:

@@ -1,15 +1,15 @@
-"""Whether the daemon does its work: what the health service, the watchdog and STATUS= are told.
+"""The health of the daemon, as reported to the health service, the watchdog and STATUS=.
 
 Theory of operation
-    A problem is something that a restart may mend: agents cannot connect, the store cannot be written, decode
-    workers do not start, or the disk does not answer. With a problem the daemon is not SERVING and the watchdog is
-    not fed, so that after WatchdogSec the service manager starts a new one. A full disk is a note, not a problem:
-    a new daemon would find it as full, and agents would have lost their link for nothing.
+    A problem is something that a restart may fix: agents cannot connect, the store cannot be written, decode workers do
+    not start, or the disk does not answer. With a problem the daemon is not SERVING and does not feed the watchdog, so
+    that the service manager restarts it after WatchdogSec. A full disk is a note, not a problem: a new daemon would
+    find it just as full, and agents would have lost their links for nothing.
 
-    What can be mended at once is: sockets that somebody has removed, dead workers, a store whose folder was removed.
+    What can be repaired is repaired at once: removed sockets, dead workers, a store whose folder was removed.
 
-    The store is written to seldom (a probe costs the disk a little), everything else is looked at each time. A disk
-    that hangs holds one thread, not one for each look.
+    The store is probed rarely, because a write costs the disk a little; everything else is checked each time. A disk
+    that hangs blocks one thread, not one per check.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What is wrong now."""
+class HealthReport:
+    """The current problems."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Report:
 
 
 class Health:
-    """Looks at the daemon's parts. One look at a time."""
+    """Checks the daemon's parts, one check at a time."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Health:
         self._last: OSError | None = None
         self._problems: tuple[str, ...] = ()
 
-    async def look(self) -> Report:
-        """Takes `probe_deadline_s` at most, for the store; logs what has changed."""
+    async def look(self) -> HealthReport:
+        """Checks everything, the store for at most `probe_deadline_s`, and logs changes."""
         problems, notes = list[str](), list[str]()
         problems += self._link.mend()
         if self._front is not None:
@@ -83,7 +83,7 @@ class Health:
         elif error is not None:
             problems.append(f"the store {self._store.state_dir} cannot be written: {error.strerror}")
         self._log(tuple(problems))
-        return Report(tuple(problems), tuple(notes))
+        return HealthReport(tuple(problems), tuple(notes))
 
     async def _store_error(self) -> OSError | None:
         if self._probe is None:

@@ -15,7 +15,7 @@ from kinetod.store.stored_files import folder_bytes
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What their libraries say, or why they say nothing."""
+    """The GPUs that their libraries report, or why they report nothing."""
 
     gpus: tuple[pb.Gpu, ...] = ()
     driver_version: str = ""
@@ -24,7 +24,7 @@ class Gpus:
 
 @dataclass(slots=True)
 class HostInfo:
-    """Answers GetHost. Blocking; call it in a thread."""
+    """Answers GetHost. Blocks; call it in a thread."""
 
     settings: Settings
     store: Store
@@ -33,7 +33,7 @@ class HostInfo:
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:
-        """Everything, fresh."""
+        """Describes the host afresh."""
         gpus, config = read_gpus(self.gpus), self.settings.current
         return pb.Host(
             hostname=self.hostname,
@@ -55,7 +55,7 @@ class HostInfo:
 
 
 def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
-    """The GPUs by their vendors' libraries. Blocking, for `deadline_s` at most."""
+    """Reads the GPUs from their vendors' libraries. Blocks for at most `deadline_s`."""
     snapshot = reader.read(deadline_s=deadline_s)
     gpus = tuple(
         pb.Gpu(index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_total_bytes or 0)

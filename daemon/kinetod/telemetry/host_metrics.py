@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kinetod.supervise.thread_deadline import WithinDeadline
-from kinetod.telemetry.host_sample import HostSample, Space, sample_host, space_of
+from kinetod.telemetry.host_sample import HostReading, Space, sample_host, space_of
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +22,9 @@ _LOAD = ("1m", "5m", "15m")
 _DISK: Sequence[tuple[str, str, str]] = (
     ("kineto_host_disk_read_bytes", "Bytes read from a disk.", "read_bytes"),
     ("kineto_host_disk_written_bytes", "Bytes written to a disk.", "written_bytes"),
-    ("kineto_host_disk_reads", "Reads from a disk that have ended.", "reads"),
-    ("kineto_host_disk_writes", "Writes to a disk that have ended.", "writes"),
-    ("kineto_host_disk_busy_seconds", "Time in which a disk was at work.", "busy_seconds"),
+    ("kineto_host_disk_reads", "Completed reads from a disk.", "reads"),
+    ("kineto_host_disk_writes", "Completed writes to a disk.", "writes"),
+    ("kineto_host_disk_busy_seconds", "Time in which a disk was busy.", "busy_seconds"),
 )
 _NETWORK: Sequence[tuple[str, str, str]] = (
     ("kineto_host_network_receive_bytes", "Bytes received by an interface.", "received_bytes"),
@@ -39,7 +39,7 @@ _NETWORK: Sequence[tuple[str, str, str]] = (
 
 
 class HostCollector(Collector):
-    """What psutil says, and the space on the store's disk."""
+    """Host metrics from psutil, and the space on the store's disk."""
 
     def __init__(self, state_dir: Path) -> None:
         self._host = WithinDeadline("host metrics", sample_host)
@@ -50,10 +50,10 @@ class HostCollector(Collector):
         return [*_families(None), *_space(None), _up({})]
 
     def collect(self) -> Iterable[Metric]:
-        """Every family that could be read in time, and whether that was so."""
+        """Every family that could be read in time, and which could not."""
         up: dict[str, tuple[bool, float]] = {}
         began = time.perf_counter()
-        host: HostSample | None = None
+        host: HostReading | None = None
         try:
             host = self._host.get(DEADLINE_S)
         except (TimeoutError, OSError, RuntimeError, psutil.Error) as exc:
@@ -84,9 +84,9 @@ def _gauge(name: str, text: str, value: float | None) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _families(host: HostSample | None) -> Iterable[Metric]:
+def _families(host: HostReading | None) -> Iterable[Metric]:
     cpu = CounterMetricFamily("kineto_host_cpu_seconds", "Time of all CPUs, by mode.", labels=["mode"])
-    load = GaugeMetricFamily("kineto_host_load_average", "Processes that ran or wanted to.", labels=["window"])
+    load = GaugeMetricFamily("kineto_host_load_average", "Processes that were running or runnable.", labels=["window"])
     if host is not None:
         for mode, seconds in host.cpu_seconds.items():
             cpu.add_metric([mode], seconds)
@@ -97,7 +97,7 @@ def _families(host: HostSample | None) -> Iterable[Metric]:
     for name, text, attribute in (
         ("kineto_host_cpus", "Logical CPUs.", "cpus"),
         ("kineto_host_memory_total_bytes", "Memory of the host.", "memory_total_bytes"),
-        ("kineto_host_memory_available_bytes", "Memory to be had without swapping.", "memory_available_bytes"),
+        ("kineto_host_memory_available_bytes", "Memory available without swapping.", "memory_available_bytes"),
         ("kineto_host_swap_total_bytes", "Swap space.", "swap_total_bytes"),
         ("kineto_host_swap_used_bytes", "Swap space in use.", "swap_used_bytes"),
         ("kineto_host_boot_time_seconds", "Unix time of the boot.", "boot_time_seconds"),

@@ -1,4 +1,4 @@
-"""What this host does now, by psutil. Blocking; call it in a thread."""
+"""Samples this host with psutil. Blocks; call it in a thread."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSample:
+class HostReading:
     """Counters and states at one moment. Counters only grow until the next boot."""
 
     time_ns: int  # Unix
@@ -59,16 +59,16 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The disk that a folder lies on, in bytes."""
+    """Size and free space, in bytes, of the disk that holds a folder."""
 
     total_bytes: int
     free_bytes: int  # what an unprivileged process can still write
 
 
-def sample_host() -> HostSample:
-    """Everything, fresh."""
+def sample_host() -> HostReading:
+    """Takes a fresh sample."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    return HostSample(
+    return HostReading(
         time_ns=time.time_ns(),
         cpus=psutil.cpu_count() or 1,
         cpu_seconds=_cpu_seconds(),
@@ -125,13 +125,13 @@ def _interfaces() -> dict[str, Interface]:
 
 
 def space_of(folder: Path) -> Space:
-    """The disk below a folder. Raises OSError."""
+    """The space of the disk that holds a folder. Raises OSError."""
     status = os.statvfs(folder)
     return Space(total_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
 
 
-def cpu_shares(before: HostSample, after: HostSample) -> tuple[float, float]:
-    """What the CPUs were busy between two samples, and waited for disks: 0 to 1."""
+def cpu_shares(before: HostReading, after: HostReading) -> tuple[float, float]:
+    """Fractions of CPU time, 0 to 1, spent busy and waiting for disks between two samples."""
     spent = {mode: max(0.0, seconds - before.cpu_seconds.get(mode, 0.0)) for mode, seconds in after.cpu_seconds.items()}
     total = sum(spent.values())
     if total <= 0:

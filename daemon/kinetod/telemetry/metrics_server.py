@@ -1,11 +1,11 @@
 """Serves /metrics and /health over HTTP, in threads of its own: a scrape never holds up the daemon.
 
-A peer can hurt only itself. Over loopback a peer is a user of this host, else an address. Each has MAX_PER_PEER
-connections at a time and MAX_PER_SECOND new ones, of MAX_CONNECTIONS of all, of which some are kept for peers that have
-none; more are closed at once. A connection ends after CONNECTION_S, however slowly it sends or reads. One measurement
-is made at a time, and serves all scrapes that came before it began.
+A peer can hurt only itself. Over loopback a peer is a user of this host, otherwise an address. Each may have
+MAX_PER_PEER connections at a time and MAX_PER_SECOND new ones, out of MAX_CONNECTIONS in total, some of which are
+reserved for peers that have none; more are closed at once. A connection ends after CONNECTION_S, however slowly it
+sends or reads. One measurement is made at a time and serves all scrapes that arrived before it began.
 
-Nothing but these two pages is served, and nothing is taken from the request but the names that Prometheus asks for.
+Only these two pages are served, and nothing but the requested metric names is read from the request.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from kinetod import __version__
-from kinetod.access.peers import Unidentified, of_loopback
+from kinetod.access.peers import UnknownPeer, of_loopback
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
 from kinetod.config.settings import ListenAddress, is_loopback
@@ -68,7 +68,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
-        """Without the base class's look-up of the host's name."""
+        """Binds without the base class's look-up of the host name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -96,7 +96,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         log.debug("a connection to the metrics port broke", exc_info=True)
 
     def _enter(self, request: Any, peer: str) -> bool:
-        """Whether this peer may have one connection more, which it has then."""
+        """Returns whether this peer may open one more connection, and counts it."""
         with self._lock:
             in_all = MAX_CONNECTIONS - MAX_CONNECTIONS // RESERVE
             if full(self._held[peer], self._held.total(), own=MAX_PER_PEER, in_all=in_all, admin=False) is not None:
@@ -113,7 +113,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             less(self._held, peer)
 
     def service_actions(self) -> None:
-        """Every POLL_S: ends what takes too long."""
+        """Ends connections that take too long; called every POLL_S."""
         with self._lock:
             for connection, (_, since) in self._open.items():
                 if time.monotonic() - since > CONNECTION_S:
@@ -122,17 +122,17 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def _peer(connection: socket.socket, far: tuple[str, int]) -> str:
-    """What connections are counted by: a user of this host, or an address."""
+    """The key by which connections are counted: a user of this host, or an address."""
     if not is_loopback(far[0]):
         return far[0]
     try:
         return of_loopback(connection.getsockname()[:2], far[:2]).key
-    except (Unidentified, OSError):
+    except (UnknownPeer, OSError):
         return "nobody in particular"
 
 
 class _Shared:
-    """A registry that is measured once for all scrapes that wait."""
+    """A registry that is measured once for all waiting scrapes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -150,19 +150,19 @@ class _Shared:
             return self._families
 
     def restricted_registry(self, names: Collection[str]) -> "_Some":
-        """Those with these samples: what `name[]` asks for."""
+        """A registry restricted to these sample names, as requested by `name[]`."""
         return _Some(self, frozenset(names))
 
 
 class _Some:
-    """The samples of a registry that have one of these names."""
+    """The samples of a registry with one of these names."""
 
     def __init__(self, registry: _Shared, names: frozenset[str]) -> None:
         self._registry = registry
         self._names = names
 
     def collect(self) -> Iterable[Metric]:
-        """The families that have any."""
+        """The families that have any of these samples."""
         for family in self._registry.collect():
             samples = [sample for sample in family.samples if sample.name in self._names]
             if samples:
@@ -189,12 +189,12 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the server listens on."""
         assert self._server is not None
         return self._server.server_port
 
     def start(self) -> None:
-        """Listens. Raises StartError."""
+        """Starts listening. Raises StartError."""
         try:
             self._server = _Server(self._address)
         except OSError as exc:
@@ -225,7 +225,7 @@ class MetricsServer:
         return [b"GET /metrics or /health\n"]
 
     def stop(self) -> None:
-        """Listens no more; blocks for POLL_S at most. Scrapes under way are dropped with the process."""
+        """Stops listening; blocks for at most POLL_S. Scrapes in progress end with the process."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,4 +1,4 @@
-"""Puts the parts about access together for the daemon."""
+"""Builds the parts of access control."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ MAX_CALLS = 4096  # under way for all callers together; each takes some 20 KiB
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """The parts that others use."""
+class AccessParts:
+    """The parts of access control that others use."""
 
     audit: AuditLog
     folder: PrivateFolder
@@ -37,14 +37,14 @@ class Access:
     doorkeeper: Doorkeeper
 
     def gate(self, thing_of: ThingOf, no_such: Callable[[str], KinetodError]) -> Gate:
-        """What calls pass. thing_of: a capture by its id; no_such: the error for one that is not there."""
+        """The gate for calls. thing_of: looks up a capture by id; no_such: the error for one that does not exist."""
         return Gate(self.callers, self.rate, self.audit, self.doorkeeper, thing_of=thing_of, no_such=no_such)
 
 
 async def make_access(
     settings: Settings, stack: contextlib.AsyncExitStack, kubernetes: KubernetesUsers | None = None
-) -> Access:
-    """Nobody can connect yet. kubernetes: who knows callers by their tokens. Raises StartError."""
+) -> AccessParts:
+    """Builds access control; nobody can connect yet. kubernetes: identifies callers by tokens. Raises StartError."""
     config = settings.current
     audit = await asyncio.to_thread(AuditLog, config.audit_file)
     stack.push_async_callback(asyncio.to_thread, audit.close)
@@ -78,7 +78,7 @@ async def make_access(
     )
     doorkeeper = Doorkeeper(callers, calls, rate, audit, hold=front.hold, vouch=front.vouch)
     stack.callback(doorkeeper.close)
-    return Access(
+    return AccessParts(
         audit=audit,
         folder=folder,
         front=front,

@@ -1,4 +1,4 @@
-"""Puts the parts about Kubernetes together for the daemon, as far as the settings say."""
+"""Builds the parts that talk to Kubernetes, as far as the settings enable them."""
 
 import asyncio
 import contextlib
@@ -12,16 +12,16 @@ from kinetod.base.errors import StartError
 from kinetod.config.settings import Config, Settings
 from kinetod.kubernetes.api_server import ApiServer, address_in
 from kinetod.kubernetes.node_pods import NodePods
-from kinetod.kubernetes.pod_names import Holders, PodNames
-from kinetod.kubernetes.pod_resources import PodResources
+from kinetod.kubernetes.pod_names import GpuHolders, PodNames
+from kinetod.kubernetes.pod_resources import KubeletClient
 from kinetod.kubernetes.token_reviews import Reviews
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """The parts that others use; None: not set up."""
+    """The Kubernetes parts that others use; None if not configured."""
 
-    holders: Holders | None = None
+    holders: GpuHolders | None = None
     users: KubernetesUsers | None = None
     names: PodNames | None = None
 
@@ -33,12 +33,12 @@ def make_kubernetes(
     stack: contextlib.AsyncExitStack,
     environ: Mapping[str, str] = os.environ,
 ) -> Kubernetes:
-    """Nobody is asked yet. number_of: of a user of Kubernetes, in the store. Raises StartError."""
+    """Builds the parts; nothing is asked yet. number_of: the number of a Kubernetes user. Raises StartError."""
     config = settings.current
     holders = pods = users = None
     if config.pod_resources:
         connect = helper.kubelet if helper is not None else None
-        holders = Holders(PodResources(config.kubelet_socket, connect=connect).gpus)
+        holders = GpuHolders(KubeletClient(config.kubelet_socket, connect=connect).gpus)
     if config.kubernetes:
         api = _api(config, environ)
         stack.push_async_callback(asyncio.to_thread, api.close)

@@ -1,4 +1,4 @@
-"""Puts together what keeps ended captures, and runs it in the background."""
+"""Builds what keeps ended captures, and runs it in the background."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ WORKER_LOCK = "upload.lock"  # in the state folder
 
 
 async def start_keeping(settings: Settings, store: Store, stack: contextlib.AsyncExitStack) -> Keeping:
-    """Retention and uploads run until the stack is closed."""
+    """Starts retention and uploads, which run until the stack is closed."""
     worker = UploadWorker(
         Path(store.state_dir, WORKER_LOCK),
         lambda: worker_options(settings.current),

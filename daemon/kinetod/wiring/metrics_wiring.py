@@ -1,4 +1,4 @@
-"""Starts what lets others see the daemon and its host: the metrics endpoint."""
+"""Starts the metrics endpoint."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from kinetod.config.settings import Config
 from kinetod.gpus.container_owners import ContainerOwners
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.job_owners import JobFolder
-from kinetod.kubernetes.pod_names import Holders
+from kinetod.kubernetes.pod_names import GpuHolders
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
 from kinetod.telemetry.gpu_metrics import GpuCollector
 from kinetod.telemetry.host_metrics import HostCollector
@@ -27,9 +27,9 @@ def start_metrics(
     hostname: str,
     healthy: Callable[[], bool],
     stack: contextlib.AsyncExitStack,
-    holders: Holders | None = None,
+    holders: GpuHolders | None = None,
 ) -> None:
-    """Serves them if metrics.listen says where. Raises StartError."""
+    """Starts serving metrics if metrics.listen is set. Raises StartError."""
     if config.metrics_listen is None:
         return
     loop = asyncio.get_running_loop()

@@ -1,1 +1,1 @@
-"""Parts of the kubelet's own interfaces, generated from what is written down here."""
+"""Parts of the kubelet's own interfaces, generated from the .proto files here."""

@@ -100,30 +100,30 @@ class ProfilerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ListProcesses(self, request, context):
-        """Processes on this host that a capture with the same selector would take. include_without_agent: all that meet its
-        conditions and have an agent, are Python or use a GPU.
+        """Lists the processes on this host that a capture with the same selector would trace. With include_without_agent:
+        all that match and have an agent, are Python or use a GPU.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateCapture(self, request, context):
-        """Starts a capture. The same idempotency key with the same request returns the first capture
-        again; with another request it is ALREADY_EXISTS / IDEMPOTENCY_KEY_REUSED.
+        """Creates a capture. Repeating a request with its idempotency key returns the first capture
+        again; using the key for another request is ALREADY_EXISTS / IDEMPOTENCY_KEY_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartCapture(self, request, context):
-        """Lets an armed capture (CaptureSpec.arm_ns) begin. FAILED_PRECONDITION if it is not armed, or no longer.
+        """Starts an armed capture (CaptureSpec.arm_ns). FAILED_PRECONDITION if it is not or no longer armed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchCapture(self, request, context):
-        """The capture now, then every change of a target, until each target has its verdict.
+        """Streams the capture as it is now, then every change of a target, until each target has its verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -142,14 +142,14 @@ class ProfilerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelCapture(self, request, context):
-        """Stops the collection in every target. What was recorded is thrown away unless keep_partial.
+        """Stops the collection in every target. What was recorded is discarded unless keep_partial is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteCapture(self, request, context):
-        """Removes a finished capture and its files, also the uploaded ones. FAILED_PRECONDITION while it is running
+        """Removes a finished capture and its files, including uploaded ones. FAILED_PRECONDITION while it is running
         or pinned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -157,57 +157,57 @@ class ProfilerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FetchTrace(self, request, context):
-        """The bytes of one stored file in chunks of at most 1 MiB, from an offset on; from the object store if
-        they are no longer here. The last chunk comes only if the whole file has its checksum, else DATA_LOSS.
+        """Streams one stored file in chunks of at most 1 MiB, starting at an offset; from the object store if it
+        is no longer here. The last chunk is sent only if the checksum of the whole file is right, else DATA_LOSS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinCapture(self, request, context):
-        """A pinned capture is never removed by retention, and not by DeleteCapture either.
+        """Pins or unpins a capture. A pinned capture is removed neither by retention nor by DeleteCapture.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyCapture(self, request, context):
-        """Reads every stored file of a finished capture again and compares size and SHA-256; one answer per file.
+        """Rereads every stored file of a finished capture and compares size and SHA-256; one answer per file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetClock(self, request, context):
-        """This host's clock, for callers who measure how far it is from theirs.
+        """Returns this host's clock, for callers who measure its offset from theirs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHost(self, request, context):
-        """This host: versions, GPUs, store, limits.
+        """Describes this host: versions, GPUs, store, limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchHost(self, request, context):
-        """What this host, its GPUs and its processes do, again and again until the caller goes.
+        """Streams samples of this host, its GPUs and its processes until the caller cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiagnoseProcess(self, request, context):
-        """Whether and how an agent could get into a process, looked at from outside: the process is not touched.
+        """Reports whether and how an agent could be attached to a process, from outside: the process is not touched.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DiagnoseHost(self, request, context):
-        """What on this host stands in the way of traces, whatever the process.
+        """Reports what on this host could prevent tracing, whatever the process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

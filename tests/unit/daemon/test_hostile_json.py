@@ -46,7 +46,7 @@ def test_raw_records_with_a_description_that_is_too_deep_are_lost(tmp_path: Path
 def test_an_api_server_that_says_something_else_is_an_api_error(said: bytes) -> None:
     server = Answering()
     server.said = said
-    with pytest.raises(ApiError, match="answers something else"):
+    with pytest.raises(ApiError, match="did not answer with valid"):
         asyncio.run(NodePods(server, "node").current())
 
 
@@ -57,7 +57,7 @@ def test_a_message_of_the_helper_that_is_no_unicode_is_a_bad_one() -> None:
 
 @pytest.mark.parametrize("count", [float("inf"), float("nan"), -1, True, "5", 1 << 64])
 def test_a_decoder_counts_in_whole_numbers(tmp_path: Path, count: object) -> None:
-    with pytest.raises(DecodeError, match="the decoder's answer is not understood"):
+    with pytest.raises(DecodeError, match="the decoder's answer is invalid"):
         checked({**CONVERSION, "records_undecoded": count}, tmp_path, ("chrome",), "host", 1)
 
 

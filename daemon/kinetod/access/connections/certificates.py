@@ -1,7 +1,7 @@
-"""The server's certificate and the authority of its clients, read again when the files change.
+"""The server's certificate and the authority of its clients, reread when the files change.
 
-gRPC asks at each handshake, in a thread of its own. Files that do not belong together, as in the middle of a renewal,
-are not taken: the certificates in use stay until what is there is whole.
+gRPC asks at each handshake, in a thread of its own. Files that do not match, as in the middle of a renewal, are
+rejected: the certificates in use stay until all files are consistent.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the server's chain and its key, and the authorities that sign clients."""
+    """The PEM files: the server's chain, its key, and the authorities that sign clients' certificates."""
 
     certificate: Path
     key: Path
@@ -44,10 +44,10 @@ class _Pem:
 
 
 class Certificates:
-    """What is in force now."""
+    """The certificates in force."""
 
     def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the files. Blocking. Raises StartError."""
+        """Reads the files. Blocks. Raises StartError."""
         self._files = files
         self._clock = clock
         self._lock = threading.Lock()
@@ -56,10 +56,10 @@ class Certificates:
         try:
             self._pem = _read(files)
         except (OSError, ValueError) as exc:
-            raise StartError(f"TLS cannot be used: {exc}") from exc
+            raise StartError(f"TLS cannot be set up: {exc}") from exc
 
     def credentials(self, *, of_clients: bool = True) -> grpc.ServerCredentials:
-        """For a port. of_clients: those without a certificate of the authority do not get in; else nobody shows one."""
+        """The credentials for a port. of_clients: require a certificate signed by the authority; else ask for none."""
         return grpc.dynamic_ssl_server_credentials(
             self._pem.config(),
             self._fetch,  # type: ignore[arg-type]  # None is documented: what is in use stays
@@ -67,11 +67,11 @@ class Certificates:
         )
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """New certificates if there are any; called by gRPC in its threads."""
+        """Returns new certificates, if any; gRPC calls it in its own threads."""
         return self._pem.config() if self.look() else None
 
     def look(self) -> bool:
-        """Reads the files again if they have changed; whether other certificates are in force now. Blocking."""
+        """Rereads changed files. Returns whether the certificates in force changed. Blocks."""
         with self._lock:
             now = self._clock()
             if now - self._looked < LOOK_PERIOD_S:
@@ -83,7 +83,7 @@ class Certificates:
             try:
                 pem = _read(self._files)
             except (OSError, ValueError) as exc:
-                log.warning("the new TLS files are not taken, those in use stay: %s", exc)
+                log.warning("the new TLS files are rejected, the previous ones stay in use: %s", exc)
                 return False  # and are looked at again: they may be half-way
             self._stamp = stamp
             changed, self._pem = pem != self._pem, pem
@@ -103,20 +103,20 @@ class Certificates:
 
 
 def _read(files: TlsFiles) -> _Pem:
-    """Raises OSError, ValueError: also if the parts do not fit."""
+    """Reads the files. Raises OSError, and ValueError, also if certificate and key do not match."""
     pem = _Pem(*(_content(path) for path in (files.certificate, files.key, files.client_ca)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_verify_locations(cadata=pem.client_ca.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError, ValueError) as exc:
-        raise ValueError(f"{files.client_ca} holds no certificates ({_words(exc)})") from exc
+        raise ValueError(f"{files.client_ca} contains no certificates ({_words(exc)})") from exc
     with contextlib.ExitStack() as stack:
         certificate, key = (_in_memory(data, stack) for data in (pem.certificate, pem.key))
         try:
             context.load_cert_chain(certificate, key, password=_no_password)
         except (ssl.SSLError, ValueError) as exc:
             raise ValueError(
-                f"{files.certificate} and {files.key} are no certificate with its key ({_words(exc)})"
+                f"{files.certificate} and {files.key} are not a certificate and its key ({_words(exc)})"
             ) from exc
     return pem
 
@@ -130,7 +130,7 @@ def _content(path: Path) -> bytes:
 
 
 def _in_memory(data: bytes, stack: contextlib.ExitStack) -> str:
-    """A path for the ssl module, which reads keys from files only; what is checked is then what is used."""
+    """A path for the ssl module, which reads keys only from files; so what is checked is what is used."""
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)
     stack.callback(os.close, fd)
     os.write(fd, data)
@@ -138,7 +138,7 @@ def _in_memory(data: bytes, stack: contextlib.ExitStack) -> str:
 
 
 def _no_password() -> str:
-    raise ValueError("the key needs a passphrase; store it without one, readable for the daemon only")
+    raise ValueError("the key is protected by a passphrase; store it without one, readable by the daemon only")
 
 
 def _words(exc: Exception) -> str:

@@ -1,4 +1,4 @@
-"""How many connections the peers of the front have, how fast they make them, and who is not read from for a while.
+"""Limits how many connections peers have, how fast they make them, and pauses reading from those that send too much.
 
 One peer cannot keep others out:
 - it makes at most CONNECTIONS_PER_SECOND (an address: ADDRESS_CONNECTIONS_PER_SECOND), after a first burst, has at most
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kinetod.access.connections.forwarded_ports import Tunnels
+from kinetod.access.connections.forwarded_ports import ForwardedConnections
 from kinetod.access.peers import Peer
 from kinetod.base import metrics
 from kinetod.base.log_tally import Tally
@@ -46,24 +46,24 @@ AT_ONCE = 8  # connections that a peer joins at the same time without being held
 
 
 class Held(Protocol):
-    """A connection that can be held."""
+    """A connection whose reading can be paused."""
 
     peer: Peer
     name: str
     user: str
 
     def end(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
 
     def hold(self) -> None:
-        """Reads nothing from it."""
+        """Stops reading from it."""
 
     def release(self) -> None:
-        """Reads again."""
+        """Resumes reading."""
 
 
 class _Group:
-    """Connections that are held together. held: those that are, in the order in which they are let go again."""
+    """Connections that are held together. held: in the order in which they are released."""
 
     def __init__(self) -> None:
         self.connections: set[Held] = set()
@@ -71,23 +71,23 @@ class _Group:
         self.until: float | None = None  # None: nothing is held
 
     def hold_all(self) -> None:
-        """Those that are read from come last in the order."""
+        """Holds all connections; those being read are released last."""
         for each in self.connections - self.held.keys():
             self.hold(each)
 
     def hold(self, connection: Held) -> None:
-        """One of them."""
+        """Holds one connection."""
         self.held[connection] = None
         connection.hold()
 
     def discard(self, connection: Held) -> None:
-        """It is gone."""
+        """Forgets a closed connection."""
         self.connections.discard(connection)
         self.held.pop(connection, None)
 
 
 class Crowd:
-    """Counts. is_admin: a peer that is never kept out."""
+    """Limits connections and what they send. is_admin: whether a peer is exempt."""
 
     def __init__(
         self,
@@ -109,41 +109,41 @@ class Crowd:
         self._joined = Debts(clock, MAX_CONNECTIONS)  # connections
         self._begun = Debts(clock, MAX_CONNECTIONS)  # calls
         self._groups: dict[str, _Group] = {}  # of those that speak, by whom they are held with
-        self._tunnels = Tunnels()
+        self._tunnels = ForwardedConnections()
         self._tally = Tally(_log)
 
     @property
     def speaking(self) -> int:
-        """Connections that have said something."""
+        """The number of connections that have sent something."""
         return self._speaking.total()
 
     def may_open(self, peer: Peer) -> bool:
-        """Whether this peer may make one more connection."""
+        """Whether this peer may open one more connection."""
         if self._is_admin(peer):
             return True
         rate = self._rate if peer.uid is not None else self._address_rate
         if rate.late_s(peer.key):
-            self._refused(peer, "CONNECTION_RATE", "it makes too many a second")
+            self._refused(peer, "CONNECTION_RATE", "it opens too many per second")
             return False
         held, used = self._open[peer.key], self._open.total()
         if full(held, used, own=MAX_CONNECTIONS, in_all=MAX_CONNECTIONS, admin=False) is not None:
-            self._refused(peer, "CONNECTIONS", f"there are {used}")
+            self._refused(peer, "CONNECTIONS", f"{used} are open")
             return False
         return True
 
     def opened(self, peer: Peer) -> None:
-        """It has made one."""
+        """Counts a connection that was opened."""
         self._open[peer.key] += 1
 
     def may_speak(self, connection: Held) -> bool:
-        """Whether a connection that has said something may go on; it counts from now on if so."""
+        """Whether a connection that sent its first byte may continue; if so, it counts from now on."""
         key, admin = connection.peer.key, self._is_admin(connection.peer)
         held, used = self._speaking[key], self._speaking.total()
         if tunnelled := connection.peer.via is Via.KUBERNETES:
             self._tunnels.make_room(key, self._max_per_peer())
             held = self._tunnels.count(key)  # without those that are being ended
         if full(held, used, own=self._max_per_peer(), in_all=MAX_CONNECTIONS, admin=admin) is not None:
-            why = f"it has {held} of {self._max_per_peer()} (access.max_connections), all together have {used}"
+            why = f"it has {held} of {self._max_per_peer()} (access.max_connections), and {used} are open in all"
             self._refused(connection.peer, "CONNECTIONS", why)
             return False
         self._speaking[key] += 1
@@ -152,7 +152,7 @@ class Crowd:
         return True
 
     def closed(self, connection: Held, *, spoke: bool) -> None:
-        """A connection is gone."""
+        """Stops counting a closed connection."""
         less(self._open, connection.peer.key)
         if spoke:
             less(self._speaking, connection.peer.key)
@@ -164,7 +164,7 @@ class Crowd:
                 del self._groups[name]
 
     def joined(self, connection: Held) -> None:
-        """It has said something: it may be joined to gRPC, unless its peer is held or has joined many just now."""
+        """Admits a connection to gRPC, unless its peer is held or has just joined many others."""
         name = _group(connection)
         group = self._groups.setdefault(name, _Group())
         group.connections.add(connection)
@@ -176,7 +176,7 @@ class Crowd:
             self._hold_until(name, group, RELEASE_S if group.until is None else 0.0)
 
     def may_begin(self, connection: Held) -> int:
-        """How many calls a connection may begin now."""
+        """How many calls a connection may start now."""
         if self._is_admin(connection.peer):
             return sys.maxsize
         begun = self._begun.add(_group(connection), 0, self._calls_per_second)
@@ -191,14 +191,14 @@ class Crowd:
         return max(BURST_CALLS, BURST_CALLS_S * self._calls_per_second)
 
     def hold_back(self, connection: Held) -> None:
-        """It would begin more calls than it may: it is held until there is room for some."""
+        """Holds a connection that would start too many calls, until some fit its rate again."""
         rate = self._calls_per_second
         room = self._burst_calls - self._begun.add(_group(connection), 0, rate)
-        self._slowed(connection, "CALLS", "begins too many calls a second")
+        self._slowed(connection, "CALLS", "starts too many calls per second")
         self.hold(connection, max(0.0, max(NEXT_CALLS, rate * NEXT_CALLS_S) - room) / rate)
 
     def received(self, connection: Held, size: int, calls: int) -> None:
-        """So many bytes came, and calls began in them."""
+        """Counts received bytes and the calls that began in them."""
         if self._is_admin(connection.peer):
             return
         group = _group(connection)
@@ -210,7 +210,7 @@ class Crowd:
             self.hold(connection, (sent - BURST_BYTES) / BYTES_PER_SECOND)
 
     def hold(self, connection: Held, seconds: float) -> None:
-        """Reads nothing of this peer for so long, after what it is held for already; at most MAX_HOLD_S."""
+        """Pauses reading from this peer for so long, on top of current holds; at most MAX_HOLD_S."""
         if self._is_admin(connection.peer):
             return
         name = _group(connection)
@@ -242,7 +242,7 @@ class Crowd:
             del self._groups[name]
 
     def unknown(self, door: str, why: str) -> None:
-        """Somebody whom nobody can name was refused at that address."""
+        """Logs that an unidentified client was refused at that address."""
         self._tally.note((door, why), {"text": f"a connection to {door} was refused: {why}"})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:

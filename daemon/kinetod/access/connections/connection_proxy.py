@@ -1,21 +1,21 @@
 """Where clients connect: every connection is identified and counted before gRPC sees it.
 
 Theory of operation
-    gRPC for Python shows nothing of a Unix peer and limits no connections. So the daemon itself listens at the
-    addresses of `server.listen`, and gRPC at Unix sockets in a folder that only the daemon's user can enter. A
-    connection is accepted, its peer identified by the kernel (`peers`), and joined to one of our own to gRPC, whose
-    end is bound to a name in the abstract namespace that is random and new each time. That name is what gRPC's
-    `context.peer()` shows; `peer` finds the one who is behind it. A client needs no token and no library of ours.
+    gRPC for Python does not reveal the peer of a Unix socket and does not limit connections. So the daemon itself
+    listens at the addresses in `server.listen`, and gRPC on Unix sockets in a folder that only the daemon's user can
+    enter. The daemon accepts a connection, lets the kernel identify its peer (`peers`), and joins it to a connection of
+    our own to gRPC, whose end is bound to a new random name in the abstract namespace. That name is what gRPC's
+    `context.peer()` shows; `peer` finds who is behind it. A client needs no token and no library of ours.
 
-    Whoever could bind such a name first would have to guess it; whoever connects to gRPC's own sockets has no name
-    that we know and is refused as not identified.
+    To bind such a name first, somebody would have to guess it; whoever connects to gRPC's own sockets has no name that
+    we know and is refused as not identified.
 
     One peer cannot keep others out:
     - a connection is not passed on before its first byte; the oldest of a peer's silent ones is closed when it has
       more than MAX_SILENT_PER_PEER, and each after FIRST_BYTE_S. A peer with silent ones can still connect;
     - how many connections a peer has, how fast it makes them, how much it sends and how many calls it begins is
       limited (`connection_limits`);
-    - gRPC closes those that do not finish the handshake (see `rpc.server`);
+    - gRPC closes those that do not finish the handshake (see `rpc.grpc_server`);
     - neither direction holds more than some HIGH_WATER_BYTES: a side that is not read is not read from
       (`proxied_connection`).
 """
@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.access.connections.connection_limits import Crowd
-from kinetod.access.connections.proxied_connection import Client, log_failure
-from kinetod.access.peers import Peer, Unidentified, of_loopback, of_unix, with_groups
+from kinetod.access.connections.proxied_connection import ProxiedConnection, log_failure
+from kinetod.access.peers import Peer, UnknownPeer, of_loopback, of_unix, with_groups
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.config.settings import ListenAddress
@@ -51,29 +51,29 @@ _SOCKETS = (PLAIN_SOCKET, TLS_SOCKET, TLS_TOKEN_SOCKET)
 
 
 class PrivateFolder:
-    """The folder of gRPC's own sockets, and names for them that are short however long its path is."""
+    """The folder of gRPC's own sockets, with names that are short however long its path is."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder, or takes the one that a killed daemon left. Raises StartError."""
+        """Creates the folder, or reuses one that a killed daemon left. Raises StartError."""
         try:
             path.mkdir(mode=0o700, exist_ok=True)
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             status = os.fstat(self._fd)
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise StartError(f"{path} is open to others than this user; remove it")
+                raise StartError(f"{path} is accessible to other users; remove it")
             for name in _SOCKETS:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=self._fd)
         except OSError as exc:
-            raise StartError(f"cannot make the folder {path}: {exc.strerror}") from exc
+            raise StartError(f"cannot create the folder {path}: {exc.strerror}") from exc
         self._path = path
 
     def socket_path(self, name: str) -> str:
-        """Of one socket; good in this process only."""
+        """The path of one socket, valid in this process only."""
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def close(self) -> None:
-        """Removes it."""
+        """Removes the folder."""
         for name in _SOCKETS:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
@@ -84,7 +84,7 @@ class PrivateFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """One address to listen at. tls: who it is comes from a certificate; tokens: from a Kubernetes token instead."""
+    """An address to listen on. tls: callers are identified by certificate; tokens: by Kubernetes token instead."""
 
     address: ListenAddress
     tls: bool = False
@@ -92,14 +92,14 @@ class Door:
 
     @property
     def upstream(self) -> str:
-        """The socket of gRPC's that connections go to."""
+        """The socket of gRPC to which connections are passed."""
         if not self.tls:
             return PLAIN_SOCKET
         return TLS_TOKEN_SOCKET if self.tokens else TLS_SOCKET
 
 
 class Front:
-    """Listens for clients."""
+    """Accepts clients and passes their connections to gRPC."""
 
     def __init__(
         self,
@@ -112,27 +112,27 @@ class Front:
         requests_per_second: Callable[[], int],
         is_admin: Callable[[Peer], bool],
     ) -> None:
-        """lets_in: whether a local peer may connect at all; is_admin: it is never kept out by limits."""
+        """lets_in: whether a local peer may connect at all; is_admin: whether it is exempt from limits."""
         self._doors = list(doors)
         self._folder = folder
         self._socket_mode = socket_mode
         self._lets_in = lets_in
         self.crowd = Crowd(max_per_peer=max_per_peer, requests_per_second=requests_per_second, is_admin=is_admin)
         self._listeners: list[_Listener] = []
-        self._named: dict[str, Client] = {}
+        self._named: dict[str, ProxiedConnection] = {}
         self._lookups = ThreadPoolExecutor(1, "peers")
         self._looked_up = 0
-        self._silent: dict[str, dict[Client, None]] = {}  # by peer, oldest first
-        self._open: set[Client] = set()
+        self._silent: dict[str, dict[ProxiedConnection, None]] = {}  # by peer, oldest first
+        self._open: set[ProxiedConnection] = set()
 
     async def start(self) -> None:
-        """Raises StartError."""
+        """Starts listening. Raises StartError."""
         for door in self._doors:
             for sock in await _bound(door.address, self._socket_mode):
                 self._listeners.append(_Listener(sock, door, self._accepted))
 
     def mend(self) -> list[str]:
-        """Makes sockets again that somebody has removed; says what cannot be mended."""
+        """Recreates removed sockets; returns what cannot be mended."""
         problems = []
         for number, listener in enumerate(self._listeners):
             path = listener.door.address.path
@@ -143,28 +143,28 @@ class Front:
             except StartError as exc:
                 problems.append(f"clients cannot connect: {path} is gone; {exc}")
                 continue
-            log.warning("the socket %s was gone; it has been made again", path)
+            log.warning("the socket %s was missing and has been recreated", path)
             listener.close()
             self._listeners[number] = _Listener(sock, listener.door, self._accepted)
         return problems
 
     def peer(self, name: str) -> Peer | None:
-        """Who is behind a connection that gRPC shows as `name`."""
+        """The peer behind the connection that gRPC calls `name`."""
         client = self._named.get(name)
         return client.peer if client is not None else None
 
     def hold(self, name: str, seconds: float) -> None:
-        """Reads nothing of the peer that gRPC shows as `name` for so long."""
+        """Pauses reading from the peer of the connection `name` for so long."""
         if (client := self._named.get(name)) is not None:
             self.crowd.hold(client, seconds)
 
     def vouch(self, name: str, user: str) -> None:
-        """The connection that gRPC shows as `name` has shown a token of this user."""
+        """Notes that the connection `name` has presented a token of this user."""
         if (client := self._named.get(name)) is not None:
             client.user = user
 
     def stop_accepting(self) -> None:
-        """No new connections."""
+        """Stops accepting connections."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -174,7 +174,7 @@ class Front:
                     door.address.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Ends everything."""
+        """Closes all connections and sockets."""
         self.stop_accepting()
         for client in list(self._open):
             client.end()
@@ -190,7 +190,7 @@ class Front:
                     sock.close()
                     return
                 peer = with_groups(peer, sock)
-            except (OSError, Unidentified) as exc:
+            except (OSError, UnknownPeer) as exc:
                 self.crowd.unknown(str(door.address), str(exc))
                 sock.close()
                 return
@@ -212,7 +212,7 @@ class Front:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
                 peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
-        except (OSError, Unidentified) as exc:
+        except (OSError, UnknownPeer) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
             return
@@ -233,34 +233,34 @@ class Front:
         if len(silent) >= MAX_SILENT_PER_PEER:
             next(iter(silent)).end()
             silent = self._silent.setdefault(peer.key, {})
-        client = Client(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
+        client = ProxiedConnection(self, peer, self._folder.socket_path(door.upstream), in_clear=not door.tls)
         silent[client] = None
         self._open.add(client)
         task = asyncio.create_task(client.start(sock))
         task.add_done_callback(log_failure)
 
-    def spoke(self, client: Client) -> bool:
-        """The first byte has come; whether the connection may go on."""
+    def spoke(self, client: ProxiedConnection) -> bool:
+        """Called at the first byte. Returns whether the connection may continue."""
         self._no_longer_silent(client)
         client.counted = self.crowd.may_speak(client)
         return client.counted
 
-    def _no_longer_silent(self, client: Client) -> None:
+    def _no_longer_silent(self, client: ProxiedConnection) -> None:
         silent = self._silent.get(client.peer.key, {})
         silent.pop(client, None)
         if not silent:
             self._silent.pop(client.peer.key, None)
 
-    def named(self, client: Client, name: str) -> None:
-        """gRPC will know the connection by this name."""
+    def named(self, client: ProxiedConnection, name: str) -> None:
+        """Notes the name by which gRPC will know the connection."""
         self._named[name] = client
 
-    def ending(self, client: Client) -> None:
-        """A connection is being closed."""
+    def ending(self, client: ProxiedConnection) -> None:
+        """Called when a connection is about to close."""
         self._no_longer_silent(client)
 
-    def ended(self, client: Client) -> None:
-        """A connection is closed."""
+    def ended(self, client: ProxiedConnection) -> None:
+        """Called when a connection has closed."""
         if client not in self._open:
             return
         self._open.discard(client)
@@ -287,7 +287,7 @@ class _Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:  # out of descriptors or memory: try again soon instead of spinning
-                log.error("cannot accept clients: %s; trying again", exc.strerror)
+                log.error("cannot accept clients: %s; retrying", exc.strerror)
                 self._loop.remove_reader(self._sock.fileno())
                 self._loop.call_later(RETRY_ACCEPT_S, self._resume)
                 return
@@ -304,7 +304,7 @@ class _Listener:
 
 
 async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket]:
-    """Listening sockets. Raises StartError."""
+    """Binds the listening sockets of an address. Raises StartError."""
     if address.path is not None:
         return [_bound_unix(address.path, socket_mode)]
     loop = asyncio.get_running_loop()

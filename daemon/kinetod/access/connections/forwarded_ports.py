@@ -1,9 +1,10 @@
-"""Connections of callers whom only tokens tell apart: forwarded ports all end at one address.
+"""Connections of callers who can be told apart only by tokens, because forwarded ports all end at one address.
 
 Theory of operation
-    A connection is nobody's until the token of a call on it was found good; it is that user's from then on. Where an
-    address has as many as it may, the user with the most loses the oldest, nobody being a user too: so whoever takes
-    all that there are loses them to others, one by one. A user of few loses none; then the new one is refused.
+    A connection belongs to nobody until a token on it has been found valid; from then on it belongs to that user. When
+    an address is at its limit, the user with the most connections loses the oldest; those of nobody count as one user.
+    So whoever takes all connections loses them to others, one by one. A user with few loses none; the new connection is
+    refused instead.
 """
 
 import collections
@@ -14,28 +15,28 @@ from kinetod.access.peers import Peer
 FEW = 4  # connections: kinetoctl has one for each node, and a watch may have another
 
 
-class Tunnel(Protocol):
-    """A connection that can be ended. user: whose it is; "": nobody's yet."""
+class ForwardedConnection(Protocol):
+    """A connection that can be ended. user: who it belongs to; "" until a token has identified the user."""
 
     peer: Peer
     user: str
 
     def end(self) -> None:
-        """Closes it."""
+        """Closes the connection."""
 
 
-class Tunnels:
-    """Those that speak, the oldest first."""
+class ForwardedConnections:
+    """The connections that have sent something, oldest first."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[Tunnel, None]] = {}  # by address
+        self._open: dict[str, dict[ForwardedConnection, None]] = {}  # by address
 
     def count(self, key: str) -> int:
-        """Of one address."""
+        """The number of connections from one address."""
         return len(self._open.get(key, ()))
 
     def make_room(self, key: str, most: int) -> None:
-        """Ends one if the address has as many as it may, and somebody has more than FEW of them."""
+        """Ends a connection if the address is at its limit and some user has more than FEW."""
         if self.count(key) < most:
             return
         users = collections.Counter(each.user for each in self._open[key])
@@ -45,12 +46,12 @@ class Tunnels:
             self.remove(oldest)
             oldest.end()
 
-    def add(self, tunnel: Tunnel) -> None:
-        """It speaks."""
+    def add(self, tunnel: ForwardedConnection) -> None:
+        """Adds a connection that has sent something."""
         self._open.setdefault(tunnel.peer.key, {})[tunnel] = None
 
-    def remove(self, tunnel: Tunnel) -> None:
-        """It is gone."""
+    def remove(self, tunnel: ForwardedConnection) -> None:
+        """Removes a closed connection."""
         group = self._open.get(tunnel.peer.key, {})
         group.pop(tunnel, None)
         if not group:

@@ -1,6 +1,6 @@
-"""How many calls a client begins, seen in what it sends: each is a HEADERS frame of HTTP/2 (RFC 9113, 4.1 and 6.2).
+"""Counts the calls that a client starts by the HEADERS frames of HTTP/2 that it sends (RFC 9113, 4.1 and 6.2).
 
-Nothing else of HTTP/2 is looked at. What is no HTTP/2 passes: gRPC closes such a connection.
+Nothing else of HTTP/2 is examined. Anything that is not HTTP/2 passes: gRPC closes such a connection.
 """
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -9,7 +9,7 @@ HEADERS = 1  # the frame type
 
 
 class Streams:
-    """Of one connection, from its first byte on."""
+    """Counts the streams of one connection, from its first byte on."""
 
     def __init__(self) -> None:
         self._preface = PREFACE  # what is left of it
@@ -18,7 +18,7 @@ class Streams:
         self._payload = 0  # bytes of the frame's payload that have not come
 
     def cut(self, data: bytes, most: int) -> tuple[int, int]:
-        """How many of the bytes may pass so that no more than `most` calls begin, and how many begin in them.
+        """How many bytes may pass so that at most `most` calls begin, and how many begin in them.
 
         These bytes count as passed: the next call takes what follows.
         """

@@ -1,10 +1,10 @@
-"""A client's connection joined to one of ours to gRPC, and what is held back of what the client says.
+"""Joins a client's connection to one of ours to gRPC, and holds back calls that exceed the client's limits.
 
 Theory of operation
-    gRPC is connected to when the first byte has come. From then on what one end receives goes to the other one; a side
-    that is not read is not read from. Of a connection in the clear the calls are seen that the client begins
-    (`http2_streams`): those beyond what `connection_limits` grants wait here, at most what was read at once, and
-    nothing more is read meanwhile.
+    The connection to gRPC is made when the first byte has arrived. From then on, what one end receives goes to the
+    other; if one side does not read, we stop reading from the other. On an unencrypted connection, `http2_streams`
+    counts the calls that the client starts: those beyond what `connection_limits` grants wait here, at most one read of
+    them, and nothing more is read until they have passed.
 """
 
 import asyncio
@@ -25,39 +25,39 @@ HIGH_WATER_BYTES = 1 << 20
 
 
 class Keeper(Protocol):
-    """Who keeps the connections."""
+    """The owner of the connections."""
 
     crowd: Crowd
 
-    def spoke(self, client: "Client") -> bool:
-        """The first byte has come; whether the connection may go on."""
+    def spoke(self, client: "ProxiedConnection") -> bool:
+        """Called at the first byte. Returns whether the connection may continue."""
 
-    def named(self, client: "Client", name: str) -> None:
-        """gRPC will know the connection by this name."""
+    def named(self, client: "ProxiedConnection", name: str) -> None:
+        """Called with the name by which gRPC will know the connection."""
 
-    def ending(self, client: "Client") -> None:
-        """A connection is being closed."""
+    def ending(self, client: "ProxiedConnection") -> None:
+        """Called when a connection is about to close."""
 
-    def ended(self, client: "Client") -> None:
-        """A connection is closed."""
+    def ended(self, client: "ProxiedConnection") -> None:
+        """Called when a connection has closed."""
 
 
 class _Half(asyncio.Protocol):
     """One of the two ends."""
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: "ProxiedConnection") -> None:
         self.client = client
         self.transport: asyncio.Transport | None = None
         self._paused: set[str] = set()  # for which reasons
 
     def pause(self, reason: str) -> None:
-        """Reads nothing until no reason is left."""
+        """Pauses reading until every reason is resumed."""
         self._paused.add(reason)
         if self.transport is not None:
             self.transport.pause_reading()
 
     def resume(self, reason: str) -> None:
-        """One reason less."""
+        """Removes a reason; reads again when none is left."""
         self._paused.discard(reason)
         if not self._paused and self.transport is not None:
             self.transport.resume_reading()
@@ -80,8 +80,8 @@ class _Half(asyncio.Protocol):
         self.client.half_lost(self)
 
 
-class Client:
-    """A client's connection and ours to gRPC. in_clear: what it says is not encrypted."""
+class ProxiedConnection:
+    """A client's connection and ours to gRPC. in_clear: whether the client's is unencrypted."""
 
     def __init__(self, keeper: Keeper, peer: Peer, upstream: str, *, in_clear: bool) -> None:
         self.peer = peer
@@ -111,7 +111,7 @@ class Client:
         return self._far if half is self._near else self._near
 
     def received(self, half: _Half, data: bytes) -> None:
-        """What one end says goes to the other one."""
+        """Passes what one end sent to the other."""
         if half is self._far:
             if self._near.transport is not None:
                 self._near.transport.write(data)
@@ -134,7 +134,7 @@ class Client:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Connects to gRPC, or passes on what waits, unless it is held."""
+        """Connects to gRPC, or passes on waiting data, unless held."""
         if self._held or self._ended:
             return
         if self._joined:
@@ -153,7 +153,7 @@ class Client:
             await loop.sock_connect(sock, self._upstream)
             await loop.create_unix_connection(lambda: self._far, sock=sock)
         except OSError as exc:
-            log.error("a client cannot be joined to gRPC: %s", exc)
+            log.error("a client cannot be connected to gRPC: %s", exc)
             sock.close()
             self.end()
             return
@@ -177,18 +177,18 @@ class Client:
             crowd.hold_back(self)
 
     def hold(self) -> None:
-        """Reads nothing of the client."""
+        """Stops reading from the client."""
         self._held = True
         self._near.pause("held")
 
     def release(self) -> None:
-        """Reads again, unless what waits is too much still."""
+        """Resumes reading, unless too much data is still waiting."""
         self._held = False
         self._near.resume("held")
         self._go_on()
 
     def end(self) -> None:
-        """Closes both ends once what they have been given is sent, or cannot be within LINGER_S."""
+        """Closes both ends once their pending data is sent, or after LINGER_S."""
         if self._ended:
             return
         self._ended = True
@@ -209,7 +209,7 @@ class Client:
                 half.transport.abort()
 
     def half_lost(self, half: _Half) -> None:
-        """One end is closed for good. gRPC has no use for the rest of what a client said that has gone."""
+        """Handles one closed end. gRPC has no use for the remaining data of a client that has gone."""
         self.end()
         if half is self._near:
             self._abort()
@@ -219,6 +219,6 @@ class Client:
 
 
 def log_failure(task: "asyncio.Task[None]") -> None:
-    """For the end of a task that nobody waits for."""
+    """Logs the failure of a task that nobody awaits."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a client's connection failed", exc_info=error)

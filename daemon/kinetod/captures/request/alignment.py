@@ -1,4 +1,4 @@
-"""At which iterations the processes of a capture are, asked of their agents."""
+"""Asks the agents of a capture which iterations their processes are at."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ _MAX_ITERATION = 2**53  # what an agent says is untrusted
 
 
 async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> list[Sample]:
-    """Where each agent is, over OBSERVED_S. An agent that has just come gets a little longer for its first iteration.
+    """Samples the iteration of each agent over OBSERVED_S; a new agent gets up to FIRST_STEP_S for its first one.
 
     Ends early when `is_wanted` says that nobody waits for it any more. An agent that does not answer keeps its count.
     """
@@ -33,7 +33,7 @@ async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> lis
 
 
 def _is_awaited(agents: Sequence[Agent]) -> bool:
-    """Whether an agent that was brought into a torch program has not seen an iteration yet."""
+    """Whether an agent attached to a torch program has yet to see its first iteration."""
     return any(
         agent.attached is not None and agent.hello.framework and agent.hello.iterations == NEVER for agent in agents
     )

@@ -1,4 +1,4 @@
-"""A caller's request checked, field by field, and turned into what an agent is told. Pure."""
+"""Checks a caller's request field by field and turns it into the request for the agents. Pure."""
 
 import hashlib
 import re
@@ -40,8 +40,8 @@ _TYPES_OF_OPTIONS = {
 # torch's observer reads the top of a stack that is empty if it starts or ends while operators of other threads run.
 _EXECUTION_TRACE = "execution_trace"
 _NO_EXECUTION_TRACE = (
-    "torch's ExecutionTraceObserver can crash a running program when it is started from outside, so it never is; "
-    "use it in the program, around whole steps, or record cpu_op with record_shapes here"
+    "kinetod never starts torch's ExecutionTraceObserver, which can crash a running program when started from outside; "
+    "use it inside the program, around whole steps, or record cpu_op with record_shapes here"
 )
 _WITH_OWN_STACKS = {"memory_snapshot"}  # with_stack: the stacks of the allocations in it
 _OPERATOR_OPTIONS = ("record_shapes", "with_modules", "with_flops")  # they describe cpu_op rows
@@ -67,7 +67,7 @@ class CaptureRequest:
     or_duration_ns: int | None  # with iterations: for processes that never step
 
     def start(self, capture_id: str) -> wire.Start:
-        """The frame for the agents."""
+        """The request frame for the agents."""
         window = self.iterations
         return wire.Start(
             capture_id=capture_id,
@@ -86,20 +86,20 @@ class CaptureRequest:
 
 
 def request_hash(spec: pb.CaptureSpec) -> str:
-    """The same for equal requests, whatever the order of their labels."""
+    """Digest of a request that does not depend on the order of its labels."""
     return hashlib.sha256(spec.SerializeToString(deterministic=True)).hexdigest()
 
 
 def checked_key(key: str) -> str:
-    """An idempotency key that can be stored. Raises InvalidRequest."""
+    """Returns the idempotency key if it can be stored. Raises InvalidRequest."""
     if len(key) > MAX_KEY_CHARS:
-        raise invalid("idempotency_key", f"longer than {MAX_KEY_CHARS} characters")
+        raise invalid("idempotency_key", f"must be at most {MAX_KEY_CHARS} characters long")
     check_shown("idempotency_key", key)
     return key
 
 
 def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRequest:
-    """Raises InvalidRequest that names the wrong field."""
+    """Validates a spec. Raises InvalidRequest, which names the wrong field."""
     _check_labels(spec)
     types = _activity_types(spec)
     _check_options(spec.options, types)
@@ -126,7 +126,7 @@ def checked_spec(spec: pb.CaptureSpec, config: Config, now_ns: int) -> CaptureRe
 def _extent(spec: pb.CaptureSpec, config: Config) -> tuple[int | None, pb.IterationWindow | None]:
     extent = spec.WhichOneof("extent")
     if extent is None:
-        raise invalid("spec", "say how much to record: either duration_ns or iterations")
+        raise invalid("spec", "set either duration_ns or iterations to say how much to record")
     if extent == "iterations":
         return None, _iterations(spec.iterations)
     _check_range("spec.duration_ns", spec.duration_ns, config.max_duration_ns, least=1)
@@ -137,7 +137,7 @@ def _or_duration(spec: pb.CaptureSpec, config: Config) -> int | None:
     if not spec.HasField("or_duration_ns"):
         return None
     if spec.WhichOneof("extent") != "iterations":
-        raise invalid("spec.or_duration_ns", "belongs to iterations; a capture by duration needs nothing else")
+        raise invalid("spec.or_duration_ns", "is only for captures by iteration; leave it out with duration_ns")
     _check_range("spec.or_duration_ns", spec.or_duration_ns, config.max_duration_ns, least=1)
     return spec.or_duration_ns
 
@@ -168,31 +168,35 @@ def _iterations(window: pb.IterationWindow) -> pb.IterationWindow:
 def _check_warmup(spec: pb.CaptureSpec, config: Config) -> None:
     _check_range("spec.warmup_ns", spec.warmup_ns, config.max_duration_ns)
     if spec.warmup_ns and spec.WhichOneof("extent") == "iterations":
-        raise invalid("spec.warmup_ns", "belongs to a duration; with iterations set spec.iterations.warmup")
+        raise invalid("spec.warmup_ns", "is only for captures by duration; with iterations, set spec.iterations.warmup")
 
 
 def _check_arming(spec: pb.CaptureSpec, config: Config) -> None:
     _check_range("spec.arm_ns", spec.arm_ns, config.max_duration_ns)
     if spec.arm_ns and spec.start_time_ns:
-        raise invalid("spec.start_time_ns", "an armed capture is given its start by StartCapture; leave out one")
+        raise invalid(
+            "spec.start_time_ns", "cannot be combined with arm_ns: StartCapture says when an armed capture starts"
+        )
 
 
 def check_start_time(field: str, start_time_ns: int, spec: pb.CaptureSpec, config: Config, now_ns: int) -> None:
-    """Whether a capture may begin then, by this host's clock; 0: at once. Raises InvalidRequest."""
+    """Checks a start time by this host's clock; 0 means at once. Raises InvalidRequest."""
     if start_time_ns == 0:
         return
     if spec.WhichOneof("extent") == "iterations":
-        raise invalid(field, "belongs to a duration; with iterations say the first one")
+        raise invalid(field, "is only for captures by duration; with iterations, set the first iteration instead")
     if spec.options.wait_for_user_profiler:
-        raise invalid(field, "a capture with wait_for_user_profiler cannot begin at a given time; leave out one")
+        raise invalid(field, "cannot be combined with wait_for_user_profiler; leave one of them out")
     if start_time_ns < now_ns - START_TIME_SLACK_NS:
-        raise invalid(field, f"lies {format_duration(now_ns - start_time_ns)} in the past by this host's clock")
+        raise invalid(field, f"is {format_duration(now_ns - start_time_ns)} in the past by this host's clock")
     _check_range(field, start_time_ns - now_ns, config.max_duration_ns, least=-START_TIME_SLACK_NS)
 
 
 def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
     if len(spec.activity_types) > MAX_ACTIVITY_TYPES:
-        raise invalid("spec.activity_types", f"at most {MAX_ACTIVITY_TYPES}, got {len(spec.activity_types)}")
+        raise invalid(
+            "spec.activity_types", f"at most {MAX_ACTIVITY_TYPES} are allowed, got {len(spec.activity_types)}"
+        )
     for index, name in enumerate(spec.activity_types):
         if not _ACTIVITY_TYPE.fullmatch(name):
             raise invalid(f"spec.activity_types[{index}]", f"expected a name like gpu_memcpy, got {name!r:.80}")
@@ -200,7 +204,10 @@ def _activity_types(spec: pb.CaptureSpec) -> tuple[str, ...]:
             raise invalid(f"spec.activity_types[{index}]", _NO_EXECUTION_TRACE)
     types = [each for name in spec.activity_types for each in _DERIVED_TYPES.get(name, (name,))]
     if spec.activity_types and not types:
-        raise invalid("spec.activity_types", "external_correlation is in every trace and records nothing alone")
+        raise invalid(
+            "spec.activity_types",
+            "external_correlation is part of every trace and records nothing by itself; add another type",
+        )
     if types and not set(types) <= _WITH_OWN_STACKS:
         types += (name for option, name in _TYPES_OF_OPTIONS.items() if getattr(spec.options, option))
     return tuple(dict.fromkeys(types))
@@ -214,14 +221,17 @@ def _check_options(options: pb.Options, types: tuple[str, ...]) -> None:
             "spec.options.stack_sample_hz", f"must be 0 to {MAX_STACK_SAMPLE_HZ}, got {options.stack_sample_hz}"
         )
     if options.stack_trace and options.stack_sample_hz:
-        raise invalid("spec.options.stack_sample_hz", "is for sampled stacks; stack_trace records every call")
+        raise invalid(
+            "spec.options.stack_sample_hz",
+            "cannot be combined with stack_trace, which records every call instead of sampling",
+        )
     for name in _OPERATOR_OPTIONS:
         if types and getattr(options, name) and "cpu_op" not in types:
-            raise invalid(f"spec.options.{name}", "describes operators: add cpu_op to activity_types")
+            raise invalid(f"spec.options.{name}", "applies to operators only; add cpu_op to activity_types")
 
 
 def _options(options: pb.Options) -> dict[str, bool | int]:
-    """As the agent gets them: those that are set. stack_trace is a kind of with_stack."""
+    """The options that are set, as the agent receives them; stack_trace implies with_stack."""
     chosen = {field.name: value for field, value in options.ListFields()}
     return {**chosen, "with_stack": True} if options.stack_trace else chosen
 
@@ -250,18 +260,20 @@ def _formats(formats: Iterable[str]) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS
     for index, name in enumerate(wanted):
         if name not in FORMATS:
-            raise invalid(f"spec.formats[{index}]", f"unknown format {name!r:.80}; there are {', '.join(FORMATS)}")
+            raise invalid(
+                f"spec.formats[{index}]", f"unknown format {name!r:.80}; expected one of {', '.join(FORMATS)}"
+            )
     return wanted
 
 
 def _check_labels(spec: pb.CaptureSpec) -> None:
     if len(spec.labels) > MAX_LABELS:
-        raise invalid("spec.labels", f"at most {MAX_LABELS} labels, got {len(spec.labels)}")
+        raise invalid("spec.labels", f"at most {MAX_LABELS} labels are allowed, got {len(spec.labels)}")
     for key, value in spec.labels.items():
         if len(key) > MAX_LABEL_KEY_CHARS or not _LABEL_KEY.fullmatch(key):
             raise invalid(
                 "spec.labels", f"the key {key!r:.80} is not 1 to {MAX_LABEL_KEY_CHARS} letters, digits, . _ / or -"
             )
         if len(value) > MAX_LABEL_VALUE_CHARS:
-            raise invalid(f"spec.labels[{key!r}]", f"longer than {MAX_LABEL_VALUE_CHARS} characters")
+            raise invalid(f"spec.labels[{key!r}]", f"must be at most {MAX_LABEL_VALUE_CHARS} characters long")
         check_shown(f"spec.labels[{key!r}]", value)

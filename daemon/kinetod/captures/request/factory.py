@@ -1,4 +1,4 @@
-"""A new capture, as it is first shown and stored."""
+"""Builds a new capture as it is first shown and stored."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ from kinetod.captures.request.target_resolution import Resolved
 def new_capture(
     spec: pb.CaptureSpec, targets: Sequence[Resolved], *, host: str, requested_ns: int, owner_uid: int
 ) -> pb.Capture:
-    """Its targets wait for their agents; those that have a problem have ended with it."""
+    """Builds a new capture: its targets are pending, and those with a problem have already ended with it."""
     now_ns = time.time_ns()
     capture = pb.Capture(
         id=new_id(now_ns),
@@ -43,6 +43,6 @@ def new_capture(
 
 
 def new_id(now_ns: int) -> str:
-    """Sorts by time: 20260131-235959-123-9f86d0."""
+    """A capture id that sorts by time, such as 20260131-235959-123-9f86d0."""
     when = datetime.fromtimestamp(now_ns // 10**9, timezone.utc)
     return f"{when:%Y%m%d-%H%M%S}-{now_ns // 10**6 % 1000:03d}-{secrets.token_hex(3)}"

@@ -1,14 +1,14 @@
-"""From a selector to the processes of a capture, or to the error that says why not.
+"""Resolves a selector to the processes of a capture, or to the error that says why not.
 
 Theory of operation
-    `resolve` finds the processes, refuses what can be refused by looking, and only then brings agents into
-    those that have none, all at once. That takes milliseconds to seconds, so no lock is held; `still_there`
-    looks again, without waiting, when the capture is really made. In between the agents are held, so that
-    an attached one does not leave.
+    `resolve` finds the processes, refuses what can be refused by inspection, and only then attaches agents to those
+    without one, all at once. That takes milliseconds to seconds, so no lock is held; `still_there` checks again,
+    without waiting, when the capture is created. In between the agents are held, so that an attached one does not
+    leave.
 
-    A process may execute another program at any moment and be another user's by then. So once each target's agent is
-    there, what the process is now is read again and decided about again, also by the kernel's word about who connected.
-    From then on that very link counts: an execve closes it, and one that is made later is another one.
+    A process may execute another program at any moment and then belong to another user. So once each target's agent is
+    there, the credentials of the process are read and checked again, as is the user whom the kernel names as having
+    connected. From then on that very link counts: an execve closes it, and a later link is a different one.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ HOW_TO_GET_AN_AGENT = (
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """One target. Without an agent that can do it, `problem` says why."""
+    """One target. `problem` says why it cannot be traced, if it cannot."""
 
     key: ProcessKey
     process: pb.Process
@@ -52,8 +52,8 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a capture asks of its targets."""
+class TargetRequest:
+    """What a capture requires of its targets."""
 
     match: Match
     caller: Caller
@@ -62,7 +62,7 @@ class Wanted:
 
 
 async def resolve(
-    registry: Registry, wanted: Wanted, holds: contextlib.ExitStack, *, own_uid: int | None = None
+    registry: Registry, wanted: TargetRequest, holds: contextlib.ExitStack, *, own_uid: int | None = None
 ) -> list[Resolved]:
     """The targets, by pid. Their agents stay until `holds` is closed.
 
@@ -78,7 +78,7 @@ async def resolve(
     if len(found) > MAX_TARGETS:
         raise Exhausted(
             Reason.TOO_MANY_TARGETS,
-            f"{match} matches {len(found)} processes, one capture takes at most {MAX_TARGETS}; select fewer",
+            f"{match} matches {len(found)} processes, but one capture takes at most {MAX_TARGETS}; select fewer",
         )
     found = await _with_agents(registry, wanted, found, holds)
     found = await _decided_again(registry, wanted, found, own_uid)
@@ -87,7 +87,7 @@ async def resolve(
 
 
 def still_there(registry: Registry, match: Match, targets: Sequence[Resolved]) -> list[Resolved]:
-    """The same targets as they are now. Raises KinetodError for named pids as `resolve` does."""
+    """Rechecks the targets just before the capture starts. Raises KinetodError for named pids as `resolve` does."""
     found = [_now(registry, target) for target in targets]
     _raise_first(match, found)
     return found
@@ -99,7 +99,7 @@ def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
             raise resolved.problem
 
 
-async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+async def _named(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
     candidates = await _each(registry, wanted)
     for candidate in candidates:
         if (problem := _checked(registry, wanted, candidate, own_uid).problem) is not None:
@@ -108,8 +108,8 @@ async def _named(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resol
     return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
 
 
-async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
-    """The processes of `pids`. Raises KinetodError if there is one that the caller may not know of."""
+async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:
+    """The processes with these pids. Raises KinetodError if one does not exist or is hidden from the caller."""
     found = []
     for pid in sorted(wanted.match.pids):
         candidate = await registry.candidate(pid)
@@ -119,7 +119,7 @@ async def _each(registry: Registry, wanted: Wanted) -> list[Candidate]:
     return found
 
 
-async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Resolved]:
+async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
     def usable(candidate: Candidate) -> bool:
         return candidate.visible_to(wanted.caller) and _forbidden(wanted.caller, candidate, own_uid) is None
 
@@ -128,8 +128,8 @@ async def _selected(registry: Registry, wanted: Wanted, own_uid: int) -> list[Re
     return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 
 
-def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: int) -> Resolved:
-    """What can be said by looking; the owner comes first."""
+def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, own_uid: int) -> Resolved:
+    """Checks what can be checked without an agent, ownership first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
     problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid)
@@ -139,8 +139,9 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
         theirs = registry.incompatible_version(candidate.key)
         problem = Precondition(
             Reason.AGENT_INCOMPATIBLE,
-            f"the agent in {name} speaks protocol version {theirs}, this daemon (kinetod {__version__}) version "
-            f"{PROTOCOL_VERSION}; install the same version of kineto-agent and kinetod and restart the older one",
+            f"the agent in {name} speaks protocol version {theirs}, but this daemon (kinetod {__version__}) speaks "
+            f"version {PROTOCOL_VERSION}; install the same version of kineto-agent and kinetod and restart the older "
+            "one",
             pid=process.pid,
         )
     elif agent is not None:
@@ -148,8 +149,8 @@ def _checked(registry: Registry, wanted: Wanted, candidate: Candidate, own_uid: 
     elif wanted.attacher is None:
         problem = Precondition(
             Reason.NO_AGENT,
-            f"{name} has no agent, and bringing one in is switched off (--no-attach of kinetoctl trace or of kinetod); "
-            f"leave that out, or {HOW_TO_GET_AN_AGENT}",
+            f"{name} has no agent, and attaching one is switched off (--no-attach of kinetoctl trace or of kinetod); "
+            f"remove that option, or {HOW_TO_GET_AN_AGENT}",
             pid=process.pid,
         )
     return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials)
@@ -165,13 +166,13 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
     process, name = candidate.process, _name(candidate.process)
     if process.uid == caller.uid and not candidate.facts.plain:
         text = (
-            f"{name} runs as {caller}, but the kernel would not let that user trace it: it changes its rights, has "
-            f"capabilities, or has made itself undumpable; {needed(Action.TRACE)} may"
+            f"{name} runs as {caller}, but the kernel would not let that user trace it: it changes its credentials, "
+            f"has capabilities, or has made itself undumpable; only {needed(Action.TRACE)} may"
         )
     else:
         text = (
             f"{name} belongs to {process.user}, and {caller} with the roles {listed(caller.roles)} may not trace it; "
-            f"its own user may, and {needed(Action.TRACE)}"
+            f"only its own user and {needed(Action.TRACE)} may"
         )
     problem = NotPermitted(Reason.NOT_YOUR_PROCESS, text, pid=process.pid)
     problem.audited = {"target_uid": process.uid}
@@ -179,12 +180,12 @@ def _not_allowed(caller: Caller, candidate: Candidate) -> NotPermitted | None:
 
 
 def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
-    """The error for a process that there is not, that has ended, or that the caller may not know of."""
+    """The error for a process that does not exist, has ended, or is hidden from the caller."""
     parent, uid = _zombies_parent(pid)
     if parent and (sees_all(caller, Action.SEE_PROCESS) or uid == caller.uid):
         return Precondition(
             Reason.ATTACH_UNSUITABLE,
-            f"process {pid} has ended and waits for its parent, process {parent}, to collect it (zombie); "
+            f"process {pid} is a zombie: it has ended, but its parent, process {parent}, has not reaped it; "
             "`kinetoctl ps --all` lists the others",
             pid=pid,
         )
@@ -192,13 +193,13 @@ def no_such_process(caller: Caller, pid: int, action: Action) -> KinetodError:
         return NotFound(Reason.NO_SUCH_PROCESS, f"there is no process {pid} on this host", pid=pid)
     return NotPermitted(
         Reason.NOT_YOUR_PROCESS,
-        f"process {pid} is none of {caller}, or there is none; {needed(action)} may {action} of another user",
+        f"process {pid} does not exist or does not belong to {caller}; {needed(action)} may {action} of another user",
         pid=pid,
     )
 
 
 def _zombies_parent(pid: int, proc: Path = PROC) -> tuple[int, int]:
-    """The parent and the user of a process that has ended; (0, 0): it is none."""
+    """Parent pid and uid of a zombie process; (0, 0) if it is not one."""
     fields = read_status(proc / str(pid))
     if fields.get("State", "")[:1] != "Z":
         return 0, 0
@@ -206,13 +207,13 @@ def _zombies_parent(pid: int, proc: Path = PROC) -> tuple[int, int]:
 
 
 def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:
-    """The error for a process of a user whom this daemon does not serve."""
+    """The error for a process of a user that this daemon does not serve; None if it does."""
     if own_uid in (0, process.uid):
         return None
     return NotPermitted(
         Reason.NOT_YOUR_PROCESS,
-        f"{_name(process)} belongs to {process.user}, and this daemon serves uid {own_uid} only; ask the daemon of "
-        "that user or the system's (run by root)",
+        f"{_name(process)} belongs to {process.user}, and this daemon serves uid {own_uid} only; use that user's "
+        "daemon or the system-wide one (run by root)",
         pid=process.pid,
     )
 
@@ -235,7 +236,7 @@ def _now(registry: Registry, target: Resolved) -> Resolved:
     if agent is None or agent is not target.agent:  # another one is another program's, for all that we know
         problem = Precondition(
             Reason.NO_AGENT,
-            f"the agent in {_name(target.process)} has just gone: the process ended, or the agent was stopped in it; "
+            f"the agent in {_name(target.process)} has just disconnected: the process ended or stopped its agent; "
             "try again",
             pid=target.process.pid,
         )
@@ -247,9 +248,9 @@ def _now(registry: Registry, target: Resolved) -> Resolved:
 
 
 async def _with_agents(
-    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], holds: contextlib.ExitStack
+    registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved], holds: contextlib.ExitStack
 ) -> list[Resolved]:
-    """Brings the missing agents in, all at once; each failure is its target's problem."""
+    """Attaches the missing agents concurrently; each failure becomes its target's problem."""
 
     def hold(agent: Agent) -> None:
         if not agent.capture_id:
@@ -278,14 +279,14 @@ async def _with_agents(
 
 
 async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
-    """The same error, unless the process has become another one meanwhile, which explains it."""
+    """The error, or a better one if the process has been replaced by another program in the meantime."""
     found = await registry.whose(target.key) if error.code is AttachCode.FAILED else None
     difference = target.approved.difference(found) if found is not None and target.approved is not None else ""
     return replaced(target.key.pid, difference) if difference else error
 
 
 async def _decided_again(
-    registry: Registry, wanted: Wanted, targets: Sequence[Resolved], own_uid: int
+    registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved], own_uid: int
 ) -> list[Resolved]:
     """The same targets with the problem of those that are not what was decided about, or not the caller's any more."""
     open_ones = [target.key.pid for target in targets if target.problem is None]
@@ -317,16 +318,16 @@ def _attach_problem(target: Resolved, error: AttachError) -> KinetodError:
     return kind(Reason(error.code.value), error.reason, pid=target.process.pid)
 
 
-def _no_match(wanted: Wanted) -> NotFound:
+def _no_match(wanted: TargetRequest) -> NotFound:
     if wanted.attacher is None:
         text = (
-            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one, others: "
-            f"{HOW_TO_GET_AN_AGENT}"
+            f"no process with an agent matches {wanted.match}; `kinetoctl ps` lists those that have one; for any "
+            f"other process, {HOW_TO_GET_AN_AGENT}"
         )
     else:
         text = (
-            f"no process that has an agent or uses a GPU, and no Python process by its command, rank, job or pod, "
-            f"matches {wanted.match}; `kinetoctl ps --all` lists them, and --pid takes any"
+            f"no process that has an agent or uses a GPU, and no Python process found by command, rank, job or pod, "
+            f"matches {wanted.match}; `kinetoctl ps --all` lists all processes, and --pid accepts any of them"
         )
     return NotFound(Reason.NO_MATCH, text)
 

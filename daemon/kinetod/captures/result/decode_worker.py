@@ -17,7 +17,7 @@ _ENVIRONMENT = {
 
 
 def main() -> int:
-    """Runs until the end of standard input."""
+    """Serves decode jobs until standard input ends."""
     die_with_parent()
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us

@@ -1,10 +1,10 @@
-"""The bytes of a stored file, in chunks, from an offset on, and never wrong ones.
+"""Serves the bytes of a stored file in chunks, from an offset on, and never corrupt ones.
 
 Theory of operation
-    A file on this host is hashed while it is sent, from its beginning even if the caller wants less, and the last chunk
-    is held back until the checksum is right: whoever gets the end of the stream without an error has the file. A
-    file that is damaged is marked in the capture's record; where an uploaded copy exists, that one is sent instead.
-    Of an uploaded file each block has a checksum of its own, which the upload worker compares.
+    A file on this host is hashed while it is sent, from its beginning even if the caller wants only the rest, and the
+    last chunk is held back until the checksum is confirmed: a caller that reaches the end of the stream without an
+    error has the file. A damaged file is marked in the capture's record; if an uploaded copy exists, that is sent
+    instead. In an uploaded file, each block has its own checksum, which the upload worker compares.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ VERIFIED_AGAIN_NS = 3600 * 10**9  # a right checksum is noted so often at most
 async def fetch(
     store: Store, remote: RemoteReader, capture: pb.Capture, request: pb.FetchTraceRequest
 ) -> AsyncIterator[pb.TraceChunk]:
-    """The chunks; at least one, with the file's size and digest. Raises KinetodError."""
+    """Yields the file's chunks: at least one, which has its size and digest. Raises KinetodError."""
     target = _target(capture, request.pid)
     file = _file(capture, target, request.format)
     if request.offset < 0:
@@ -43,7 +43,7 @@ async def fetch(
     if request.offset > file.size_bytes:
         raise OutOfRange(
             Reason.OFFSET_BEYOND_END,
-            f"the offset {request.offset} is beyond the {file.size_bytes} bytes of {file.name}; start again at 0",
+            f"offset {request.offset} is beyond the end of {file.name} ({file.size_bytes} bytes); start again at 0",
             size_bytes=file.size_bytes,
         )
     uploaded = capture.upload.state == pb.UPLOAD_STATE_UPLOADED
@@ -71,12 +71,12 @@ async def fetch(
 
 
 def is_here(capture: pb.Capture) -> bool:
-    """Whether its files are on this host."""
+    """Whether the capture's files are on this host."""
     return not capture.HasField("local_bytes") or capture.local_bytes > 0
 
 
 async def check_local(store: Store, path: Path, file: pb.TraceFile) -> str:
-    """What is wrong with a file, empty: nothing. Reads all of it."""
+    """What is wrong with a file ("" if nothing). Reads the whole file."""
     digest, done = hashlib.sha256(), 0
     try:
         stream = await store.reading.in_thread(_open, path, file)
@@ -90,14 +90,14 @@ async def check_local(store: Store, path: Path, file: pb.TraceFile) -> str:
 
 
 async def note_check(store: Store, capture: pb.Capture, target: pb.Target, file: pb.TraceFile, problem: str) -> None:
-    """Marks a file in the capture's record, if that says something else."""
+    """Records the result of a check in the capture's entry, if it has changed."""
     now_ns = time.time_ns()
     if problem == file.damage and (problem or now_ns - file.verified_ns < VERIFIED_AGAIN_NS):
         return
     try:
         await store.run(store.note_check, capture.id, key_of(target), file.format, damage=problem, now_ns=now_ns)
     except KinetodError as exc:
-        log.error("the state of %s of capture %s cannot be noted: %s", file.format, capture.id, exc)
+        log.error("cannot record the state of %s of capture %s: %s", file.format, capture.id, exc)
 
 
 async def _local(
@@ -153,7 +153,7 @@ def _file(capture: pb.Capture, target: pb.Target, format_: str) -> pb.TraceFile:
     if target.state != pb.TARGET_STATE_ENDED:
         raise Precondition(
             Reason.CAPTURE_RUNNING,
-            f"the trace of process {target.pid} is not stored yet; watch capture {capture.id} until it has ended",
+            f"the trace of process {target.pid} has not been stored yet; watch capture {capture.id} until it has ended",
             capture_id=capture.id,
         )
     for file in target.files:
@@ -162,7 +162,7 @@ def _file(capture: pb.Capture, target: pb.Target, format_: str) -> pb.TraceFile:
     stored = ", ".join(file.format for file in target.files) or f"nothing: {target.reason}"
     raise NotFound(
         Reason.NO_SUCH_FILE,
-        f"capture {capture.id} has no {format_ or 'trace'} file for process {target.pid}; stored is {stored}",
+        f"capture {capture.id} has no {format_ or 'trace'} file for process {target.pid}; it has stored {stored}",
         pid=target.pid,
     )
 
@@ -170,7 +170,7 @@ def _file(capture: pb.Capture, target: pb.Target, format_: str) -> pb.TraceFile:
 def _damaged(what: Path | str, problem: str) -> DataLoss:
     return DataLoss(
         Reason.FILE_DAMAGED,
-        f"{what} {problem}; it was changed or removed behind the daemon's back, or the disk is bad",
+        f"{what} {problem}; something other than the daemon changed or removed it, or the disk is faulty",
         problem=problem,
     )
 

@@ -1,7 +1,7 @@
-"""What becomes of captures that have ended: measured, uploaded, pinned, removed, verified.
+"""Measures, uploads, pins, removes and verifies captures that have ended.
 
-Everything that changes the files of an ended capture goes through here, so that retention, uploads and callers do
-not meet at the same capture.
+Everything that changes the files of an ended capture goes through here, so that retention, uploads and callers do not
+work on the same capture at once.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeping:
-    """The keeper of ended captures."""
+    """Keeps, pins, verifies and deletes ended captures."""
 
     def __init__(self, store: Store, retention: Retention, uploader: Uploader, remote: RemoteReader) -> None:
         self._store = store
@@ -29,29 +29,29 @@ class Keeping:
         self.remote = remote
 
     def ended(self, capture: pb.Capture) -> None:
-        """A capture is stored as a whole."""
+        """Called when a capture has been stored completely."""
         if capture.local_bytes:
             self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
         self.retention.wake()
 
     def annotate(self, capture: pb.Capture) -> pb.Capture:
-        """The capture with what only the queue of uploads knows."""
+        """Adds the upload state that only the upload queue knows."""
         self._uploader.annotate(capture)
         return capture
 
     async def pin(self, capture: pb.Capture, pinned: bool) -> None:
-        """Keeps it from retention, or no longer. Raises KinetodError."""
+        """Pins the capture against retention, or unpins it. Raises KinetodError."""
         await self._store.run(self._store.set_pinned, capture.id, pinned)
         log.info("capture %s is %s", capture.id, "pinned" if pinned else "unpinned")
         if not pinned:
             self.retention.wake()
 
     async def delete(self, capture: pb.Capture, *, keep_uploaded: bool) -> None:
-        """Raises Precondition if it is pinned or its uploaded copy cannot be removed."""
+        """Deletes a capture. Raises Precondition if it is pinned or its uploaded copy cannot be removed."""
         if capture.pinned:
             raise Precondition(
                 Reason.CAPTURE_PINNED,
-                f"capture {capture.id} is pinned; `kinetoctl captures unpin {capture.id}` first",
+                f"capture {capture.id} is pinned; run `kinetoctl captures unpin {capture.id}` first",
                 capture_id=capture.id,
             )
         await self._uploader.withdraw(capture.id)
@@ -64,10 +64,10 @@ class Keeping:
                 self._uploader.add(capture.id, capture.owner_uid if capture.HasField("owner_uid") else None)
             raise
         await self._store.remove(capture.id)
-        log.info("capture %s is deleted%s", capture.id, ", its uploaded copy stays" if keep_uploaded else "")
+        log.info("capture %s was deleted%s", capture.id, "; its uploaded copy was kept" if keep_uploaded else "")
 
     async def verify(self, capture: pb.Capture, *, uploaded: bool) -> AsyncIterator[pb.FileCheck]:
-        """Every file, read again. Raises KinetodError."""
+        """Rereads and checks every file. Raises KinetodError."""
         if capture.ended_ns == 0:
             raise Precondition(
                 Reason.CAPTURE_RUNNING, f"capture {capture.id} is running; verify it once it has ended",

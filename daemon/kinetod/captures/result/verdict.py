@@ -1,4 +1,4 @@
-"""How a target and a capture end, from what is known. Pure."""
+"""Decides how a target and a capture end. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _REASON_CHARS = 1024
 
 
 class Outcome(Enum):
-    """How far the collection came."""
+    """How far the collection got."""
 
     DONE = "done"
     PARTIAL = "partial"
@@ -46,7 +46,7 @@ _AGENT_CODES = {"TARGET_EXITING": VerdictReason.TARGET_EXITED.value}
 
 
 def ending_of_result(result: wire.Result) -> Ending:
-    """What the agent says of the end."""
+    """The ending that the agent's result reports."""
     try:
         outcome = Outcome(result.outcome)
     except ValueError:
@@ -56,50 +56,50 @@ def ending_of_result(result: wire.Result) -> Ending:
     if outcome is Outcome.DONE:
         return DONE
     code = clean_code(_AGENT_CODES.get(result.reason_code, result.reason_code), VerdictReason.AGENT_ERROR)
-    return Ending(outcome, code, clean(result.reason, _REASON_CHARS) or f"the agent says no more than {code}")
+    return Ending(outcome, code, clean(result.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}")
 
 
 def ending_of_rejection(rejected: wire.Rejected) -> Ending:
-    """The agent will not do it."""
+    """The ending for a request that the agent rejected."""
     code = clean_code(rejected.reason_code, VerdictReason.AGENT_ERROR)
-    reason = clean(rejected.reason, _REASON_CHARS) or f"the agent says no more than {code}"
+    reason = clean(rejected.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}"
     if rejected.busy_capture_id and rejected.busy_capture_id not in reason:
         reason += f" (capture {clean(rejected.busy_capture_id, 64)})"
     return Ending(Outcome.FAILED, code, reason)
 
 
 def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Ending:
-    """The wanted iterations did not come in the time that is allowed."""
-    place = f" from {start.start_iteration} on" if start.start_iteration is not None else ""
+    """The ending for iterations that did not complete in the allowed time."""
+    place = f" from iteration {start.start_iteration} on" if start.start_iteration is not None else ""
     reason = (
-        f"process {pid} did not get through {start.iterations} iterations{place} in the {format_duration(allowed_ns)} "
+        f"process {pid} did not complete {start.iterations} iterations{place} within the {format_duration(allowed_ns)} "
         "that this daemon allows (kinetod --max-duration)"
     )
     return Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
 
 
 def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
-    """The program's own profiler was waited for in vain."""
+    """The ending for a program's own profiler that did not finish in time."""
     waited = format_duration(allowed_ns)
-    reason = f"the own torch.profiler of process {pid} did not end within {waited}; trace again after it"
+    reason = f"process {pid}'s own torch.profiler was still running after {waited}; trace again once it has finished"
     return Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason)
 
 
 def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
-    """The agent did not get on."""
+    """The ending for an agent that makes no progress."""
     name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
-    reason = f"the agent of process {pid} did not get out of {name} in time"
+    reason = f"the agent of process {pid} was still in state {name} at the deadline"
     return Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason)
 
 
 def target_exited(pid: int, *, begun: bool) -> Ending:
-    """The process is no more. begun: the capture, or it waited for its start."""
+    """The ending for a process that exited. begun: whether the capture had begun or was waiting to be started."""
     when = "during the capture" if begun else "before the capture was started"
     return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, f"process {pid} ended {when}")
 
 
 def worse(ending: Ending, found_later: Ending) -> Ending:
-    """A trace that was whole is not any more; what had already gone wrong stays the reason."""
+    """The later ending if all was well before; otherwise the first problem stays the reason."""
     return found_later if ending.outcome is Outcome.DONE else ending
 
 
@@ -112,20 +112,20 @@ def final(
     cut: Sequence[str] = (),
     decode_error: tuple[str, str] | None = None,
 ) -> Final:
-    """The verdict. `recorded`: records of the window are there; `decode_error`: code and text, if it failed.
+    """The verdict. recorded: whether there are records of the window; decode_error: code and text of a failure.
 
-    cut: what is to be said of files beside the trace that are not whole.
+    cut: what to report about incomplete files beside the trace.
     """
     if ending.outcome is Outcome.CANCELLED:
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
     if ending.outcome is Outcome.FAILED or (ending.outcome is Outcome.PARTIAL and not recorded):
-        nothing = "" if ending.outcome is Outcome.FAILED else "; nothing was recorded until then"
+        nothing = "" if ending.outcome is Outcome.FAILED else "; nothing had been recorded by then"
         return Final(pb.VERDICT_FAILED, ending.code, ending.reason + nothing)
     if decode_error is not None:
         also = f" (before that: {ending.reason})" if ending.reason else ""
         return Final(pb.VERDICT_FAILED, decode_error[0], decode_error[1] + also)
     lost = (
-        f"records lost since the buffers were full: {dropped}; ask for a larger buffer limit, a shorter capture or "
+        f"records lost because the buffers were full: {dropped}; request a larger buffer limit, a shorter capture or "
         "fewer activity types"
     )
     if ending.outcome is Outcome.PARTIAL:
@@ -137,7 +137,7 @@ def final(
     if dropped:
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_DROPPED, lost)
     if unreadable:
-        reason = f"records that could not be decoded and are not in the trace: {unreadable}; the warnings say more"
+        reason = f"records missing from the trace because they could not be decoded: {unreadable}; see the warnings"
         return Final(pb.VERDICT_PARTIAL, VerdictReason.RECORDS_UNREADABLE, reason)
     return Final(pb.VERDICT_DONE, "", "")
 

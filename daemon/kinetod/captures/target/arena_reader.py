@@ -1,18 +1,18 @@
 """Takes finished buffers out of the memory that a target writes.
 
 Theory of operation
-    The descriptor came from a target, so nothing about it is believed: it must be a memfd whose size is
-    sealed (else the target could shrink it and a read here would be a fatal SIGBUS), and the geometry in its
-    header is checked once against that size and kept; later writes to the header change nothing. Every count
-    and length that is read while draining is bounded by that geometry.
+    The descriptor came from a target, so nothing about it is trusted: it must be a memfd whose size is sealed
+    (otherwise the target could shrink it and a read here would be a fatal SIGBUS), and the geometry in its header is
+    checked once against that size and kept; later writes to the header change nothing. Every count and length read
+    while draining is bounded by that geometry.
 
     A drain reads all states, then the string table (the names of what is READY are there), then copies
     the READY buffers in the order of their sequence and sets each back to FREE. The locks are memory
     barriers: acquire between the states and the contents, release between the contents and FREE.
 
     Header and descriptors are read through a mapping, contents with pread(2). A target may leave holes in its memory;
-    to read a hole through a mapping would allocate it, as memory of the reader's control group, which is not the
-    target's. What is copied is copied once: a target that rewrites it meanwhile spoils its own records.
+    reading a hole through a mapping would allocate it and charge it to our control group instead of the target's.
+    Contents are copied once: a target that rewrites them at the same time spoils only its own records.
 """
 
 import fcntl
@@ -35,22 +35,22 @@ _INT64_MAX = 2**63 - 1
 
 
 class BadArena(Exception):
-    """What a target handed over is not an arena; the text says why."""
+    """The memory that a target passed is not a valid arena; the text says why."""
 
 
 class ArenaSink(Protocol):
-    """Where the contents go: `kineto_trace.spool.raw_records.RawWriter`."""
+    """Receives the contents; implemented by `kineto_trace.spool.raw_records.RawWriter`."""
 
     def append_buffer(self, data: memoryview, *, sequence: int, records: int) -> None:
-        """One buffer of records."""
+        """Takes one buffer of records."""
 
     def append_strings(self, data: memoryview) -> None:
-        """The next part of the string table."""
+        """Takes the next part of the string table."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What the source says it has recorded so far."""
+class ArenaCounts:
+    """What the source reports to have recorded so far."""
 
     records: int
     bytes: int
@@ -106,8 +106,8 @@ class ArenaReader:
         descriptors_end = self._descriptors + count * arena.DESCRIPTOR_BYTES
         checks = (
             (fields["magic"] == arena.MAGIC, "its magic is wrong"),
-            (fields["header_bytes"] == arena.HEADER_BYTES, "its header has another size"),
-            (fields["total_bytes"] == size, "it has another size than its header says"),
+            (fields["header_bytes"] == arena.HEADER_BYTES, "its header has the wrong size"),
+            (fields["total_bytes"] == size, "its size differs from what its header says"),
             (0 < count <= MAX_BUFFERS, "its number of buffers is out of range"),
             (0 < buffer_bytes <= min(size, MAX_BUFFER_BYTES), "its buffer size is out of range"),
             (count * buffer_bytes <= max_buffer_bytes, "its buffers are larger than the request allows"),
@@ -121,9 +121,9 @@ class ArenaReader:
             if not good:
                 raise BadArena(problem)
 
-    def counts(self) -> Counts:
-        """The cumulative header words."""
-        return Counts(self._word(arena.RECORDS), self._word(arena.VALID_BYTES), self._word(arena.DROPPED))
+    def counts(self) -> ArenaCounts:
+        """The cumulative counters in the header."""
+        return ArenaCounts(self._word(arena.RECORDS), self._word(arena.VALID_BYTES), self._word(arena.DROPPED))
 
     def record_bytes(self) -> Mapping[int, int]:
         """Observed size of one record by activity kind."""
@@ -132,7 +132,7 @@ class ArenaReader:
         return {kind: size for kind, size in enumerate(sizes) if size}
 
     def clocks(self) -> list[list[int]]:
-        """The two samples of clocks, as kineto_agent.protocol.arena says; empty if the source gives none."""
+        """The two clock samples described in kineto_agent.protocol.arena; empty if the source provides none."""
         samples = [[self._word(at + 8 * each) for each in range(3)] for at in (arena.CLOCKS_FIRST, arena.CLOCKS_LAST)]
         return samples if all(sample[0] for sample in samples) else []
 
@@ -192,7 +192,7 @@ class ArenaReader:
         return used - before
 
     def _contents(self, start: int, size: int) -> memoryview:
-        """A copy of these bytes, good until the next one."""
+        """A copy of these bytes, valid until the next call."""
         if len(self._piece) < size:
             self._piece = bytearray(size)
         view = memoryview(self._piece)[:size]
@@ -227,7 +227,7 @@ def _checked_size(fd: int) -> int:
     try:
         seals = fcntl.fcntl(fd, _F_GET_SEALS)
     except OSError as exc:
-        raise BadArena("it is no memfd") from exc
+        raise BadArena("it is not a memfd") from exc
     if seals & _SIZE_SEALS != _SIZE_SEALS:
         raise BadArena("its size is not sealed")
     size = os.fstat(fd).st_size

@@ -1,14 +1,14 @@
-"""How much memory the buffers of a capture may take in a process, so that the kernel never kills for it.
+"""Limits the memory that the buffers of a capture take in a process, so that they never cause an out-of-memory kill.
 
 Theory of operation
-    The buffers are charged to the process and its control groups as they are written to, and are not given back
-    before the end. Before the agent is asked, `MemoryShare.take` looks at what is left below every limit. At most half
-    of it is for the buffers, and LEAST_LEFT_BYTES are never: the program goes on allocating. What other captures
-    were promised below the same limit counts as gone. If the usual buffers do not fit, the buffer limit is halved
-    until they do; if the least does not fit, the capture is refused.
+    The buffers are charged to the process and its control groups as they are written, and are not freed before the end.
+    Before the agent is asked, `MemoryShare.take` checks what is left below every limit. The buffers may take at most
+    half of it and must leave LEAST_LEFT_BYTES, because the program keeps allocating. What was promised to other
+    captures below the same limit counts as used. If the usual buffers do not fit, the buffer limit is halved until they
+    do; if the smallest do not fit, the capture is refused.
 
-    While it records, `shortage` looks again: the program, or its neighbours in the group, may have grown. It ends the
-    collection as long as there is still room for the records of the next moments, and the buffers are freed.
+    During the recording, `shortage` checks again, because the program or its neighbours in the group may have grown. It
+    ends the collection while there is still room for the records of the next moments, and the buffers are freed.
 """
 
 import threading
@@ -38,8 +38,8 @@ _OPTIONS = {"profile_memory": "cpu_instant_event"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The request with the buffers that fit, and what to tell of it; or why not even the least fits."""
+class FittedBuffers:
+    """The request with buffers that fit and a warning if they shrank, or why not even the smallest fit."""
 
     request: wire.Start
     size: int = 0  # that they take at most
@@ -48,30 +48,30 @@ class Taken:
 
 
 class Promises:
-    """What captures that run may still take, each below the limit of memory that is the narrowest for it."""
+    """Memory promised to running captures, each below the memory limit that is tightest for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: dict[object, tuple[str, int]] = {}
 
     def others(self, owner: object, limit: str) -> int:
-        """Promised to others than this one."""
+        """Bytes promised to all other owners below this limit."""
         with self._lock:
             return sum(size for each, (name, size) in self._taken.items() if each is not owner and name == limit)
 
     def note(self, owner: object, limit: str, size: int) -> None:
-        """Replaces what was promised to this one."""
+        """Replaces what was promised to this owner."""
         with self._lock:
             self._taken[owner] = limit, size
 
     def forget(self, owner: object) -> None:
-        """It has given everything back."""
+        """Removes what was promised to this owner."""
         with self._lock:
             self._taken.pop(owner, None)
 
 
 class MemoryShare:
-    """What the buffers of one target may take. `take` and `shortage` read some small files."""
+    """The memory that the buffers of one target may take. `take` and `shortage` read a few small files."""
 
     def __init__(self, promises: Promises, pid: int) -> None:
         self._promises = promises
@@ -80,8 +80,8 @@ class MemoryShare:
         self._watch: MemoryWatch | None = None
         self._look_at = 0.0
 
-    def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> Taken:
-        """Before the agent is asked. sources: of its Hello."""
+    def take(self, request: wire.Start, sources: Mapping[str, Sequence[str]]) -> FittedBuffers:
+        """Reserves the buffers before the agent is asked. sources: those in the agent's Hello."""
         memory, addresses = memory_room(self._pid), address_room(self._pid)
         left = []
         if memory is not None:
@@ -97,11 +97,11 @@ class MemoryShare:
         return taken
 
     def due(self) -> bool:
-        """Whether it is time to look again."""
+        """Whether it is time for another `shortage` check."""
         return self._watch is not None and time.monotonic() >= self._look_at
 
     def shortage(self) -> Ending | None:
-        """Why the collection has to end now, if it has."""
+        """Why the collection must end now; None if it need not."""
         assert self._watch is not None
         self._look_at = time.monotonic() + LOOK_EVERY_S
         needed = LEAST_LEFT_BYTES + min(self._bytes // _NEXT_MOMENTS_SHARE, _NEXT_MOMENTS_BYTES)
@@ -109,19 +109,19 @@ class MemoryShare:
         if room is None:
             return None
         reason = (
-            f"the memory of process {self._pid} became short, so the capture was ended before the kernel kills "
-            f"something: {room}; {room.advice}, or ask for a shorter capture"
+            f"process {self._pid} was running out of memory, so the capture was ended before the kernel would kill "
+            f"something: {room}; {room.advice}, or request a shorter capture"
         )
         return Ending(Outcome.PARTIAL, VerdictReason.MEMORY_SHORT, reason)
 
     def give_back(self) -> None:
-        """The buffers are freed."""
+        """Releases the reservation once the buffers are freed."""
         self._promises.forget(self)
         self._watch = None
 
 
 def wanted_sources(request: wire.Start, offered: Mapping[str, Sequence[str]]) -> list[str]:
-    """The sources that this request may start, as far as their activity types tell."""
+    """The sources that this request may start, judging by their activity types."""
     asked = set(request.activity_types) | {kind for option, kind in _OPTIONS.items() if request.options.get(option)}
     found = []
     for name, types in offered.items():
@@ -132,7 +132,7 @@ def wanted_sources(request: wire.Start, offered: Mapping[str, Sequence[str]]) ->
 
 
 def needed_bytes(request: wire.Start, sources: Sequence[str], limit_bytes: int) -> int:
-    """The most that the buffers and names of these sources take with that buffer limit."""
+    """Upper bound of what the buffers and names of these sources take with that buffer limit."""
     size = limit_bytes + min(limit_bytes, _STRINGS_BYTES)
     total = sum(max(min(size, _MOST_BYTES.get(name, size)), _LEAST_BYTES.get(name, 0)) for name in sources)
     profiler = "torch_ops" in sources and any(request.options.get(option) for option in _PROFILER_OPTIONS)
@@ -143,30 +143,30 @@ def _share(left_bytes: int) -> int:
     return min(left_bytes // 2, left_bytes - LEAST_LEFT_BYTES)
 
 
-def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> Taken:
-    """Pure. left: limits, with the bytes below each that are not promised to others.
+def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, int]]) -> FittedBuffers:
+    """Chooses buffers that fit. left: each limit with the bytes below it that are not promised to others.
 
-    Those may never be used, so they make buffers smaller, but are no reason to refuse.
+    Promised bytes may never be used, so they make buffers smaller but are no reason to refuse.
     """
     limit = request.buffer_limit_bytes
     if not left:
-        return Taken(request=request, size=needed_bytes(request, sources, limit))
+        return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     room, size = min(left, key=lambda each: each[1])
-    there = f"{format_size(max(size, 0))} are left below {room.limit}"
+    there = f"{format_size(max(size, 0))} is left below {room.limit}"
     while needed_bytes(request, sources, limit) > _share(size) and limit > MIN_BUFFER_BYTES:
         limit = max(limit // 2, MIN_BUFFER_BYTES)
     if needed_bytes(request, sources, limit) > max(_share(size), _share(room.left_bytes)):
         least = needed_bytes(request, sources, MIN_BUFFER_BYTES)
         reason = (
-            f"there is too little memory for a trace beside the program: {room}, and this one wants "
+            f"there is too little memory to trace beside the program: {room}, and this capture needs "
             f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
         )
-        return Taken(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
+        return FittedBuffers(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
     if limit == request.buffer_limit_bytes:
-        return Taken(request=request, size=needed_bytes(request, sources, limit))
+        return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     warning = (
-        f"the buffers were shrunk from {format_size(request.buffer_limit_bytes)} to {format_size(limit)} for each "
+        f"the buffers were reduced from {format_size(request.buffer_limit_bytes)} to {format_size(limit)} for each "
         f"source: {there}; records may be dropped"
     )
     fitted = request._replace(buffer_limit_bytes=limit)
-    return Taken(request=fitted, size=needed_bytes(request, sources, limit), warning=warning)
+    return FittedBuffers(request=fitted, size=needed_bytes(request, sources, limit), warning=warning)

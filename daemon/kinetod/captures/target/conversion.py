@@ -1,4 +1,4 @@
-"""From a target's folder to checked files and a summary: what a decode worker answers, taken with care."""
+"""Turns a target's folder into verified files and a summary, without trusting the decode worker's answer."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """Files on disk, verified."""
+    """The decoded files on disk, verified."""
 
     files: tuple[pb.TraceFile, ...]
     summary: pb.Summary
@@ -39,14 +39,14 @@ class Converted:
     cut: tuple[str, ...]  # files that are not whole, for people
 
     def apply(self, target: pb.Target) -> None:
-        """Puts them into the public state."""
+        """Adds files, summary and warnings to the public state."""
         target.files.extend(self.files)
         target.summary.CopyFrom(self.summary)
         target.warnings.extend(self.warnings)
 
 
 async def convert(services: Services, target_dir: Path, formats: Sequence[str], *, pid: int) -> Converted:
-    """Decodes in a worker and verifies what it wrote. Raises DecodeError; only the raw records are there then."""
+    """Decodes in a worker and verifies its files. Raises DecodeError, after which only the raw records remain."""
     loop = asyncio.get_running_loop()
     try:
         answer = await services.workers.convert(target_dir, formats, deadline_ns=services.config.decode_deadline_ns)
@@ -60,7 +60,7 @@ async def convert(services: Services, target_dir: Path, formats: Sequence[str], 
 
 
 def remove_outputs(target_dir: Path) -> bool:
-    """What a decoder has written before it failed: nobody would ask for it. Whether the raw records are there."""
+    """Deletes a failed decoder's output. Returns whether the raw records still exist."""
     with contextlib.suppress(OSError):
         for entry in list(target_dir.iterdir()):
             if entry.name in (RAW_FOLDER, INFO_FILE):
@@ -73,7 +73,7 @@ def remove_outputs(target_dir: Path) -> bool:
 
 
 def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...], host: str, pid: int) -> Converted:
-    """A worker's answer, verified against the files; their names become those that clients should use."""
+    """Verifies a worker's answer against the files and gives them the names that clients should use."""
     try:
         files = tuple(
             pb.TraceFile(format=format_, name=name, size_bytes=size, sha256=digest)
@@ -86,7 +86,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
         cut = tuple(clean(str(problem), 300) for problem in answer["cut"][:_MAX_WARNINGS])
         traced = bool(answer["traced"])
     except (KeyError, TypeError, ValueError, RecursionError, json_format.ParseError) as exc:
-        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is not understood: {exc}") from exc
+        raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder's answer is invalid: {exc}") from exc
     missing = set(formats) - {file.format for file in files}
     if traced and missing:
         raise DecodeError(VerdictReason.DECODE_FAILED, f"the decoder wrote no {', '.join(sorted(missing))} file")
@@ -103,7 +103,7 @@ def checked(answer: Mapping[str, Any], target_dir: Path, formats: tuple[str, ...
 def _count(value: Any) -> int:
     """Raises ValueError."""
     if type(value) is not int or not 0 <= value <= _INT64_MAX:
-        raise ValueError(f"{value!r:.80} is no number of records")
+        raise ValueError(f"{value!r:.80} is not a valid number of records")
     return value
 
 
@@ -116,11 +116,11 @@ def _verify(file: pb.TraceFile, target_dir: Path) -> None:
     except OSError as exc:
         raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} cannot be read back: {exc.strerror}") from exc
     if (size, digest) != (file.size_bytes, file.sha256):
-        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} is not what was written; is the disk in order?")
+        raise DecodeError(VerdictReason.FILE_DAMAGED, f"{path} differs from what was written; check the disk")
 
 
 def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
-    """The agent's own figures, as far as they are numbers."""
+    """The agent's own overhead figures, ignoring whatever is not a plausible number."""
     overhead = pb.Overhead()
     for name in ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns"):
         value = values.get(name)

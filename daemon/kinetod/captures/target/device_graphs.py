@@ -1,4 +1,4 @@
-"""Tells an agent that its program has device code that launches CUDA graphs, before it records anything of the GPU."""
+"""Tells an agent that device code of its program launches CUDA graphs, before it records any GPU activity."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,20 +18,20 @@ _MAX_PATH_CHARS = 400
 
 
 class DeviceGraphs:
-    """look: finds the file of a process that has such code, "" if it finds none. Raises OSError if it cannot look."""
+    """Finds out which agents to tell. look: a file with such code in a process, or ""; it may raise OSError."""
 
     def __init__(self, look: Callable[[ProcessKey], Awaitable[str]] | None = None) -> None:
         self._look = look
 
     async def noted(self, request: wire.Start, agent: Agent) -> wire.Start:
-        """What the agent is to be sent. Where nobody can look, the request as it is, which the log says."""
+        """The request to send to the agent; unchanged, with a log line, if the process cannot be inspected."""
         if self._look is None or _SOURCE not in wanted_sources(request, agent.hello.sources):
             return request
         key = agent.identity.key
         try:
             file = await self._look(key)
         except OSError as exc:
-            log.warning("whether process %d launches CUDA graphs from device code is not known: %s", key.pid, exc)
+            log.warning("cannot tell whether process %d launches CUDA graphs from device code: %s", key.pid, exc)
             return request
         if not file:
             return request

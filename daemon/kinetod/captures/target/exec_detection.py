@@ -1,8 +1,8 @@
-"""Ends of a capture whose process has executed another program meanwhile, or has got other rights.
+"""Endings for a process that executed another program or changed its credentials during the capture.
 
-What was recorded came over a link that the kernel had named before, and an execve closes: it is of the program that
-was allowed to be traced. It is asked once more all the same before anything of it is kept: of a process that is
-another user's now, nothing is.
+The records came over a link whose peer the kernel had identified and which an execve closes, so they are of the program
+that was allowed to be traced. The credentials are nevertheless checked once more before anything is kept: nothing is
+kept of a process that now belongs to another user.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,18 +16,18 @@ Whose = Callable[[ProcessKey], Awaitable[Credentials | None]]
 
 
 async def nobody(_key: ProcessKey) -> Credentials | None:
-    """For where no process can be asked about."""
+    """Stands in for `Whose` where no process can be inspected."""
     return None
 
 
 async def after_exec(whose: Whose, key: ProcessKey, approved: Credentials | None, ending: Ending) -> Ending:
-    """The same, unless the process is not what was approved any more. whose: what it is now; None: it has ended."""
+    """The ending, unless the process is no longer the approved one. whose: what it is now, or None if it ended."""
     found = await whose(key) if approved is not None and ending.outcome is not Outcome.CANCELLED else None
     if approved is None or found is None or not (difference := approved.difference(found)):
         return ending
-    what = f"process {key.pid} is another one now: {REPLACED}"
+    what = f"process {key.pid} now runs another program: {REPLACED}"
     if (approved.uids, approved.gids, approved.capabilities) != (found.uids, found.gids, found.capabilities):
-        reason = f"{what}, or changed its rights ({difference}); nothing of the capture is kept"
+        reason = f"{what}, or changed its credentials ({difference}); nothing of the capture is kept"
         return Ending(Outcome.FAILED, VerdictReason.TARGET_REPLACED, reason)
     if ending.outcome is Outcome.DONE:  # the window was over before
         return ending

@@ -1,4 +1,4 @@
-"""Ends that come from this host itself: its disk, its clock."""
+"""Endings caused by this host itself: its disk, its clock."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _EXIT_STATUS_PERIOD_S = 0.03
 
 
 def ending_of_disk(exc: DiskFull) -> Ending:
-    """Nothing more can be written."""
+    """The ending for a store to which nothing more can be written."""
     if isinstance(exc, StoreLost):
         return Ending(Outcome.PARTIAL, VerdictReason.STORE_IO, str(exc))
     if isinstance(exc, ShareUsed):
@@ -28,14 +28,14 @@ def ending_of_disk(exc: DiskFull) -> Ending:
 
 
 def ending_of_trace_limit(limit_bytes: int) -> Ending:
-    """The target's share of the disk is used up."""
+    """The ending for a target that used up its share of the disk."""
     limit = format_size(limit_bytes)
     reason = f"the limit of {limit} of raw records per target was reached (kinetod --max-trace-bytes)"
     return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
 
 
 def clock_offset_ns() -> int:
-    """How far the wall clock is ahead of the one that nobody sets; of some readings the closest pair."""
+    """How far the wall clock is ahead of CLOCK_BOOTTIME, from the closest of a few pairs of readings."""
     pairs = []
     for _ in range(_READINGS):
         before_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -46,26 +46,26 @@ def clock_offset_ns() -> int:
 
 
 def after_clock(ending: Ending, set_by_ns: int) -> Ending:
-    """The same, unless the clock was set in the window: its records then have two kinds of times."""
+    """The ending, worsened if the clock was set during the window, since records then mix two time bases."""
     if abs(set_by_ns) < CLOCK_SET_NS or ending.outcome not in (Outcome.DONE, Outcome.PARTIAL):
         return ending
     how = f"{'forward' if set_by_ns > 0 else 'back'} by {format_duration(abs(set_by_ns))}"
     reason = (
-        f"the clock of this host was set {how} during the capture; what was recorded on the other side of that has "
-        "times outside the window and is not in the trace"
+        f"this host's clock was set {how} during the capture; records from the other side of that change have "
+        "times outside the window and are not in the trace"
     )
     return worse(ending, Ending(Outcome.PARTIAL, VerdictReason.CLOCK_SET, reason))
 
 
 async def with_exit_status(ending: Ending, identity: Identity) -> Ending:
-    """The same; of a process that ended, with how that was."""
+    """The ending; for a process that exited, with its exit status added to the reason."""
     if ending.code != VerdictReason.TARGET_EXITED:
         return ending
     return replace(ending, reason=ending.reason + await exit_status(identity))
 
 
 async def exit_status(identity: Identity) -> str:
-    """How the process ended; known only a moment after its files are closed, and not on every kernel."""
+    """How the process ended; known only shortly after its files are closed, and not on every kernel."""
     for _ in range(_EXIT_STATUS_TRIES):
         if how := how_it_ended(identity):
             return f": {how}"

@@ -1,4 +1,4 @@
-"""Says who may be in the way when a target's CUPTI is taken: the other profilers on this host."""
+"""Names the other profilers on this host when a target's CUPTI is already in use."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ PROC = Path("/proc")
 
 
 class Conflicts:
-    """Adds them to the reason of such an end. store: where captures lie."""
+    """Adds other profilers to the reason of a CUPTI_BUSY ending. store: the store's folder."""
 
     def __init__(self, store: Path, *, looker: HostLooker | None = None, proc: Path = PROC) -> None:
         self._question = Question(
@@ -29,7 +29,7 @@ class Conflicts:
         self._proc = proc
 
     async def explained(self, ending: Ending, uid: int) -> Ending:
-        """uid: the target's user, who is told the pids of that user's processes only. Any other end is as it was."""
+        """Returns the ending with the conflicts added. uid: the target's user, who sees only pids of own processes."""
         if ending.code != CUPTI_BUSY:
             return ending
         looked = await self._looker.look(self._question)
@@ -44,7 +44,7 @@ class Conflicts:
 
 
 def listed(found: Scan, visible: Callable[[Profiler], bool]) -> str:
-    """For the end of a reason; empty if there are none. What holds hardware counters only cannot be in the way."""
+    """Text to append to a reason; "" if there are none. Profilers that hold only hardware counters cannot conflict."""
     tools: dict[str, list[Profiler]] = {}
     for each in found.profilers:
         if BY_PRODUCT[each.product].holds is not Holds.COUNTERS:

@@ -1,4 +1,4 @@
-"""The raw records of one target on their way to disk. Blocking; one call at a time, in any thread."""
+"""Writes the raw records of one target to disk. Methods block; call one at a time, from any thread."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
 from kineto_trace.spool.raw_records import RawWriter
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.target.arena_reader import ArenaReader, BadArena, Counts
+from kinetod.captures.target.arena_reader import ArenaCounts, ArenaReader, BadArena
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskFull(Exception):
-    """No more may be written; the text says why."""
+    """Nothing more may be written; the text says why."""
 
 
 class StoreLost(DiskFull):
-    """Nothing can be written, for another reason than that the disk is full."""
+    """Nothing can be written, for a reason other than a full disk."""
 
 
 class ShareUsed(DiskFull):
-    """The user may store no more; the text says why."""
+    """The user may store nothing more; the text says why."""
 
 
 class TraceLimit(Exception):
@@ -47,7 +47,7 @@ class _Source:
     format: str
     reader: ArenaReader
     writer: RawWriter
-    counts: Counts
+    counts: ArenaCounts
     broken: bool = False  # a write failed in the middle: what follows would be unreadable
 
 
@@ -64,7 +64,7 @@ class Spool:
         free_bytes: Callable[[], int],
         check_share: Callable[[], None] = lambda: None,
     ) -> None:
-        """check_share: raises ShareUsed."""
+        """check_share raises ShareUsed once the user's share is used up."""
         self.directory = directory
         self._buffer_limit_bytes = buffer_limit_bytes
         self._max_trace_bytes = max_trace_bytes
@@ -74,7 +74,7 @@ class Spool:
         self._sources: dict[str, _Source] = {}
 
     def open(self, arena: wire.Arena, fd: int) -> None:
-        """Maps a source's arena and makes its folder; takes `fd`. Raises BadArena, DiskFull."""
+        """Maps a source's arena and creates its folder; takes ownership of `fd`. Raises BadArena, DiskFull."""
         problem = self._problem(arena)
         if problem:
             os.close(fd)
@@ -95,7 +95,7 @@ class Spool:
 
     def _problem(self, arena: wire.Arena) -> str:
         if not _SOURCE_NAME.fullmatch(arena.source):
-            return f"the source's name {arena.source!r:.40} is not allowed"
+            return f"the source name {arena.source!r:.40} is not allowed"
         if arena.source in self._sources:
             return f"the source {arena.source} was announced twice"
         return "too many sources" if len(self._sources) >= MAX_SOURCES else ""
@@ -108,7 +108,7 @@ class Spool:
             raise _translated(exc, self.directory) from exc
 
     def drain(self, *, target_is_dead: bool = False, last: bool = False) -> None:
-        """Copies what is ready now. Raises DiskFull, TraceLimit, ShareUsed; `last`: keeps no reserve on the disk."""
+        """Copies what is ready; `last`: without a disk reserve. Raises DiskFull, TraceLimit, ShareUsed."""
         if not last:
             self._check_share()
         for source in self._sources.values():
@@ -128,14 +128,14 @@ class Spool:
                 source.counts = source.reader.counts()
 
     def _room(self) -> int:
-        """Bytes until the reserve. Raises DiskFull, StoreLost."""
+        """Bytes that may be written before the disk reserve is reached. Raises DiskFull, StoreLost."""
         try:
             room = self._free_bytes() - self._min_free_bytes
         except OSError as exc:
             raise _translated(exc, self.directory) from exc
         if room <= 0:
             raise DiskFull(
-                f"less than {format_size(self._min_free_bytes)} are free on the disk of {self.directory} "
+                f"less than {format_size(self._min_free_bytes)} is free on the disk of {self.directory} "
                 "(kinetod --min-free-bytes)"
             )
         return room
@@ -153,24 +153,24 @@ class Spool:
             except OSError as exc:
                 raise _translated(exc, self.directory) from exc
 
-    def counts(self) -> dict[str, Counts]:
-        """By source."""
+    def counts(self) -> dict[str, ArenaCounts]:
+        """Record counts by source."""
         return {name: source.counts for name, source in self._sources.items()}
 
     def dropped_records(self) -> int:
-        """Of all sources but those whose records are one file: of them the conversion says what is missing."""
+        """Records dropped by all sources except file sources, whose losses the conversion reports."""
         return sum(each.counts.dropped for each in self._sources.values() if each.format != FILE_FORMAT)
 
     def bytes_written(self) -> int:
-        """Of all sources."""
+        """Bytes written for all sources."""
         return sum(source.writer.bytes_written for source in self._sources.values())
 
     def copied_bytes(self) -> int:
-        """Bytes of records that were copied."""
+        """Bytes of records copied from all sources."""
         return sum(source.reader.copied_bytes for source in self._sources.values())
 
     def close(self) -> None:
-        """Unmaps and closes everything; the files stay."""
+        """Unmaps and closes everything; the files remain."""
         for source in self._sources.values():
             with contextlib.suppress(OSError, BufferError):  # BufferError: a thread still copies from it
                 source.reader.close()

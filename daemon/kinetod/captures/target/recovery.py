@@ -1,4 +1,4 @@
-"""Targets that a daemon left behind when it was killed: decode what was recorded, tell the truth about it."""
+"""Recovers targets that a killed daemon left behind: decodes what was recorded and gives them their verdicts."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 async def recover_target(
     services: Services, target: pb.Target, directory: Path, formats: tuple[str, ...], *, armed: bool = False
 ) -> Path | None:
-    """Gives the target its verdict; returns what is to be removed once that is stored.
+    """Gives the target its verdict. Returns what to remove once the verdict is stored.
 
-    armed: as far as is known nobody had started the capture.
+    armed: whether the capture was still waiting to be started, as far as is known.
     """
     garbage: Path | None = None
     reason = "the daemon ended before the capture did (killed, crashed or stopped)"
@@ -38,7 +38,7 @@ async def recover_target(
         waited = "the daemon ended (killed, crashed or stopped) while the capture waited to be started"
         ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
     elif not exists:
-        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and its folder is gone")
+        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and the target's folder is gone")
     elif recorded:
         try:
             converted = await convert(services, directory, formats or DEFAULT_FORMATS, pid=target.pid)
@@ -61,7 +61,7 @@ async def recover_target(
 
 
 def _prepare(directory: Path) -> bool:
-    """Whether there are records of the window; notes where the window ended."""
+    """Returns whether there are records of the window, and records where the window ended."""
     spools = list(directory.glob("raw/*/buffers.bin"))
     if not any(spool.stat().st_size for spool in spools):
         return False

@@ -1,4 +1,4 @@
-"""What the work on one target needs from the daemon."""
+"""The services of the daemon that tracing a target needs."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -14,7 +14,7 @@ from kinetod.config.settings import Config, Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Shared by all targets of all captures."""
+    """Services shared by all targets of all captures."""
 
     settings: Settings
     workers: WorkerPool

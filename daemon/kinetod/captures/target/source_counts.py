@@ -6,23 +6,23 @@ from typing import Any
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.safe_text import clean
-from kinetod.captures.target.arena_reader import Counts
+from kinetod.captures.target.arena_reader import ArenaCounts
 
 _MAX_WAY_CHARS = 200
 
 
 def noted_ways(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """How each source says that it records, from its metadata, which is untrusted. Sources that say nothing lack."""
+    """How each source says it records, from its untrusted metadata. Silent sources are left out."""
     ways = {source: part.get("way") for source, part in metadata.items()}
     return {source: clean(way, _MAX_WAY_CHARS) for source, way in ways.items() if isinstance(way, str) and way}
 
 
 def stored_bytes(target: pb.Target) -> int:
-    """What a target of a running capture takes on disk: its records, or the files that were made of them."""
+    """Bytes that a target of a running capture takes on disk: its files, or its records before they are decoded."""
     return sum(file.size_bytes for file in target.files) or sum(counts.bytes for counts in target.counts)
 
 
-def source_counts(counts: Mapping[str, Counts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
+def source_counts(counts: Mapping[str, ArenaCounts], ways: Mapping[str, str]) -> list[pb.SourceCounts]:
     """One entry for each source that has an arena."""
     return [
         pb.SourceCounts(

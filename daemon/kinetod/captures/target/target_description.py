@@ -1,4 +1,4 @@
-"""What is written into target.json: what the daemon knows of a target, and what its agent said at the end."""
+"""The content of target.json: what the daemon knows about a target and what its agent reported at the end."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,9 +28,9 @@ def describe_target(
     labels: Mapping[str, str],
     clock: pb.ClockOffset | None = None,
 ) -> TargetInfo:
-    """What belongs into target.json now. window_ns: start and end, Unix ns. The result is untrusted.
+    """The current content of target.json. window_ns: start and end, Unix ns. The result is untrusted.
 
-    clock: this host's, as the caller has measured it.
+    clock: this host's clock offset as measured by the caller.
     """
     threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
     iterations = result.iterations if result else {}
@@ -58,7 +58,7 @@ def describe_target(
 
 
 def checked_iterations(iterations: Mapping[str, Any]) -> list[list[int]]:
-    """Number and begin (Unix ns) of the iterations that an agent told of, both ascending; the rest is left out."""
+    """Number and start (Unix ns) of the iterations an agent reported; entries out of order are left out."""
     starts = iterations.get("starts")
     found: list[list[int]] = []
     for entry in starts[:_MAX_ITERATIONS] if isinstance(starts, list) else ():

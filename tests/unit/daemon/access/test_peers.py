@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.access.peers import Unidentified, of_loopback, of_unix, unmapped, with_groups
+from kinetod.access.peers import UnknownPeer, of_loopback, of_unix, unmapped, with_groups
 from kinetod.permissions.role_policy import Via
 
 
@@ -48,7 +48,7 @@ def test_a_loopback_peer_is_known_by_the_owner_of_its_socket(family: int, listen
             near, far = accepted.getsockname()[:2], accepted.getpeername()[:2]
             assert of_loopback(near, far).uid == os.getuid()
             client.close()
-            with pytest.raises(Unidentified, match="has hung up"):
+            with pytest.raises(UnknownPeer, match="has disconnected"):
                 of_loopback(near, far)
 
 
@@ -61,7 +61,7 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
     net = tmp_path / "self/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row(state, 0, inode))
-    with pytest.raises(Unidentified):
+    with pytest.raises(UnknownPeer):
         of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path)
     (net / "tcp").write_text("  sl  local_address rem_address   st\n" + row("01", 1000, 5))
     assert of_loopback(("127.0.0.1", 80), ("127.0.0.1", 8080), tmp_path).uid == 1000
@@ -69,7 +69,7 @@ def test_a_socket_that_nobody_holds_is_not_roots(tmp_path: Path, state: str, ino
 
 IN_A_NAMESPACE = """
 import socket, sys
-from kinetod.access.peers import Unidentified, of_unix
+from kinetod.access.peers import UnknownPeer, of_unix
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
@@ -78,7 +78,7 @@ for _ in range(2):
     connection, _address = listener.accept()
     try:
         print(of_unix(connection).uid, flush=True)
-    except Unidentified as exc:
+    except UnknownPeer as exc:
         print(exc, flush=True)
 """
 
@@ -99,7 +99,10 @@ def test_a_user_whom_the_namespace_does_not_map_is_nobody(tmp_path: Path) -> Non
         for parent in (tmp_path, *tmp_path.parents[:-2]):
             parent.chmod(0o755)
         subprocess.run([sys.executable, "-S", "-c", program], check=True)
-        assert server.stdout.readline() == "its user has no number in the daemon's user namespace (uid 65534 there)\n"
+        assert (
+            server.stdout.readline()
+            == "its user does not exist in the daemon's user namespace (it appears there as uid 65534)\n"
+        )
 
 
 def test_outside_of_user_namespaces_every_user_has_a_number(tmp_path: Path) -> None:

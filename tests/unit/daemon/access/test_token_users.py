@@ -98,11 +98,11 @@ def test_pods_that_are_named_and_may_not_be_entered_are_refused(cluster: fake.Ap
 @pytest.mark.parametrize(
     ("auth", "text"),
     [
-        ({}, "none was shown"),
-        ({"authorization": [b"Basic YTpi"]}, "none was shown"),
-        ({"authorization": [b"Bearer "]}, "none was shown"),
-        ({"authorization": [b"Bearer " + b"x" * 70_000]}, "none was shown"),
-        ({"authorization": [b"Bearer another"]}, "does not know this token"),
+        ({}, "the call has none"),
+        ({"authorization": [b"Basic YTpi"]}, "the call has none"),
+        ({"authorization": [b"Bearer "]}, "the call has none"),
+        ({"authorization": [b"Bearer " + b"x" * 70_000]}, "the call has none"),
+        ({"authorization": [b"Bearer another"]}, "does not accept this token"),
     ],
 )
 def test_without_a_token_that_the_api_server_knows_nobody_is_identified(
@@ -127,7 +127,7 @@ def test_where_the_api_server_refuses_us_everybody_is_refused(cluster: fake.ApiS
 def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: fake.ApiServer) -> None:
     cluster.silent = True
     reason, message = refused(cluster, deadline_s=0.2)
-    assert reason == "KUBERNETES_UNAVAILABLE" and "does not answer within 0.2 s" in message
+    assert reason == "KUBERNETES_UNAVAILABLE" and "did not answer within 0.2 s" in message
 
 
 def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster: fake.ApiServer) -> None:

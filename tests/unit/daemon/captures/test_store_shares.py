@@ -85,7 +85,7 @@ def test_who_has_pinned_a_whole_share_begins_no_capture_and_is_told_what_to_do(s
         return info.value.message
 
     message = asyncio.run(run())
-    assert "the share of one user is 10 KiB (store.share_per_user); unpin or delete some" in message
+    assert "one user's share is 10 KiB (store.share_per_user); unpin or delete some" in message
 
 
 def test_no_more_can_be_pinned_than_the_share(store: Store) -> None:
@@ -96,7 +96,7 @@ def test_no_more_can_be_pinned_than_the_share(store: Store) -> None:
         shares = shares_of(store)
         await shares.check_pin(caller(ADA), ADA, 2048)
         await shares.check_pin(ROOT, ADA, 1 << 40)
-        with pytest.raises(Exhausted, match=r"would take 12 KiB, and the share of one user is 10 KiB"):
+        with pytest.raises(Exhausted, match=r"would take 12 KiB, and one user's share is 10 KiB"):
             await shares.check_pin(caller(ADA), ADA, 4096)
 
     asyncio.run(run())

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kinetod.config import config_sources, settings_table
-from kinetod.config.config_sources import ConfigError, Loaded, key_lines, load, reloaded
-from kinetod.config.setting import Key
+from kinetod.config.config_sources import ConfigError, LoadedConfig, key_lines, load, reloaded
+from kinetod.config.setting import SettingSpec
 from kinetod.config.value_kinds import Kind, Size
 
 ENVIRON = {"XDG_CONFIG_HOME": "/nonexistent", "CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def loaded(file: Path | None, text: str = "", environ: dict[str, str] | None = None, **options: Any) -> Loaded:
+def loaded(file: Path | None, text: str = "", environ: dict[str, str] | None = None, **options: Any) -> LoadedConfig:
     if file is not None:
         file.write_text(text)
     given = {name.replace("__", "."): value for name, value in options.items()}
@@ -89,9 +89,11 @@ a = 1
         "FILE line 7: captures.max_capture: there is no such key; did you mean captures.max_captures?",
         "FILE line 10: capture: there is no such section; did you mean captures?",
         "FILE line 2: server.listen[1]: expected unix:/path or host:port, got 'nowhere'",
-        "FILE line 6: captures.max_duration: '5 parsecs' is no duration; write 500ms, 5s or 10min",
-        "FILE line 8: captures.max_trace_bytes: must be a text in quotes, not true or false",
-        "KINETOD_ATTACH_DEADLINE: attach.deadline: 'soon' is no duration; write 500ms, 5s or 10min",
+        "FILE line 6: captures.max_duration: '5 parsecs' is not a valid duration; expected for example "
+        "500ms, 5s or 10min",
+        "FILE line 8: captures.max_trace_bytes: must be a string in quotes, not true or false",
+        "KINETOD_ATTACH_DEADLINE: attach.deadline: 'soon' is not a valid duration; expected for example "
+        "500ms, 5s or 10min",
     ]
 
 
@@ -104,14 +106,14 @@ def test_what_is_overridden_must_be_right_too(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[captures\n", "FILE line 1: is no TOML: Expected ']' at the end of a table declaration (column 10)"),
-        ("a = 1\na = 2\n", "FILE line 2: is no TOML: Cannot overwrite a value (column 6)"),
+        ("[captures\n", "FILE line 1: is not valid TOML: Expected ']' at the end of a table declaration (column 10)"),
+        ("a = 1\na = 2\n", "FILE line 2: is not valid TOML: Cannot overwrite a value (column 6)"),
         ("captures = 1\n", "FILE line 1: captures: is a section, not a key: write [captures]"),
         ("[[captures]]\n", "FILE line 1: captures: is a section, not a key: write [captures]"),
         ("max_captures = 1\n", "FILE line 1: max_captures: there is no such key; did you mean captures.max_captures?"),
         ("zzz = 1\n", "FILE line 1: zzz: there is no such key"),
-        ("a = " + "[" * 100_000, "FILE: is no TOML: values are nested too deeply"),
-        ("#" * (1 << 21), "FILE: is no TOML: it is longer than 1048576 bytes"),
+        ("a = " + "[" * 100_000, "FILE: is not valid TOML: values are nested too deeply"),
+        ("#" * (1 << 21), "FILE: is not valid TOML: it is longer than 1048576 bytes"),
     ],
 )
 def test_what_is_no_configuration(file: Path, text: str, problem: str) -> None:
@@ -128,17 +130,17 @@ def test_what_is_no_text_or_no_file(file: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_everybody_can_change_is_refused(file: Path) -> None:
     file.chmod(0o646)
-    assert problems(file, "") == ["FILE: can be changed by everybody (mode 0646); do chmod o-w FILE"]
+    assert problems(file, "") == ["FILE: can be changed by everybody (mode 0646); run chmod o-w FILE"]
 
 
 def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No setting is a secret itself so far: this one borrows a field.
-    key = Key(name="store.password", field="log_level", kind=Kind(), meaning="a password", secret=True)
+    key = SettingSpec(name="store.password", field="log_level", kind=Kind(), meaning="a password", secret=True)
     monkeypatch.setattr(config_sources, "KEYS", (*settings_table.KEYS, key))
     monkeypatch.setitem(settings_table.BY_NAME, key.name, key)
     file.chmod(0o644)
     assert problems(file, "store.password = 'sesame'") == [
-        "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); do chmod o-rwx FILE"
+        "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); run chmod o-rwx FILE"
     ]
     file.chmod(0o640)
     assert loaded(file, "store.password = 'sesame'").config.log_level == "sesame"
@@ -147,9 +149,7 @@ def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monke
 
 def test_variables_that_mean_nothing_are_named(file: Path) -> None:
     found = loaded(file, "", {"KINETOD_MAX_DURATON": "5s", "KINETOD_CONFIG": str(file)})
-    assert found.warnings == (
-        "the variable KINETOD_MAX_DURATON means nothing to kinetod; did you mean KINETOD_MAX_DURATION?",
-    )
+    assert found.warnings == ("kinetod has no variable KINETOD_MAX_DURATON; did you mean KINETOD_MAX_DURATION?",)
 
 
 def test_rules_between_settings_name_the_key_and_its_source(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kinetod.__main__ import command, main
 from kinetod.config.config_sources import load
 from kinetod.config.config_text import default_file
-from kinetod.config.setting import Key
+from kinetod.config.setting import SettingSpec
 from kinetod.config.settings import Config
 from kinetod.config.settings_table import KEYS, SECTIONS
 
@@ -66,7 +66,7 @@ def test_names_variables_and_options_are_unique_and_lie_in_a_section() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_every_key_says_what_it_means(key: Key) -> None:
+def test_every_key_says_what_it_means(key: SettingSpec) -> None:
     assert len(key.meaning) > 10
     assert not key.meaning.endswith(".")
 

@@ -59,8 +59,14 @@ def test_defaults_of_a_user_are_its_own_folders() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--buffer-limit", "much"], "Invalid value for '--buffer-limit': 'much' is no size; write 128MiB"),
-        (["--max-duration", "soon"], "Invalid value for '--max-duration': 'soon' is no duration; write 500ms"),
+        (
+            ["--buffer-limit", "much"],
+            "Invalid value for '--buffer-limit': 'much' is not a valid size; expected for example 128MiB",
+        ),
+        (
+            ["--max-duration", "soon"],
+            "Invalid value for '--max-duration': 'soon' is not a valid duration; expected for example 500ms",
+        ),
         (["--max-duration", "0s"], "Invalid value for '--max-duration': must be greater than 0"),
         (["--listen", "nowhere"], "Invalid value for '--listen': expected unix:/path or host:port, got 'nowhere'"),
     ],
@@ -74,7 +80,8 @@ def test_a_wrong_option_is_named(arguments: list[str], message: str) -> None:
 def test_options_come_from_the_environment_too() -> None:
     result = CliRunner().invoke(command, [], env={"KINETOD_MAX_DURATION": "soon"})
     assert str(result.exception) == (
-        "KINETOD_MAX_DURATION: captures.max_duration: 'soon' is no duration; write 500ms, 5s or 10min"
+        "KINETOD_MAX_DURATION: captures.max_duration: 'soon' is not a valid duration; expected for example "
+        "500ms, 5s or 10min"
     )
 
 

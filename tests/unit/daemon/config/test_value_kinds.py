@@ -13,7 +13,7 @@ from kinetod.config.value_kinds import (
     Count,
     Duration,
     ExistingFile,
-    Folder,
+    FolderPath,
     ItemError,
     Kind,
     ListOf,
@@ -40,7 +40,7 @@ SECOND = 10**9
         (Count(1, 64), 64, 64),
         (Switch(), True, True),
         (Choice("debug", "info"), "INFO", "info"),
-        (Folder(), "/var/lib/kineto", Path("/var/lib/kineto")),
+        (FolderPath(), "/var/lib/kineto", Path("/var/lib/kineto")),
         (Maybe(Duration()), "", None),
         (Maybe(Duration()), "1s", SECOND),
         (ListOf(Size()), ["1KiB", 2], (1024, 2)),
@@ -55,27 +55,27 @@ def test_what_a_file_may_say(kind: Kind, toml: object, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "toml", "problem"),
     [
-        (Duration(), "5 parsecs", "'5 parsecs' is no duration; write 500ms, 5s or 10min"),
-        (Duration(), "9" * 100, f"'{'9' * 77}…' is no duration; write 500ms, 5s or 10min"),
+        (Duration(), "5 parsecs", "'5 parsecs' is not a valid duration; expected for example 500ms, 5s or 10min"),
+        (Duration(), "9" * 100, f"'{'9' * 77}…' is not a valid duration; expected for example 500ms, 5s or 10min"),
         (Duration(), 5, '5 has no unit; write "5s" or "5ms"'),
-        (Duration(), True, "must be a text in quotes, not true or false"),
+        (Duration(), True, "must be a string in quotes, not true or false"),
         (Duration(), "0s", "must be greater than 0, got 0"),
         (Duration(), "-1s", "must be greater than 0, got -1s"),
         (Duration(least_ns=0), "-1s", "must be 0 or more, got -1s"),
         (Duration(), "100000d", "must be 3650d or less"),
-        (Size(), "much", "'much' is no size; write 128MiB, 8GiB or 4096"),
-        (Size(), 1.5, "must be a text in quotes, not a fraction"),
+        (Size(), "much", "'much' is not a valid size; expected for example 128MiB, 8GiB or 4096"),
+        (Size(), 1.5, "must be a string in quotes, not a fraction"),
         (Size(), MAX_INT64 + 1, f"must be {MAX_INT64} or less"),
         (Count(1, 64), 65, "must be 64 or less"),
         (Count(1, 64), "3", "must be a whole number, not a text"),
         (Count(1), True, "must be a whole number, not true or false"),
         (Switch(), "yes", "must be true or false, not a text"),
         (Choice("debug", "info"), "loud", "'loud' is not one of debug, info"),
-        (Folder(), "captures", "'captures' is no absolute path; it must begin with /"),
-        (Folder(), "", "is empty; write a path"),
-        (Folder(), "/a\0b", "has a NUL character in it"),
+        (FolderPath(), "captures", "'captures' is not an absolute path; it must begin with /"),
+        (FolderPath(), "", "is empty; write a path"),
+        (FolderPath(), "/a\0b", "contains a NUL character"),
         (Kind(), "x" * 5000, "is longer than 4096 characters"),
-        (Kind(), {}, "must be a text in quotes, not a table"),
+        (Kind(), {}, "must be a string in quotes, not a table"),
         (TableOf(Kind()), [], "must be a table, not a list"),
     ],
 )
@@ -87,7 +87,7 @@ def test_what_it_may_not(kind: Kind, toml: object, problem: str) -> None:
 
 def test_a_wrong_item_is_named() -> None:
     kind = TableOf(ListOf(Size()))
-    with pytest.raises(ItemError, match="'much' is no size") as raised:
+    with pytest.raises(ItemError, match="'much' is not a valid size") as raised:
         kind.check({"ada": ["1KiB", "much"]})
     assert raised.value.path == ".ada[1]"
 
@@ -109,11 +109,11 @@ def test_what_a_variable_may_say(kind: Kind, text: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "problem"),
     [
-        (Count(1), "a dozen", "'a dozen' is no whole number"),
+        (Count(1), "a dozen", "'a dozen' is not a whole number"),
         (Switch(), "perhaps", "'perhaps' is neither true nor false"),
-        (TableOf(Kind()), "ada", "'ada' is no table; write it like {ada = 1}"),
-        (TableOf(Kind()), "{}\nother = {}", "is no table"),
-        (TableOf(Kind()), "{a = " + "[" * 4000, "is no table"),
+        (TableOf(Kind()), "ada", "'ada' is not a table; expected for example {ada = 1}"),
+        (TableOf(Kind()), "{}\nother = {}", "is not a table"),
+        (TableOf(Kind()), "{a = " + "[" * 4000, "is not a table"),
     ],
 )
 def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
@@ -122,7 +122,7 @@ def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
 
 
 def test_a_relative_path_of_an_option_is_where_the_daemon_was_started() -> None:
-    assert Folder().parse("captures") == Path.cwd() / "captures"
+    assert FolderPath().parse("captures") == Path.cwd() / "captures"
 
 
 @settings(deadline=None)
@@ -151,12 +151,12 @@ def test_files_must_exist_and_secret_ones_be_private(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     with pytest.raises(ValueError, match=f"{path}: No such file or directory"):
         ExistingFile().check(str(path))
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is not a file"):
         ExistingFile().check(str(tmp_path))
     path.write_text("secret")
     path.chmod(0o644)
     assert ExistingFile().check(str(path)) == path
-    with pytest.raises(ValueError, match=rf"can be read by everybody \(mode 0644\); do chmod o-rwx {path}"):
+    with pytest.raises(ValueError, match=rf"can be read by everybody \(mode 0644\); run chmod o-rwx {path}"):
         SecretFile().check(str(path))
     path.chmod(0o640)
     assert SecretFile().check(str(path)) == path

@@ -124,7 +124,7 @@ def test_the_pods_of_a_node_have_names_by_uid(cluster: fake.ApiServer) -> None:
 
 def test_an_api_server_that_says_nothing_is_given_up(cluster: fake.ApiServer) -> None:
     cluster.silent = True
-    assert problem(cluster, deadline_s=0.3) == "the API server (127.0.0.1:PORT) does not answer within 0.3 s"
+    assert problem(cluster, deadline_s=0.3) == "the API server (127.0.0.1:PORT) did not answer within 0.3 s"
 
 
 @pytest.mark.parametrize("said", [HANDSHAKE, HEAD, BODY])
@@ -133,7 +133,7 @@ def test_an_api_server_that_answers_byte_by_byte_is_given_up_and_holds_no_end_up
 ) -> None:
     with dripping(said, cluster.folder if said is not HANDSHAKE else None) as server:
         began, real, cluster.port = time.monotonic(), cluster.port, server.port
-        assert problem(cluster, deadline_s=0.5).endswith("does not answer within 0.5 s")
+        assert problem(cluster, deadline_s=0.5).endswith("did not answer within 0.5 s")
         assert time.monotonic() - began < 10  # closed too
         cluster.port = real
 
@@ -164,7 +164,7 @@ def test_what_is_under_way_when_the_daemon_stops_is_given_up(cluster: fake.ApiSe
 
     with dripping(BODY, cluster.folder) as server:
         began = time.monotonic()
-        assert asyncio.run(stopped()).endswith("is not asked any more: kinetod stops")
+        assert asyncio.run(stopped()).endswith("is no longer asked because kinetod is stopping")
         assert time.monotonic() - began < 10
 
 
@@ -206,7 +206,7 @@ def test_an_api_server_that_was_started_again_is_asked_over_a_new_connection(tmp
     with fake.api_server(tmp_path / "one") as first:
         made = ApiServer(("127.0.0.1", first.port), first.account)
         asyncio.run(over_restart(made))
-    with pytest.raises(ApiError, match="cannot be asked"):
+    with pytest.raises(ApiError, match="cannot be reached"):
         asyncio.run(over_restart(made))
     with fake.api_server(tmp_path / "two", port=first.port) as second:
         (first.account / "ca.crt").write_bytes((second.account / "ca.crt").read_bytes())

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetod.kubernetes import pod_resources
-from kinetod.kubernetes.pod_resources import ContainerRef, Device, KubeletError, PodResources
+from kinetod.kubernetes.pod_resources import ContainerRef, HeldDevice, KubeletClient, KubeletError
 from support.peers.kubelet import GPU_0, GPU_1, LLAMA, kubelet, pod
 
 MIG = "MIG-0a55c0de-8c5d-6d1f-0a55-4d7f0f0d5f10"
@@ -76,18 +76,18 @@ def test_what_a_newer_kubelet_says_besides_is_passed_over(tmp_path: Path) -> Non
     container = field(1, b"trainer") + field(2, devices) + field(3, b"\x01\x02") + field(4, field(1, b"memory"))
     said = field(1, field(1, b"llama-0") + field(2, b"training") + field(3, container) + field(4, b"\x07"))
 
-    async def ask() -> tuple[Device, ...]:
+    async def ask() -> tuple[HeldDevice, ...]:
         server = grpc.aio.server()
         handler: Any = grpc.unary_unary_rpc_method_handler(lambda request, context: said)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"List": handler}),))
         server.add_insecure_port(f"unix:{tmp_path}/kubelet.sock")
         await server.start()
         try:
-            return await PodResources(tmp_path / "kubelet.sock").devices()
+            return await KubeletClient(tmp_path / "kubelet.sock").devices()
         finally:
             await server.stop(0)
 
-    assert asyncio.run(ask()) == (Device("nvidia.com/gpu", GPU_0, LLAMA),)
+    assert asyncio.run(ask()) == (HeldDevice("nvidia.com/gpu", GPU_0, LLAMA),)
 
 
 def test_an_answer_beyond_grpc_s_usual_limit_is_taken(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float = 5)
     async def ask() -> str:
         async with kubelet(tmp_path / "kubelet.sock", answer):
             with pytest.raises(KubeletError) as raised:
-                await PodResources(tmp_path / "kubelet.sock", deadline_s=deadline_s).devices()
+                await KubeletClient(tmp_path / "kubelet.sock", deadline_s=deadline_s).devices()
             return str(raised.value)
 
     return asyncio.run(ask()).replace(str(tmp_path), "TMP")
@@ -110,7 +110,7 @@ def failure(tmp_path: Path, answer: Callable[[Any], Any], deadline_s: float = 5)
 
 def test_an_answer_of_very_many_devices_is_refused_before_it_takes_the_loop_s_time(tmp_path: Path) -> None:
     ids = [f"{number:x}" for number in range(pod_resources.MAX_DEVICES + 1)]
-    with pytest.raises(KubeletError, match="names more than 50000 devices; does a device plug-in go wrong"):
+    with pytest.raises(KubeletError, match="lists more than 50000 devices; is a device plug-in faulty"):
         gpus_of(tmp_path, pod(LLAMA, "nvidia.com/gpu", *ids))
 
 
@@ -132,7 +132,7 @@ def test_a_silent_kubelet_is_given_up_at_the_deadline(tmp_path: Path) -> None:
 
 def test_without_a_kubelet_the_text_names_the_socket_and_what_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(KubeletError, match=r"nowhere\.sock\) cannot be asked: .*is it mounted, and does this process"):
-        asyncio.run(PodResources(tmp_path / "nowhere.sock").devices())
+        asyncio.run(KubeletClient(tmp_path / "nowhere.sock").devices())
 
 
 def give(answer: pb.ListPodResourcesResponse, context: Any) -> pb.ListPodResourcesResponse:
@@ -140,7 +140,7 @@ def give(answer: pb.ListPodResourcesResponse, context: Any) -> pb.ListPodResourc
 
 
 def test_a_kubelet_that_was_started_again_is_asked_without_more_ado(tmp_path: Path) -> None:
-    client = PodResources(tmp_path / "kubelet.sock")
+    client = KubeletClient(tmp_path / "kubelet.sock")
 
     async def ask() -> list[int]:
         counts = []

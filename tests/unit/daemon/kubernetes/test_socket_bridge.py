@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kinetod.attach_helper.helper_client import Unreachable
-from kinetod.kubernetes.pod_resources import KubeletError, PodResources
+from kinetod.kubernetes.pod_resources import KubeletClient, KubeletError
 from kinetod.kubernetes.socket_bridge import passage
 from support.peers.kubelet import GPU_0, LLAMA, kubelet, pod
 from support.waiting import until
@@ -35,7 +35,7 @@ def test_the_kubelet_is_asked_over_a_connection_that_the_helper_has_made(tmp_pat
 
     async def ask() -> list[object]:
         async with kubelet(path, lambda _: ANSWER):
-            client = PodResources(tmp_path / "nowhere", connect=connect)
+            client = KubeletClient(tmp_path / "nowhere", connect=connect)
             return [await client.gpus() for _ in range(3)]
 
     before = open_descriptors()
@@ -50,16 +50,16 @@ def test_a_kubelet_that_hangs_up_is_said() -> None:
         far.close()
         return near
 
-    with pytest.raises(KubeletError, match=r"the kubelet \(by the attach helper\) cannot be asked"):
-        asyncio.run(PodResources(connect=connect).gpus())
+    with pytest.raises(KubeletError, match=r"the kubelet \(through the attach helper\) cannot be asked"):
+        asyncio.run(KubeletClient(connect=connect).gpus())
 
 
 def test_a_helper_that_gives_no_connection_says_why() -> None:
     async def connect() -> socket.socket:
         raise Unreachable("nobody is connected to the kubelet")
 
-    with pytest.raises(KubeletError, match="the attach helper gives no connection: nobody is connected"):
-        asyncio.run(PodResources(connect=connect).gpus())
+    with pytest.raises(KubeletError, match="the attach helper provides no connection: nobody is connected"):
+        asyncio.run(KubeletClient(connect=connect).gpus())
 
 
 STRANGER = """

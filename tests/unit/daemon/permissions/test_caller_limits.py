@@ -18,7 +18,7 @@ def test_a_caller_may_burst_and_then_asks_at_the_rate() -> None:
     rate = RequestRate(lambda: 2, clock)
     for _ in range(8):
         rate.take("uid 1000", "ada")
-    with pytest.raises(Exhausted, match=r"^ada sends more than 2 requests a second \(access.requests_per_s") as info:
+    with pytest.raises(Exhausted, match=r"^ada sends more than 2 requests per second \(access.requests_per_s") as info:
         rate.take("uid 1000", "ada")
     assert info.value.reason == "TOO_MANY_REQUESTS"
     assert 0 < int(info.value.metadata["retry_after_ms"]) <= 501
@@ -81,7 +81,9 @@ def shares(own: int, in_all: int) -> Shares:
 def test_what_is_held_counts_until_its_end_and_a_refusal_names_the_setting() -> None:
     calls = shares(own=1, in_all=8)
     with calls.one("uid 1", "ada", admin=False):
-        with pytest.raises(Exhausted, match=r"^ada has 1 calls at a time, .* \(access.max\); end one") as info:
+        with pytest.raises(
+            Exhausted, match=r"^ada already has 1 calls in progress, .* \(access.max\); end one"
+        ) as info:
             calls.one("uid 1", "ada", admin=False).__enter__()
         assert info.value.reason == "TOO_MANY_CALLS"
         with calls.one("uid 2", "bob", admin=False):
@@ -95,7 +97,7 @@ def test_when_all_together_have_too_many_the_message_says_so() -> None:
     calls = shares(own=4, in_all=1)
     with (
         calls.one("uid 1", "ada", admin=False),
-        pytest.raises(Exhausted, match="1 calls are under way for all callers, of 1; wait a moment"),
+        pytest.raises(Exhausted, match="1 calls of at most 1 for all callers are in progress; wait a moment"),
     ):
         calls.one("uid 3", "eve", admin=False).__enter__()
 
@@ -107,7 +109,7 @@ def test_captures_of_one_user_are_counted_but_not_an_administrators() -> None:
         check_captures(caller(), 2, 2, most_own=2, most=16)
     assert info.value.reason == "TOO_MANY_CAPTURES"
     check_captures(caller(), 0, 16, most_own=2, most=16)
-    with pytest.raises(Exhausted, match=r"16 captures are running, as many as this daemon allows"):
+    with pytest.raises(Exhausted, match=r"16 captures are running, the limit of this daemon"):
         check_captures(caller(), 1, 16, most_own=2, most=16)
 
 
@@ -115,6 +117,8 @@ def test_a_quota_is_refused_with_both_figures() -> None:
     check_stored(caller(), 10**12, 0)
     check_stored(caller(), 1, 2)
     check_stored(caller(roles={Role.ADMIN}), 2, 2)
-    with pytest.raises(Exhausted, match=r"take 3 GiB, and one user may have 2 GiB \(access.quota_per_user\)") as info:
+    with pytest.raises(
+        Exhausted, match=r"take 3 GiB, and the limit for one user is 2 GiB \(access.quota_per_user\)"
+    ) as info:
         check_stored(caller(), 3 << 30, 2 << 30)
     assert (info.value.reason, info.value.metadata["stored_bytes"]) == ("QUOTA_EXCEEDED", str(3 << 30))

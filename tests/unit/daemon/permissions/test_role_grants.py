@@ -59,11 +59,11 @@ def test_grants_are_read_and_written(text: str, grant: Grant) -> None:
     [
         ("", "names no role"),
         (" as ada", "names no role"),
-        ("own", "the roles own and jobs need a user of this host; write it like: own as ada"),
-        ("pods as ada", "'pods' is no role; there are own, jobs, viewer, admin"),
-        ("boss", "'boss' is no role; there are own, jobs, viewer, admin"),
-        ("own as a b", "'a b' is no name of a user"),
-        ("own as -x", "'-x' is no name of a user"),
+        ("own", "the roles own and jobs need a user of this host; expected for example own as ada"),
+        ("pods as ada", "'pods' is not a role; expected one of own, jobs, viewer, admin"),
+        ("boss", "'boss' is not a role; expected one of own, jobs, viewer, admin"),
+        ("own as a b", "'a b' is not a valid user name"),
+        ("own as -x", "'-x' is not a valid user name"),
     ],
 )
 def test_wrong_grants_are_explained(text: str, problem: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.config.settings import Config, Settings
 from kinetod.store.capture_store import Holding, Store
-from kinetod.store.retention import HOLD_AFTER_JUMP_S, Policy, Retention, beyond_shares, plan, share_bytes
+from kinetod.store.retention import HOLD_AFTER_JUMP_S, Retention, RetentionPolicy, beyond_shares, plan, share_bytes
 from support.service.kept import put_capture
 
 SECOND_NS = 10**9
@@ -35,7 +35,7 @@ def holding(number: int, *, age_days: float = 0, size: int | None = 100, uid: in
 def gone(
     holdings: list[Holding], held: str = "", *, by_age: bool = True, keep_local: bool = True, **limits: Any
 ) -> list[tuple[str, str]]:
-    policy = replace(Policy(keep_local=keep_local), **limits)
+    policy = replace(RetentionPolicy(keep_local=keep_local), **limits)
     removals = plan(holdings, policy, NOW_NS, is_held=lambda each: each.id == held, by_age=by_age)
     return [(each.holding.id, each.rule) for each in removals]
 
@@ -47,9 +47,9 @@ def test_without_limits_everything_stays() -> None:
 def test_who_takes_most_makes_room_and_nobody_within_their_share_pays() -> None:
     ada, bob = [holding(number, uid=1) for number in (1, 2)], [holding(number, uid=2) for number in range(3, 9)]
     assert gone([*ada, *bob], max_bytes=500, share_bytes=250) == [("c3", "bytes"), ("c4", "bytes"), ("c5", "bytes")]
-    (removal, *_) = plan([*ada, *bob], Policy(max_bytes=700, share_bytes=250), NOW_NS)
+    (removal, *_) = plan([*ada, *bob], RetentionPolicy(max_bytes=700, share_bytes=250), NOW_NS)
     assert removal.reason == (
-        "all captures take 800 bytes, the limit is 700 bytes, and those of uid 2 take most: 600 bytes"
+        "all captures take 800 bytes, the limit is 700 bytes, and those of uid 2 take the most: 600 bytes"
     )
 
 
@@ -82,8 +82,8 @@ def test_old_captures_go() -> None:
     holdings = [holding(1, age_days=9), holding(2, age_days=7.5), holding(3, age_days=6)]
     assert gone(holdings, max_age_ns=7 * DAY_NS) == [("c1", "age"), ("c2", "age")]
     assert gone(holdings, max_age_ns=7 * DAY_NS, by_age=False) == []
-    (removal, _) = plan(holdings, Policy(max_age_ns=7 * DAY_NS), NOW_NS)
-    assert removal.reason == "it ended 9 days ago, the limit is 7 days"
+    (removal, _) = plan(holdings, RetentionPolicy(max_age_ns=7 * DAY_NS), NOW_NS)
+    assert removal.reason == "it ended 9 days ago, and the limit is 7 days"
 
 
 def test_captures_without_files_go_by_age_too() -> None:
@@ -99,7 +99,7 @@ def test_the_oldest_go_until_the_rest_fits() -> None:
 def test_a_user_pays_with_their_own_captures() -> None:
     holdings = [holding(1, uid=1), holding(2, uid=2), holding(3, uid=2), holding(4, uid=2)]
     assert gone(holdings, max_bytes_per_user=200) == [("c2", "user-bytes")]
-    (removal,) = plan(holdings, Policy(max_bytes_per_user=200), NOW_NS)
+    (removal,) = plan(holdings, RetentionPolicy(max_bytes_per_user=200), NOW_NS)
     assert removal.reason == "the captures of uid 2 take 300 bytes, the limit is 200 bytes"
     assert gone(holdings, max_bytes_per_user=200, max_bytes=200) == [("c2", "user-bytes"), ("c3", "bytes")]
 
@@ -170,8 +170,8 @@ def test_what_goes_is_gone_from_disk_and_logged_with_its_reason(store: Store, ca
         asyncio.run(retention(store, Clock()).apply())
     assert left(store) == [new.id]
     assert [folder.name for folder in store.captures_dir.iterdir()] == [new.id]
-    (line,) = [record.message for record in caplog.records if "is removed" in record.message]
-    assert line == f"capture {old.id} of uid 7 (4 KiB) is removed: it ended 40 days ago, the limit is 30 days"
+    (line,) = [record.message for record in caplog.records if "was removed" in record.message]
+    assert line == f"capture {old.id} of uid 7 (4 KiB) was removed: it ended 40 days ago, and the limit is 30 days"
 
 
 def test_the_first_start_with_shares_removes_nothing_of_a_store_that_one_user_has_filled(store: Store) -> None:

@@ -10,9 +10,9 @@ import pytest
 from kinetod.agents.link import LinkServer
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.store.capture_store import Store
-from kinetod.telemetry.health import Health, Report
+from kinetod.telemetry.health import Health, HealthReport
 
-HEALTHY = Report()
+HEALTHY = HealthReport()
 
 
 class Parts:
@@ -94,7 +94,7 @@ def test_the_store_is_written_to_seldom_unless_something_is_wrong(parts: Parts) 
 
 
 def test_a_disk_that_hangs_is_a_problem_and_holds_one_thread(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
-    async def looks() -> list[Report]:
+    async def looks() -> list[HealthReport]:
         health = parts.health(probe_deadline_s=0.01)
         parts.go_on.clear()
         hanging = [await health.look(), await health.look()]

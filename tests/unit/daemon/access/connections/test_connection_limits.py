@@ -92,7 +92,7 @@ def test_a_peer_that_connects_too_fast_is_refused_and_logged_once(caplog: pytest
     with caplog.at_level(logging.WARNING):
         in_loop(run)
     (line,) = [record.message for record in caplog.records]
-    assert line == "a connection of uid 1000 was refused: it makes too many a second"
+    assert line == "a connection of uid 1000 was refused: it opens too many per second"
 
 
 def test_connections_that_speak_are_counted_for_each_peer_until_they_are_closed() -> None:

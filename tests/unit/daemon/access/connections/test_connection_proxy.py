@@ -244,10 +244,10 @@ def test_a_socket_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir(mode=0o755)
-    with pytest.raises(StartError, match="is open to others than this user; remove it"):
+    with pytest.raises(StartError, match="is accessible to other users; remove it"):
         PrivateFolder(tmp_path / "private")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartError, match="cannot make the folder"):
+    with pytest.raises(StartError, match="cannot create the folder"):
         PrivateFolder(tmp_path / "link")
 
 

@@ -27,7 +27,7 @@ def test_everything_recorded_and_stored_is_done() -> None:
 def test_dropped_records_are_counted_in_the_verdict() -> None:
     verdict = final(DONE, recorded=True, dropped=7)
     assert (verdict.verdict, verdict.code) == (pb.VERDICT_PARTIAL, "RECORDS_DROPPED")
-    assert verdict.reason.startswith("records lost since the buffers were full: 7;")
+    assert verdict.reason.startswith("records lost because the buffers were full: 7;")
 
 
 def test_unreadable_records_are_counted_in_the_verdict() -> None:
@@ -44,14 +44,14 @@ def test_a_cut_file_makes_the_verdict_partial_and_is_named() -> None:
 
 def test_a_partial_collection_without_records_has_failed() -> None:
     assert final(EXITED, recorded=False, dropped=0) == Final(
-        pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing was recorded until then"
+        pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing had been recorded by then"
     )
 
 
 def test_a_partial_collection_says_what_it_dropped_too() -> None:
     assert final(EXITED, recorded=True, dropped=0) == Final(pb.VERDICT_PARTIAL, "TARGET_EXITED", "it ended")
     verdict = final(EXITED, recorded=True, dropped=2)
-    assert verdict.reason.startswith("it ended; records lost since the buffers were full: 2;")
+    assert verdict.reason.startswith("it ended; records lost because the buffers were full: 2;")
 
 
 def test_a_failed_decode_is_a_failure_that_remembers_what_came_before() -> None:
@@ -73,7 +73,7 @@ def test_a_cancelled_collection_is_cancelled_whatever_was_recorded() -> None:
         (result("failed", "CUPTI_BUSY", "nsys"), Ending(Outcome.FAILED, "CUPTI_BUSY", "nsys")),
         (
             result("failed", "not a code\n", ""),
-            Ending(Outcome.FAILED, "AGENT_ERROR", "the agent says no more than AGENT_ERROR"),
+            Ending(Outcome.FAILED, "AGENT_ERROR", "the agent gave no reason beyond AGENT_ERROR"),
         ),
         (
             result("splendid"),

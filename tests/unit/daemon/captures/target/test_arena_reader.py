@@ -145,7 +145,7 @@ def test_a_good_header_is_taken() -> None:
     [
         ({"magic": b"KINETOA2"}, "magic"),
         ({"header_bytes": 64}, "header"),
-        ({"total_bytes": 4096}, "size than its header says"),
+        ({"total_bytes": 4096}, "size differs from what its header says"),
         ({"buffer_count": 0}, "number of buffers"),
         ({"buffer_count": 1 << 31}, "number of buffers"),
         ({"buffer_bytes": 0}, "buffer size"),
@@ -180,7 +180,7 @@ def test_memory_that_could_shrink_is_refused_and_its_descriptor_closed() -> None
 
 def test_a_pipe_is_no_arena() -> None:
     read_end, write_end = os.pipe()
-    with pytest.raises(BadArena, match="it is no memfd"):
+    with pytest.raises(BadArena, match="it is not a memfd"):
         ArenaReader(read_end, max_buffer_bytes=LIMIT)
     os.close(write_end)
 

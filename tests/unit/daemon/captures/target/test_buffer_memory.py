@@ -7,9 +7,9 @@ from kineto_agent.protocol import wire
 from kinetod.captures.result.verdict import Outcome
 from kinetod.captures.target.buffer_memory import (
     LEAST_LEFT_BYTES,
+    FittedBuffers,
     MemoryShare,
     Promises,
-    Taken,
     fit,
     needed_bytes,
     wanted_sources,
@@ -32,7 +32,7 @@ def start(*types: str, limit: int = 128 * MIB, **options: Any) -> wire.Start:
     return wire.Start("c1", list(types), 10**9, None, None, 0, 0, 0, 0, limit, None, options)
 
 
-def fitted(sources: list[str], left: int, request: wire.Start | None = None) -> Taken:
+def fitted(sources: list[str], left: int, request: wire.Start | None = None) -> FittedBuffers:
     room = Room(left, LIMIT, "give the container or job a higher memory limit")
     return fit(request or start(), sources, [(room, left)])
 
@@ -65,7 +65,7 @@ def test_buffers_are_shrunk_to_half_of_what_is_left() -> None:
     assert taken.request.buffer_limit_bytes == 16 * MIB
     assert taken.size <= 50 * MIB
     assert taken.warning == (
-        "the buffers were shrunk from 128 MiB to 16 MiB for each source: 100 MiB are left below memory.max (512 MiB) "
+        "the buffers were reduced from 128 MiB to 16 MiB for each source: 100 MiB is left below memory.max (512 MiB) "
         "of the control group /jobs/one; records may be dropped"
     )
 
@@ -81,7 +81,7 @@ def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str],
     refused = fitted(sources, left).refused
     assert refused is not None
     assert (refused.outcome, refused.code) == (Outcome.FAILED, "NO_MEMORY")
-    assert f"left below {LIMIT}, and this one wants" in refused.reason
+    assert f"left below {LIMIT}, and this capture needs" in refused.reason
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
 
@@ -134,6 +134,6 @@ def test_captures_of_one_group_share_what_is_left_and_are_ended_before_it_is_use
         ending = first.shortage()
         assert ending is not None
         assert (ending.outcome, ending.code) == (Outcome.PARTIAL, "MEMORY_SHORT")
-        assert f"the memory of process {pid} became short" in ending.reason
+        assert f"process {pid} was running out of memory" in ending.reason
         first.give_back()
         assert second.take(start(), {"torch_ops": ["cpu_op"]}).refused is not None

@@ -53,4 +53,4 @@ def test_nobody_looks_where_nothing_of_the_gpu_is_wanted() -> None:
 def test_a_look_that_fails_is_in_the_log_and_the_capture_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert told(start(), OSError("it took too long")) == {"with_stack": True}
-    assert caplog.messages == ["whether process 7 launches CUDA graphs from device code is not known: it took too long"]
+    assert caplog.messages == ["cannot tell whether process 7 launches CUDA graphs from device code: it took too long"]

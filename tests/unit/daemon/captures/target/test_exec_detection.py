@@ -33,7 +33,7 @@ def test_an_end_stays_what_it_was_where_the_process_does(ending: Ending) -> None
 def test_an_exec_during_a_capture_is_said_and_what_was_recorded_is_kept() -> None:
     found = ended(replace(BEFORE, program="after"), LOST)
     assert (found.outcome, found.code) == (Outcome.PARTIAL, "TARGET_REPLACED")
-    assert "process 7 is another one now: the process replaced itself with another program (exec)" in found.reason
+    assert "process 7 now runs another program: the process replaced itself with another program (exec)" in found.reason
 
 
 def test_an_exec_after_the_window_leaves_a_whole_trace_whole() -> None:
