@@ -29,7 +29,7 @@ from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.event_loop import run_fleet
 from kinetoctl.client.fleet.fleet_files import MergedFile
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
-from kinetoctl.client.fleet.host_run import LOST, Fleet
+from kinetoctl.client.fleet.host_run import LOST, Fleet, FleetQuiet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
 from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place as Place
@@ -37,7 +37,6 @@ from kinetoctl.client.hosts.host_targets import PlaceOptions, places
 from kinetoctl.client.hosts.slurm import parse_slurm_job
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
 from kinetoctl.options.selection_options import Selection as Selection
-from kinetoctl.output.fleet_progress import FleetQuiet
 
 SECOND_NS = 1_000_000_000
 

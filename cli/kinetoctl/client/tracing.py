@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -23,7 +24,6 @@ from kinetoctl.client.log_file import LogFile
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.errors import CliError, DownloadFailed, FileConflict, TimedOut, Unreachable
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.capture_progress import Progress
 
 STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
     pb.CAPTURE_STATUS_DONE: ExitCode.DONE,
@@ -32,6 +32,19 @@ STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
     pb.CAPTURE_STATUS_CANCELLED: ExitCode.CANCELLED,
 }
 FileKey = tuple[int, int, str]  # pid, start time (ns), format
+
+
+class Progress(Protocol):
+    """How a capture on one host reports its progress."""
+
+    def note(self, text: str) -> None:
+        """A message for the person who waits."""
+
+    def update(self, capture: pb.Capture) -> None:
+        """The capture in its current state."""
+
+    def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
+        """The number of bytes of a file that have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
@@ -17,21 +17,11 @@ from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.console import say, stderr_console
 
+if TYPE_CHECKING:
+    from kinetoctl.client.tracing import Progress
+
 REFRESHES_PER_S = 8
 TargetKey = tuple[int, int]
-
-
-class Progress(Protocol):
-    """How the way of a trace reports itself."""
-
-    def note(self, text: str) -> None:
-        """A message for the person who waits."""
-
-    def update(self, capture: pb.Capture) -> None:
-        """The capture as it is now."""
-
-    def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
-        """Bytes of a file that have arrived."""
 
 
 class Quiet:
@@ -133,7 +123,7 @@ class LiveTable:
 
 
 @contextmanager
-def _live_table(console: Console) -> Iterator[Progress]:
+def _live_table(console: Console) -> Iterator["Progress"]:
     with Live(console=console, refresh_per_second=REFRESHES_PER_S) as live:
         shown = LiveTable(live)
         live.update(shown)
@@ -141,7 +131,7 @@ def _live_table(console: Console) -> Iterator[Progress]:
 
 
 @contextmanager
-def show_progress(*, quiet: bool, color: bool) -> Iterator[Progress]:
+def show_progress(*, quiet: bool, color: bool) -> Iterator["Progress"]:
     """The progress display that fits: nothing, lines or a live table."""
     if quiet:
         yield Quiet()

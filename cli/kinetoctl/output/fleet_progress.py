@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
@@ -14,45 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.client import enum_names
+from kinetoctl.client.fleet.host_run import FleetProgress, FleetQuiet, Member
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
 from kinetoctl.output.console import say, stderr_console
-
-if TYPE_CHECKING:
-    from kinetoctl.client.fleet.host_run import Member
 
 FEW = 16  # so many processes have a line each
 LINES_EVERY_S = 1.0
 SHOWN_HOSTS = 40  # in the live table: those that are not done first
 
 
-class FleetProgress(Protocol):
-    """How a capture of many hosts reports itself."""
-
-    def note(self, text: str) -> None:
-        """A message for the person who waits."""
-
-    def update(self, member: "Member") -> None:
-        """A host has changed."""
-
-    def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """So many files are here."""
-
-
-class FleetQuiet:
-    """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Not said."""
-
-    def update(self, member: "Member") -> None:
-        """Not shown."""
-
-    def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """Not shown."""
-
-
-def rank_state(member: "Member", target: pb.Target) -> str:
+def rank_state(member: Member, target: pb.Target) -> str:
     """The state or verdict of a process, or that nobody knows it."""
     return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
 
@@ -77,7 +48,7 @@ class FleetLines:
         """One line."""
         say(text, err=True)
 
-    def update(self, member: "Member") -> None:
+    def update(self, member: Member) -> None:
         """A line if there is something new to say."""
         self._members[id(member)] = member
         self._are_many = self._are_many or sum(len(each.targets) for each in self._members.values()) > FEW
@@ -87,7 +58,7 @@ class FleetLines:
             self._next_s = self._clock() + LINES_EVERY_S
             self._all()
 
-    def _each(self, member: "Member") -> None:
+    def _each(self, member: Member) -> None:
         for target in member.targets:
             key = id(member), target.pid, target.start_time_ns
             text = rank_state(member, target)
@@ -107,7 +78,7 @@ class FleetLines:
             say(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
 
 
-def counted(members: Iterable["Member"]) -> Counter[str]:
+def counted(members: Iterable[Member]) -> Counter[str]:
     """State -> how many processes are in it."""
     return Counter(rank_state(member, target) for member in members for target in member.targets)
 
@@ -115,7 +86,7 @@ def counted(members: Iterable["Member"]) -> Counter[str]:
 class FleetTable:
     """A table that is redrawn: the processes, or, of many, how many of each host are in which state."""
 
-    def __init__(self, live: Live, members: Sequence["Member"]) -> None:
+    def __init__(self, live: Live, members: Sequence[Member]) -> None:
         self._live, self._members = live, members
         self._fetched = ""
 
@@ -123,7 +94,7 @@ class FleetTable:
         """A line above the table."""
         self._live.console.print(text, markup=False)
 
-    def update(self, member: "Member") -> None:
+    def update(self, member: Member) -> None:
         """Shown at the next refresh."""
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
@@ -169,7 +140,7 @@ class FleetTable:
 
 
 @contextmanager
-def show_fleet(members: Sequence["Member"], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
+def show_fleet(members: Sequence[Member], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
     """The display that fits: nothing, lines or a live table."""
     if quiet:
         yield FleetQuiet()

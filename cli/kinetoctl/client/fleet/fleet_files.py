@@ -19,10 +19,9 @@ from kineto_trace.store.output_formats import SUFFIXES
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.download import download, file_name
-from kinetoctl.client.fleet.host_run import Fleet, Member, Rank
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, Member, Rank
 from kinetoctl.client.tracing import file_key
 from kinetoctl.errors import CliError, DownloadFailed, Unreachable
-from kinetoctl.output.fleet_progress import FleetProgress
 
 if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import Merged

@@ -33,13 +33,12 @@ from kineto_trace.open.trace_source import FLEET_LABEL
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
 from kinetoctl.client.fleet.host_client import HostClient, close_all
-from kinetoctl.client.fleet.host_run import Fleet, Member, Rank, stored_clock
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, Member, Rank, stored_clock
 from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.client.tracing import apply_event, has_ended
 from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
-from kinetoctl.output.fleet_progress import FleetProgress
 
 CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -56,6 +56,32 @@ class Member:
     def is_lost(self, target: pb.Target) -> bool:
         """Whether nobody can say what became of a process."""
         return self.error is not None and target.state != pb.TARGET_STATE_ENDED
+
+
+class FleetProgress(Protocol):
+    """How a capture of many hosts reports its progress."""
+
+    def note(self, text: str) -> None:
+        """A message for the person who waits."""
+
+    def update(self, member: Member) -> None:
+        """The state of a host has changed."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """The number of files that have arrived, of how many, and their total size."""
+
+
+class FleetQuiet:
+    """Reports nothing."""
+
+    def note(self, text: str) -> None:
+        """Discards the message."""
+
+    def update(self, member: Member) -> None:
+        """Shows nothing."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Shows nothing."""
 
 
 class Rank(NamedTuple):

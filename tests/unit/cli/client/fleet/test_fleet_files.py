@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.fleet import fleet_files
-from kinetoctl.client.fleet.host_run import Fleet, Member
+from kinetoctl.client.fleet.host_run import Fleet, FleetQuiet, Member
 from kinetoctl.client.hosts.host_targets import Place
-from kinetoctl.output.fleet_progress import FleetQuiet
 from support.service.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
 from support.waiting import until
 
