@@ -171,7 +171,7 @@ class Capture:
         """
         if self._folder is None:
             raise UsageProblem("fetch the files before you ask for a report of them")
-        from kinetoctl.options.trace_arguments import trace_errors
+        from kinetoctl.client.file_errors import trace_errors
         from kinetoctl.output.result_tables import plain_rows
 
         with trace_errors():

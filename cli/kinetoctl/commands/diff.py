@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetoctl.base.common_options import current, table_options
+from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
 
 if TYPE_CHECKING:
     from kineto_trace.model.context import Context

@@ -8,15 +8,9 @@ import click
 
 from kinetoctl.base.common_options import Settings, current, options_without_form
 from kinetoctl.base.value_types import RANKS
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import (
-    found_traces,
-    one_trace,
-    open_context,
-    trace_errors,
-    traces_argument,
-    write_errors,
-)
+from kinetoctl.options.trace_arguments import found_traces, one_trace, open_context, traces_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 from kinetoctl.output.json_yaml import emit

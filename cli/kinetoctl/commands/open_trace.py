@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.local.perfetto_ui import HOST, PORT, Served, offline_ui, serving
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors, write_errors
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 

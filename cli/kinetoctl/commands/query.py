@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetoctl.base.common_options import Settings, current, table_options
+from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, trace_errors, traces_argument
+from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, traces_argument
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result

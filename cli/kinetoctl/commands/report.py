@@ -11,9 +11,10 @@ from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import Settings, current, table_options
 from kinetoctl.base.view_settings import options_of, parse_setting
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, trace_errors, traces_argument, write_errors
+from kinetoctl.options.trace_arguments import found_traces, traces_argument
 from kinetoctl.options.worker_options import COMPATS, executor_for, job_options
 from kinetoctl.output import units
 from kinetoctl.output.console import say

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_trace.errors import FormatError, QueryError, TraceError, ViewError
 
 from kinetoctl.base.common_options import Settings
-from kinetoctl.errors import NoSuchTrace, NotFound, NotWritten, TraceUnreadable, WrongAnalysis
+from kinetoctl.client.file_errors import trace_errors
+from kinetoctl.errors import NoSuchTrace, NotFound
 from kinetoctl.output.console import say
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CAPTURE_ID = re.compile(r"\d{8}-\d{6}-[\w-]+")
-_WRONG = (ViewError, QueryError, FormatError)
 _FOLDER_PREFIX = "kinetoctl-"
 
 
@@ -52,26 +51,6 @@ def traces_argument(function: F) -> F:
 def trace_argument(name: str) -> Callable[[F], F]:
     """Adds one argument that names a trace."""
     return click.argument(name.lower(), metavar=name, shell_complete=_complete)
-
-
-@contextmanager
-def trace_errors() -> Iterator[None]:
-    """Turns the errors of the trace library into those of kinetoctl."""
-    try:
-        yield
-    except _WRONG as exc:
-        raise WrongAnalysis(str(exc), reason_code=exc.reason_code) from exc
-    except TraceError as exc:
-        raise TraceUnreadable(str(exc), reason_code=exc.reason_code) from exc
-
-
-@contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Says which file could not be written, and why."""
-    try:
-        yield
-    except OSError as exc:
-        raise NotWritten(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kinetoctl.base.common_options import Settings
-from kinetoctl.options.trace_arguments import write_errors
+from kinetoctl.client.file_errors import write_errors
 from kinetoctl.output.console import say
 from kinetoctl.output.result_tables import documents, limited, one_of, plain_rows, tell_notes
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kinetoctl.base.common_options import Settings
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.client.fleet.event_loop import run_fleet
 from kinetoctl.client.fleet.fleet_files import MergedFile, check_promises, fetch_all, folder_of, merge_all
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
 from kinetoctl.client.fleet.host_run import Fleet, FleetProgress
 from kinetoctl.errors import CliError, TraceUnreadable
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import trace_errors, write_errors
 from kinetoctl.output.fleet_progress import show_fleet
 from kinetoctl.output.fleet_summary import merged_text, show_fleet_result
 
