@@ -15,9 +15,12 @@ from kinetoctl.base.help_sections import SectionedCommand
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.fleet_run import FleetRequest
+from kinetoctl.client.fleet.event_loop import run_fleet
+from kinetoctl.client.fleet.fleet_files import check_promises
+from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
+from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
-from kinetoctl.client.fleet.workflow import new_id, trace_fleet
+from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
@@ -28,6 +31,8 @@ from kinetoctl.options.selection_options import PARAMETERS, selector_options
 from kinetoctl.output.capture_progress import show_progress
 from kinetoctl.output.capture_result import show_capture
 from kinetoctl.output.console import say
+from kinetoctl.output.fleet_progress import show_fleet
+from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells
@@ -43,6 +48,27 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
             progress.note(f"capture {outcome.capture.id} is cancelled; no trace was kept")
     show_capture(outcome.capture, outcome.paths, settings)
     return outcome
+
+
+def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Settings, *, merge: bool) -> Fleet:
+    """Run the capture and print the result. directory None: the files stay in the daemons' stores.
+
+    Raises UsageProblem for a start that is too near. KeyboardInterrupt leaves at once.
+    """
+    fleet = request.new_fleet()
+    folder, merged = None, None
+    with show_fleet(fleet.members, quiet=settings.quiet, color=settings.color) as progress:
+        progress.note(f"capture {fleet.id} on {len(fleet.members):,} hosts")
+        run = FleetRun(request, fleet, progress)
+        run_fleet(run, run.begin, run.finish)
+        check_promises(fleet)
+        if directory is not None and not fleet.interrupted and not fleet.unmet:
+            folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s)
+            if merge and folder is not None:
+                merged = merge_files(fleet, directory, progress)
+                note_merged(merged, progress)
+    show_fleet_result(fleet, folder, merged, settings)
+    return fleet
 
 
 SECTIONS = {
@@ -207,7 +233,7 @@ def command(**values: Any) -> int:
                 ["the name of ACTIVITIES_LOG_FILE has no effect: the files of several hosts have their own"], settings
             )
         fleet = _fleet_request(options, spec, places, require, settings)
-        return trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
+        return _trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
     for option, given in (("--require", require), ("--no-merge", no_merge)):
         if given:
             raise click.UsageError(

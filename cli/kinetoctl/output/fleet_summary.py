@@ -11,7 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import Settings
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import Offset
-from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
+from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, Member, Rank, began_ns
 from kinetoctl.output import units
 from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
@@ -140,6 +140,17 @@ def merged_text(result: "MergedFile") -> str:
         apart = f"their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     size = units.size(merged.written.size_bytes)
     return f"{merged.written.path} ({size}): {len(merged.ranks)} ranks, {apart}"
+
+
+def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
+    """Reports the merged file, if there is one, and what to know about it."""
+    if result is None:
+        return
+    progress.note(f"merged: {merged_text(result)}")
+    for note in result.merged.written.notes:
+        progress.note(f"note: {note}")
+    if result.renumbered:
+        progress.note("note: the ranks do not tell the processes apart, so the processes are numbered in their order")
 
 
 def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: Settings) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.base.common_options import common_options, current
+from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.lookup import find_fleet
-from kinetoctl.client.fleet.workflow import fetch_fleet
+from kinetoctl.client.fleet.workflow import bring, merge_files
 from kinetoctl.client.tracing import Outcome, fetch_files, has_ended
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.exit_codes import ExitCode
@@ -20,6 +20,8 @@ from kinetoctl.options.output_dir import FOLDER, prepare_folder
 from kinetoctl.options.selection_options import MAX_PID
 from kinetoctl.output.capture_progress import show_progress
 from kinetoctl.output.capture_result import show_capture
+from kinetoctl.output.fleet_progress import show_fleet
+from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 
 
 def _check(capture: pb.Capture, pid: int, file_format: str) -> None:
@@ -45,6 +47,24 @@ def _check_formats(fleet: Fleet, file_format: str) -> None:
         raise NotFound(f"capture {fleet.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
 
 
+def _fetch_fleet(fleet: Fleet, directory: Path, settings: Settings, *, file_format: str, merge: bool) -> ExitCode:
+    """Fetch the files of an earlier capture and print the result. DONE only if all files are here."""
+    merged = None
+    with show_fleet(fleet.members, quiet=settings.quiet, color=settings.color) as progress:
+        folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s, file_format=file_format)
+        if merge and folder is not None:
+            merged = merge_files(fleet, directory, progress)
+            note_merged(merged, progress)
+    show_fleet_result(fleet, folder, merged, settings)
+    problems = [
+        *fleet.problems,
+        *(each for member in fleet.members for each in (*member.problems, member.error) if each),
+    ]
+    if not problems:
+        return ExitCode.DONE
+    return ExitCode.PARTIAL if any(member.paths for member in fleet.members) else problems[0].exit_code
+
+
 @click.command("fetch")
 @capture_argument
 @click.option("--pid", type=click.IntRange(1, MAX_PID), default=None, help="Only the files of this process.")
@@ -66,7 +86,7 @@ def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path
             raise click.UsageError("--pid is for one host; name it alone, and the capture by its id there")
         fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
         _check_formats(fleet, file_format)
-        return fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
+        return _fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
     if no_merge:
         raise click.UsageError("--no-merge is for several hosts: name them with --host, --hosts, --slurm-job or --kube")
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
