@@ -35,8 +35,8 @@ from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place as Place
 from kinetoctl.client.hosts.host_targets import PlaceOptions, places
 from kinetoctl.client.hosts.slurm import parse_slurm_job
+from kinetoctl.client.selection import Selection as Selection
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
-from kinetoctl.options.selection_options import Selection as Selection
 
 SECOND_NS = 1_000_000_000
 

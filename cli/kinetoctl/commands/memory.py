@@ -10,10 +10,11 @@ from kineto_trace.store.output_formats import ATTACHMENTS
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.value_types import DURATION, KEEP, SIZE
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import TraceRequest
 from kinetoctl.commands.trace import run_trace
 from kinetoctl.options.output_dir import FOLDER, prepare_folder
-from kinetoctl.options.selection_options import Selection, required, selector_options
+from kinetoctl.options.selection_options import required, selector_options
 
 ACTIVITY_TYPE = "memory_snapshot"
 DEFAULT_DURATION_NS = 10_000_000_000

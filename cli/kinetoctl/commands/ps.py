@@ -10,10 +10,11 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.host_options import named_places, place_options
-from kinetoctl.options.selection_options import Selection, selector_options
+from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import print_table, say
 from kinetoctl.output.json_yaml import emit, plain
 

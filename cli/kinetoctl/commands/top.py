@@ -13,9 +13,10 @@ from rich.live import Live
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.selection_options import Selection, selector_options
+from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import captured, rich_console, say_text
 from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
 from kinetoctl.output.top_screen import ORDERS, ordered, render

@@ -7,7 +7,8 @@ import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client.kineto_config import Config
-from kinetoctl.options.selection_options import Selection, required
+from kinetoctl.client.selection import Selection
+from kinetoctl.options.selection_options import required
 
 DEFAULT_DURATION_NS = 5_000_000_000
 STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer

@@ -2,41 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import CONTAINER_ID, GPUS, POD_UID, RANKS_OR_ALL, REGEX
+from kinetoctl.client.selection import Selection
 
 R = TypeVar("R")
 MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """All given conditions must hold; empty means no condition. The fields are those of `pb.Selector`."""
-
-    pids: tuple[int, ...] = ()
-    children: bool = False  # with pids: also what descends from them
-    command_regex: str = ""
-    user: str = ""
-    ranks: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    job_ids: tuple[str, ...] = ()
-    job_step: str = ""
-    pod_uids: tuple[str, ...] = ()
-    container_ids: tuple[str, ...] = ()
-    helpers: bool = False  # no condition: also launchers and DataLoader workers
-
-    def __bool__(self) -> bool:
-        return any(value for name, value in asdict(self).items() if name not in ("children", "helpers"))
-
-    def to_proto(self) -> pb.Selector:
-        """The request's form."""
-        return pb.Selector(**asdict(self))
 
 
 PARAMETERS = tuple(field.name for field in fields(Selection))
