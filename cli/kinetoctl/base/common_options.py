@@ -13,7 +13,7 @@ import click
 from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 
-from kinetoctl.base.value_types import ADDRESS, DURATION, parse_address
+from kinetoctl.base.value_types import ADDRESS, DURATION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +100,7 @@ def _address(given: str | None) -> str:
     if given is not None:
         return given
     try:
-        return parse_address(endpoints.rpc_address())
+        return endpoints.parse_address(endpoints.rpc_address())
     except ValueError as exc:
         raise click.UsageError(f"{endpoints.ADDRESS_VARIABLE}: {exc}") from exc
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
@@ -145,13 +146,6 @@ def parse_regex(text: str) -> str:
     return text
 
 
-def parse_address(text: str) -> str:
-    """A gRPC target: unix:/path or host:port. Raises ValueError."""
-    if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
-        return text
-    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
-
-
 DURATION = Parsed("duration", parse_positive_duration_ns)
 DELAY = Parsed("duration", parse_delay_ns)
 KEEP = Parsed("duration", parse_keep_ns)
@@ -165,4 +159,4 @@ LABEL = Parsed("key=value", parse_label)
 ACTIVITIES = Parsed("names", parse_activities)
 START = Parsed("time", parse_start_ns)
 REGEX = Parsed("regex", parse_regex)
-ADDRESS = Parsed("address", parse_address)
+ADDRESS = Parsed("address", endpoints.parse_address)

@@ -11,7 +11,6 @@ from pathlib import Path
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.base.value_types import parse_address
 from kinetoctl.client.hosts.host_defaults import ADDRESS_FIELD, DEFAULT_TEMPLATE, HOST_FIELD, KINETOD_NAMESPACE
 from kinetoctl.client.hosts.kube import KubeOptions, KubeTarget, kube_places
 from kinetoctl.client.hosts.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
@@ -59,7 +58,7 @@ def parse_template(text: str) -> str:
         raise ValueError(
             f"expected an address with {HOST_FIELD} or {ADDRESS_FIELD} in it, like {DEFAULT_TEMPLATE}, got {text!r}"
         )
-    parse_address(filled(text, "h"))
+    endpoints.parse_address(filled(text, "h"))
     return text
 
 
@@ -85,7 +84,7 @@ def place_of(text: str, address_template: str, selector: pb.Selector | None = No
     if _HOST.fullmatch(text):
         return Place(text, filled(address_template, text), selector)
     try:
-        return Place(text, parse_address(text), selector)
+        return Place(text, endpoints.parse_address(text), selector)
     except ValueError:
         raise ValueError(f"expected the name of a host, host:port or unix:/path, got {text!r:.200}") from None
 
@@ -118,7 +117,7 @@ def _of_lines(lines: Iterable[str], path: Path, address_template: str) -> Iterat
             if len(words) == 1:
                 yield place_of(words[0], address_template)
             elif len(words) == 2:
-                yield Place(words[0], parse_address(words[1]))
+                yield Place(words[0], endpoints.parse_address(words[1]))
             elif words:
                 raise ValueError(f"expected `name` or `name address`, got {line.strip()!r:.200}")
         except ValueError as exc:

@@ -104,14 +104,3 @@ def test_a_regex_has_to_compile() -> None:
         value_types.parse_regex("(")
     with pytest.raises(ValueError, match="got an empty one"):
         value_types.parse_regex("")
-
-
-@pytest.mark.parametrize("text", ["unix:/run/kineto/kinetod.sock", "localhost:7654", "[::1]:7654", "dns:///gpu-7:80"])
-def test_an_address_is_a_socket_or_host_and_port(text: str) -> None:
-    assert value_types.parse_address(text) == text
-
-
-@pytest.mark.parametrize("text", ["gpu-7", "/run/kinetod.sock", "unix:", "http://gpu-7:80", "gpu-7:port"])
-def test_another_text_is_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match="expected unix:/path/to/socket or host:port"):
-        value_types.parse_address(text)
