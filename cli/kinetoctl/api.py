@@ -172,7 +172,7 @@ class Capture:
         if self._folder is None:
             raise UsageProblem("fetch the files before you ask for a report of them")
         from kinetoctl.client.file_errors import trace_errors
-        from kinetoctl.output.result_tables import plain_rows
+        from kinetoctl.client.result_rows import plain_rows
 
         with trace_errors():
             from kineto_trace.analysis.view_catalog import find_view

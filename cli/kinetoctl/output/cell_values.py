@@ -1,9 +1,8 @@
-"""Values of result tables as people read them, and as JSON has them. Pure."""
+"""Values of result tables as people read them. Pure."""
 
 import math
 import time
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -77,25 +76,6 @@ def heading(name: str, unit: str = "") -> str:
     """A column's name over a table, whose values tell their unit."""
     title = name.removesuffix(SUFFIXES.get(unit, "")).replace("_", " ").upper()
     return f"{title} %" if unit == "%" else title
-
-
-def exact(value: Any) -> Any:
-    """The same value for JSON: nothing is rounded; what JSON lacks becomes null or a text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, dict):
-        return {str(key): exact(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [exact(item) for item in value]
-    if isinstance(value, (datetime, date)):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.hex()
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return str(value.total_seconds()) if isinstance(value, timedelta) else str(value)
 
 
 def is_number(values: Sequence[Any]) -> bool:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from kinetoctl.base.common_options import Settings
 from kinetoctl.client.file_errors import write_errors
+from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output.console import say
-from kinetoctl.output.result_tables import documents, limited, one_of, plain_rows, tell_notes
+from kinetoctl.output.result_tables import documents, limited, one_of, tell_notes
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result

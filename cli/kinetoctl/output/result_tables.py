@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.base.common_options import Settings
+from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import NOTHING, exact, heading, human, is_number
+from kinetoctl.output.cell_values import NOTHING, heading, human, is_number
 from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
 from kinetoctl.output.json_yaml import emit
 
@@ -97,20 +98,6 @@ def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]
         }
         for name, result in results.items()
     }
-
-
-def plain_rows(result: "Result") -> list[dict[str, Any]]:
-    """The rows as values for JSON: nothing is rounded, NaN is null."""
-    names = [column.name for column in result.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*_plain_columns(result), strict=True)]
-
-
-def _plain_columns(result: "Result") -> list[list[Any]]:
-    columns = [result.table.column(place).to_pylist() for place in range(len(result.columns))]
-    return [
-        values if column.type in ("int", "bool") else [exact(value) for value in values]
-        for column, values in zip(result.columns, columns, strict=True)
-    ]
 
 
 def one_of(results: Mapping[str, "Result"], what: str) -> "Result":
