@@ -6,8 +6,9 @@ import sys
 import click
 from click.shell_completion import shell_complete
 
-from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
+from kinetoctl.app import cli
 from kinetoctl.base.lazy_import import MissingCommand
+from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text

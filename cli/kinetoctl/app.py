@@ -6,8 +6,6 @@ from kinetoctl.base.common_options import common_options
 from kinetoctl.base.lazy_import import LazyGroup
 from kinetoctl.exit_codes import MEANINGS
 
-PROGRAM = "kinetoctl"
-COMPLETE_VARIABLE = "_KINETOCTL_COMPLETE"  # how a shell asks for completions: click's rule, from the name
 COMMANDS = {
     "trace": "kinetoctl.commands.trace",
     "report": "kinetoctl.commands.report",

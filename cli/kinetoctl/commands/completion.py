@@ -3,8 +3,8 @@
 import click
 from click.shell_completion import get_completion_class
 
-from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.base.common_options import common_options
+from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
 
