@@ -196,8 +196,13 @@ class Client:
         host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
         return host
 
-    def watch_host(self, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+    def watch_host(
+        self, selector: pb.Selector, *, interval_ns: int, include_without_agent: bool
+    ) -> Iterator[pb.HostSample]:
         """Samples of the host. Ends with an error after STREAM_DEADLINE_S at the latest."""
+        request = pb.WatchHostRequest(
+            selector=selector, interval_ns=interval_ns, include_without_agent=include_without_agent
+        )
         return self._stream(self._stub.WatchHost, request)
 
     def diagnose_host(self) -> pb.HostDiagnosis:

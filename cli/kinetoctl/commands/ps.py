@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client import enum_names
@@ -19,14 +18,16 @@ from kinetoctl.output.console import print_table, say
 from kinetoctl.output.json_yaml import emit, plain
 
 if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
     from kinetoctl.client.fleet.host_client import HostClient
     from kinetoctl.client.hosts.host_targets import Place
 
-Shown = tuple[list[pb.Process], ExitCode]
+Shown = tuple[list["pb.Process"], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
 
 
-def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[str] = ()) -> None:
+def _show(processes: "Sequence[pb.Process]", settings: Settings, hosts: Sequence[str] = ()) -> None:
     """As a table. hosts: of each process, where there are several."""
     pods = any(process.pod_name for process in processes)
     columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
@@ -42,7 +43,7 @@ def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[s
     print_table(columns, rows, color=settings.color)
 
 
-def _row(process: pb.Process) -> tuple[str, ...]:
+def _row(process: "pb.Process") -> tuple[str, ...]:
     """The cells of COLUMNS."""
     return (
         str(process.pid),
@@ -55,17 +56,18 @@ def _row(process: pb.Process) -> tuple[str, ...]:
     )
 
 
-def _agent(process: pb.Process) -> str:
-    if process.attached and process.agent_state == pb.AGENT_STATE_READY:
+def _agent(process: "pb.Process") -> str:
+    state = enum_names.agent_state(process.agent_state)
+    if process.attached and state == "READY":
         return "ATTACHED"
-    return enum_names.agent_state(process.agent_state)
+    return state
 
 
-def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, settings: Settings) -> Shown:
+def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
-    async def processes(client: "HostClient", place: "Place") -> list[pb.Process]:
+    async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
         return await client.processes(place.selected(selector), include_without_agent=every)
 
     answers = ask(places, processes, timeout_s=settings.timeout_s)
@@ -79,7 +81,7 @@ def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, set
     return [process for _, process in found], exit_code(answers)
 
 
-def _here(selector: pb.Selector, every: bool, settings: Settings) -> Shown:
+def _here(selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
     """Shows those of the one host."""
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)

@@ -3,11 +3,10 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 from rich.live import Live
 
 from kinetoctl.base.common_options import Settings, common_options, current
@@ -21,6 +20,9 @@ from kinetoctl.output.console import captured, rich_console, say_text
 from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
 from kinetoctl.output.top_screen import ORDERS, ordered, render
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9
 SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not opened again
@@ -32,19 +34,19 @@ def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
-def _samples(client: Client, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.HostSample]":
     """As long as the daemon sends them: a stream that reaches its deadline is opened again."""
     while True:
         began = time.monotonic()
         try:
-            yield from client.watch_host(request)
+            yield from watch()
             return
         except TimedOut:
             if time.monotonic() - began < SHORTEST_STREAM_S:
                 raise
 
 
-def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, settings: Settings) -> None:
+def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool, settings: Settings) -> None:
     console = rich_console(sys.stdout, no_color=not settings.color)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for sample in samples:
@@ -53,7 +55,7 @@ def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, s
             live.update(picture, refresh=True)
 
 
-def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settings) -> None:
+def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: Settings) -> None:
     if sys.stdout.isatty():
         console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))
@@ -61,7 +63,7 @@ def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settin
     say_text("\n".join(captured(render(sample, order=order, reverse=reverse))))
 
 
-def _document(sample: pb.HostSample, *, order: str, reverse: bool) -> dict[str, Any]:
+def _document(sample: "pb.HostSample", *, order: str, reverse: bool) -> dict[str, Any]:
     document = plain(sample)
     document["processes"] = [plain(each) for each in ordered(sample.processes, order, reverse=reverse)]
     return document
@@ -103,13 +105,12 @@ def command(
     line for each.
     """
     settings = current()
-    request = pb.WatchHostRequest(
-        interval_ns=interval,
-        selector=selection.to_proto(),
-        include_without_agent=include_without_agent,
-    )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        samples = _samples(client, request)
+        samples = _samples(
+            lambda: client.watch_host(
+                selection.to_proto(), interval_ns=interval, include_without_agent=include_without_agent
+            )
+        )
         if settings.output == "table" and not once and sys.stdout.isatty():
             with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
                 _show_live(samples, order=order, reverse=reverse, settings=settings)

@@ -4,10 +4,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.output_formats import SUFFIXES
 
 from kinetoctl.base.common_options import Settings, common_options, current
@@ -33,6 +32,9 @@ from kinetoctl.output.capture_result import show_capture
 from kinetoctl.output.console import say
 from kinetoctl.output.fleet_progress import show_fleet
 from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells
@@ -99,7 +101,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 
 
 def _fleet_request(
-    options: TraceOptions, spec: pb.CaptureSpec, places: Sequence[Place], require: str | None, settings: Settings
+    options: TraceOptions, spec: "pb.CaptureSpec", places: Sequence[Place], require: str | None, settings: Settings
 ) -> FleetRequest:
     """Raises UsageError."""
     if options.wait_for_user_profiler:

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from rich.table import Table
 from rich.text import Text
@@ -11,16 +11,19 @@ from rich.text import Text
 from kinetoctl.client import enum_names
 from kinetoctl.output.console import captured, rich_console, say_text
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "magenta"}
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
-def problems(checks: Iterable[pb.Check]) -> list[str]:
+def problems(checks: "Iterable[pb.Check]") -> list[str]:
     """The names of the checks that found one, each once."""
-    return list(dict.fromkeys(check.name for check in checks if check.status == pb.CHECK_STATUS_PROBLEM))
+    return list(dict.fromkeys(check.name for check in checks if enum_names.check_status(check.status) == "PROBLEM"))
 
 
-def verdict(diagnosis: pb.Diagnosis) -> str:
+def verdict(diagnosis: "pb.Diagnosis") -> str:
     """One line for the end."""
     process = diagnosis.process
     if diagnosis.method:
@@ -29,7 +32,7 @@ def verdict(diagnosis: pb.Diagnosis) -> str:
     return f"process {process.pid} cannot be traced: {', '.join(causes) or 'no way in'}"
 
 
-def host_verdict(diagnosis: pb.HostDiagnosis) -> str:
+def host_verdict(diagnosis: "pb.HostDiagnosis") -> str:
     """One line for the end."""
     found = problems(diagnosis.checks)
     if not found:
@@ -37,7 +40,7 @@ def host_verdict(diagnosis: pb.HostDiagnosis) -> str:
     return f"problems on {diagnosis.hostname}: {', '.join(found)}"
 
 
-def _table(checks: Iterable[pb.Check]) -> Table:
+def _table(checks: "Iterable[pb.Check]") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CHECK", no_wrap=True)
     table.add_column("STATUS", no_wrap=True)
@@ -51,19 +54,19 @@ def _table(checks: Iterable[pb.Check]) -> Table:
     return table
 
 
-def print_diagnosis(diagnosis: pb.Diagnosis, *, color: bool) -> None:
+def print_diagnosis(diagnosis: "pb.Diagnosis", *, color: bool) -> None:
     """On stdout: who it is, the checks, and the verdict."""
     process = diagnosis.process
     title = f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
     print_checks(title, diagnosis.checks, verdict(diagnosis), color=color)
 
 
-def print_host_diagnosis(diagnosis: pb.HostDiagnosis, *, color: bool) -> None:
+def print_host_diagnosis(diagnosis: "pb.HostDiagnosis", *, color: bool) -> None:
     """On stdout: which host it is, the checks, and the verdict."""
     print_checks(f"host {diagnosis.hostname}", diagnosis.checks, host_verdict(diagnosis), color=color)
 
 
-def print_checks(title: str, checks: Iterable[pb.Check], last: str, *, color: bool) -> None:
+def print_checks(title: str, checks: "Iterable[pb.Check]", last: str, *, color: bool) -> None:
     """On stdout."""
     title, last = one_line(title), one_line(last)
     if sys.stdout.isatty():

@@ -5,8 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from rich.live import Live
 from rich.table import Table
@@ -18,12 +18,15 @@ from kinetoctl.output import units
 from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
 from kinetoctl.output.console import say, stderr_console
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 FEW = 16  # so many processes have a line each
 LINES_EVERY_S = 1.0
 SHOWN_HOSTS = 40  # in the live table: those that are not done first
 
 
-def rank_state(member: Member, target: pb.Target) -> str:
+def rank_state(member: Member, target: "pb.Target") -> str:
     """The state or verdict of a process, or that nobody knows it."""
     return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
 
@@ -62,7 +65,7 @@ class FleetLines:
         for target in member.targets:
             key = id(member), target.pid, target.start_time_ns
             text = rank_state(member, target)
-            if target.state != pb.TARGET_STATE_PENDING and self._said.get(key) != text:
+            if enum_names.target_state(target.state) != "PENDING" and self._said.get(key) != text:
                 self._said[key] = text
                 say(f"{member.place.host} {enum_names.target(target)}: {text}", err=True)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kineto_protos.units import format_duration
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings
 from kinetoctl.client import enum_names
@@ -16,9 +15,11 @@ from kinetoctl.output import units
 from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
 from kinetoctl.output.fleet_progress import counted, states_text
-from kinetoctl.output.json_yaml import emit, plain
+from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
     from kinetoctl.client.fleet.fleet_files import MergedFile
 
 COLUMNS = ("HOST", "RANK", "PID", "VERDICT", "RECORDS", "CLOCK", "REASON")
@@ -39,15 +40,15 @@ def ranks_text(numbers: Sequence[int]) -> str:
 def _verdict(rank: Rank) -> str:
     if rank.member.is_lost(rank.target):
         return "UNKNOWN"
-    ended = rank.target.state == pb.TARGET_STATE_ENDED
-    return enum_names.verdict(rank.target.verdict) if ended else enum_names.target_state(rank.target.state)
+    state = enum_names.target_state(rank.target.state)
+    return enum_names.verdict(rank.target.verdict) if state == "ENDED" else state
 
 
 def _reason(rank: Rank, start_ns: int) -> str:
     target = rank.target
     if rank.member.is_lost(target):
         return f"{rank.member.error} [{LOST}]"
-    if rank.member.error is not None and target.verdict == pb.VERDICT_CANCELLED:
+    if rank.member.error is not None and enum_names.verdict(target.verdict) == "CANCELLED":
         return _error(rank.member)
     text = f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason
     begin_ns = began_ns(rank)
@@ -57,7 +58,7 @@ def _reason(rank: Rank, start_ns: int) -> str:
     return text
 
 
-def _rank_number(target: pb.Target) -> str:
+def _rank_number(target: "pb.Target") -> str:
     return str(target.process.rank) if target.process.HasField("rank") else "-"
 
 
@@ -215,4 +216,4 @@ def _host_document(member: Member) -> dict[str, Any]:
 
 
 def _clock_document(clock: Offset) -> dict[str, int]:
-    return plain(pb.ClockOffset(offset_ns=clock.offset_ns, uncertainty_ns=clock.uncertainty_ns))
+    return {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns}

@@ -1,10 +1,9 @@
 """`kinetoctl captures fetch`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client.daemon_client import Client
@@ -23,8 +22,11 @@ from kinetoctl.output.capture_result import show_capture
 from kinetoctl.output.fleet_progress import show_fleet
 from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
-def _check(capture: pb.Capture, pid: int, file_format: str) -> None:
+
+def _check(capture: "pb.Capture", pid: int, file_format: str) -> None:
     """Raises the error that says why there is nothing to fetch."""
     targets = [target for target in capture.targets if pid in (0, target.pid)]
     if not targets:

@@ -1,10 +1,9 @@
 """`kinetoctl captures list`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.base.value_types import LABEL
@@ -20,10 +19,13 @@ from kinetoctl.output.console import print_table, say
 from kinetoctl.output.file_status import where
 from kinetoctl.output.json_yaml import emit, plain
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS")
 
 
-def _row(capture: pb.Capture) -> tuple[str, ...]:
+def _row(capture: "pb.Capture") -> tuple[str, ...]:
     stored = sum(file.size_bytes for target in capture.targets for file in target.files)
     return (
         capture.id,
@@ -58,7 +60,7 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
 def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> ExitCode:
     """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
 
-    async def captures(client: HostClient, _place: Place) -> list[pb.Capture]:
+    async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":
         return await client.captures(labels, limit=limit)
 
     answers = ask(places, captures, timeout_s=settings.timeout_s)

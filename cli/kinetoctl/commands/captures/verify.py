@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client.daemon_client import Client
@@ -15,11 +15,14 @@ from kinetoctl.output import units
 from kinetoctl.output.console import print_table
 from kinetoctl.output.json_yaml import emit, plain
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 COLUMNS = ("CAPTURE", "PID", "FILE", "COPY", "SIZE", "RESULT")
-Checked = tuple[str, pb.FileCheck]
+Checked = tuple[str, "pb.FileCheck"]
 
 
-def _row(capture_id: str, check: pb.FileCheck) -> tuple[str, ...]:
+def _row(capture_id: str, check: "pb.FileCheck") -> tuple[str, ...]:
     copy = "uploaded" if check.uploaded else "local"
     name = check.format or check.name
     result = f"DAMAGED: {check.problem}" if check.problem else "OK"
