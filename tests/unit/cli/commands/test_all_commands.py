@@ -189,6 +189,11 @@ def test_version_without_a_daemon_is_no_error(tmp_path: Path, capsys: pytest.Cap
     assert run_here(capsys, f"unix:{tmp_path}/none.sock", "version", "--client").stderr == ""
 
 
+def test_version_in_a_source_tree_says_that_it_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetoctl.commands.version.DISTRIBUTION", "nothing-is-installed-by-this-name")
+    assert run("version", "--client").stdout == "kinetoctl unknown (a source tree, not installed)\n"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_the_shell(run: Run, shell: str) -> None:
     result = run("completion", shell)
