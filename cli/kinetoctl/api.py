@@ -240,7 +240,7 @@ def capture(selection: Selection, options: CaptureOptions | None = None) -> Capt
     options = options or CaptureOptions()
     where = _places(options)
     if not selection and not all(place.selects for place in where):
-        raise UsageProblem("which processes? A selection has at least one condition")
+        raise UsageProblem("no process is selected: a selection needs at least one condition")
     if options.require not in REQUIREMENTS:
         raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {options.require!r}")
     request = FleetRequest(

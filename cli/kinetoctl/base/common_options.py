@@ -57,21 +57,21 @@ def _parse_output(text: str) -> str:
 
 
 _ADDRESS = _option(
-    "--address", type=ADDRESS, help="Where the daemon listens: unix:/path or host:port.  [env: KINETO_ADDRESS]"
+    "--address", type=ADDRESS, help="Address of the daemon: unix:/path or host:port.  [env: KINETO_ADDRESS]"
 )
-_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Form of the result on stdout.  [default: table]")
+_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Format of the result on stdout.  [default: table]")
 _FORM_OR_FILE = _option(
     "-o",
     "--output",
-    metavar="FORM|FILE",
-    type=Parsed("form", _parse_output),
-    help="Form on stdout: table, json, yaml or csv; or a file to write, by its suffix: .csv, .json, .parquet.  "
+    metavar="FORMAT|FILE",
+    type=Parsed("format", _parse_output),
+    help="Format on stdout: table, json, yaml or csv; or a file to write, with the suffix .csv, .json or .parquet.  "
     "[default: table]",
 )
 _OTHERS = (
-    _option("--no-color", is_flag=True, flag_value=True, help="No colours.  [env: NO_COLOR]"),
-    _option("--quiet", "-q", is_flag=True, flag_value=True, help="No progress on stderr, only errors."),
-    _option("--timeout", type=DURATION, help="How long to wait for an answer of the daemon.  [default: 30s]"),
+    _option("--no-color", is_flag=True, flag_value=True, help="Print without colours.  [env: NO_COLOR]"),
+    _option("--quiet", "-q", is_flag=True, flag_value=True, help="Print only errors on stderr, no progress."),
+    _option("--timeout", type=DURATION, help="Limit for each answer of the daemon.  [default: 30s]"),
 )
 
 

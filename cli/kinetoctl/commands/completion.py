@@ -13,7 +13,7 @@ from kinetoctl.output.console import say_text
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @common_options
 def command(shell: str) -> int:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
     \b
     bash  eval "$(kinetoctl completion bash)"         in ~/.bashrc

@@ -28,7 +28,7 @@ COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
 
 
 def _show(processes: "Sequence[pb.Process]", settings: Settings, hosts: Sequence[str] = ()) -> None:
-    """As a table. hosts: of each process, where there are several."""
+    """Prints a table. hosts: the host of each process, if there are several."""
     pods = any(process.pod_name for process in processes)
     columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
     rows = [
@@ -64,7 +64,7 @@ def _agent(process: "pb.Process") -> str:
 
 
 def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
-    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+    """Prints the processes of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
     async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
@@ -82,7 +82,7 @@ def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, s
 
 
 def _here(selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
-    """Shows those of the one host."""
+    """Prints the processes of one host."""
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)
     if settings.output == "table":
@@ -93,19 +93,20 @@ def _here(selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
 
 
 @click.command("ps")
-@click.option("--all", "include_without_agent", is_flag=True, help="Also Python and GPU processes without an agent.")
+@click.option("--all", "include_without_agent", is_flag=True, help="Include Python and GPU processes without an agent.")
 @selector_options
 @place_options
 @common_options
 def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> int:
     """List processes that can be traced.
 
-    With options that select processes: those that `kinetoctl trace` with the same options would record. Without,
-    every process with an agent. --all lists launchers, DataLoader workers and processes without an agent, too.
+    With options that select processes, it lists those that `kinetoctl trace` would record with the same options;
+    without, every process that has an agent. --all adds launchers, DataLoader workers and processes without an
+    agent.
 
-    AGENT is READY (its agent waits), ATTACHED (likewise; `kinetoctl trace` brought it in, and it leaves
-    again), BUSY (a capture is running), INCOMPATIBLE (its agent is of another version) or NONE (`kinetoctl
-    trace` brings one in). ITER is the number of training iterations so far.
+    AGENT is READY (an agent is waiting), ATTACHED (READY, and `kinetoctl trace` attached it for a while), BUSY (a
+    capture is running), INCOMPATIBLE (the agent has another version) or NONE (`kinetoctl trace` attaches one).
+    ITER is the number of training iterations so far.
     """
     settings = current()
     places = named_places(hosts)
@@ -119,7 +120,7 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
         say(
-            "no process has an agent now; `kinetoctl ps --all` lists others, and `kinetoctl trace --pid` brings one in",
+            "no process has an agent; `kinetoctl ps --all` lists the others, and `kinetoctl trace --pid` attaches one",
             err=True,
         )
     return code

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9
-SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not opened again
+SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not reopened
 
 
 def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
@@ -35,7 +35,7 @@ def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
 
 
 def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.HostSample]":
-    """As long as the daemon sends them: a stream that reaches its deadline is opened again."""
+    """Yields samples as long as the daemon sends them; reopens a stream that reaches its deadline."""
     while True:
         began = time.monotonic()
         try:
@@ -80,7 +80,7 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
 
 @click.command("top")
 @click.option(
-    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between two samples."
+    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between samples."
 )
 @click.option(
     "--sort",
@@ -88,11 +88,13 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
     type=click.Choice(tuple(ORDERS)),
     default="gpu",
     show_default=True,
-    help="Order of the processes.",
+    help="Sort order of the processes.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--once", is_flag=True, help="One sample, then end. Without it, a terminal shows them live.")
-@click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent that use no GPU.")
+@click.option("--reverse", is_flag=True, help="Reverse the sort order.")
+@click.option("--once", is_flag=True, help="Print one sample and exit. Otherwise a terminal shows a live view.")
+@click.option(
+    "--all", "include_without_agent", is_flag=True, help="Include processes that have no agent and use no GPU."
+)
 @selector_options
 @common_options
 def command(
@@ -100,9 +102,9 @@ def command(
 ) -> int:
     """Show the host, its GPUs and the processes on them, live.
 
-    UTIL is the time in which a kernel ran, MEM the time in which GPU memory was used. CPU 150% is one and a
-    half CPUs. Ctrl-C ends it. In a pipe, or with -o json or yaml, the samples follow one another: JSON has a
-    line for each.
+    UTIL is the share of time during which a kernel ran, MEM the share during which GPU memory was accessed. CPU
+    150% means one and a half CPUs. Ctrl-C ends the view. In a pipe, or with -o json or yaml, samples are printed
+    one after the other, in JSON one per line.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

@@ -44,10 +44,10 @@ def _daemon_version(settings: Settings) -> str | None:
 
 
 @click.command("version")
-@click.option("--client", "client_only", is_flag=True, help="Do not ask the daemon.")
+@click.option("--client", "client_only", is_flag=True, help="Do not contact the daemon.")
 @common_options
 def command(client_only: bool) -> int:
-    """Show the versions of kinetoctl and of the daemon, if there is one."""
+    """Show the versions of kinetoctl and, if it can be reached, of the daemon."""
     settings = current()
     versions: dict[str, str | None] = {"kinetoctl": client_version()}
     if not client_only:

@@ -33,7 +33,7 @@ def _check(capture: "pb.Capture", pid: int, file_format: str) -> None:
         raise NotFound(f"capture {capture.id} has no target with pid {pid}")
     formats = {file.format for target in targets for file in target.files}
     if not formats and not has_ended(capture):
-        raise Refused(f"capture {capture.id} is still running; `kinetoctl captures show {capture.id}` tells its state")
+        raise Refused(f"capture {capture.id} is still running; `kinetoctl captures show {capture.id}` shows its state")
     if not formats:
         raise NotFound(f"capture {capture.id} has no file; `kinetoctl captures show {capture.id}` tells why")
     if file_format and file_format not in formats:
@@ -69,28 +69,30 @@ def _fetch_fleet(fleet: Fleet, directory: Path, settings: Settings, *, file_form
 
 @click.command("fetch")
 @capture_argument
-@click.option("--pid", type=click.IntRange(1, MAX_PID), default=None, help="Only the files of this process.")
-@click.option("--format", "file_format", default="", help="Only files of this format.  [default: all]")
+@click.option(
+    "--pid", type=click.IntRange(1, MAX_PID), metavar="PID", default=None, help="Only the files of this process."
+)
+@click.option("--format", "file_format", metavar="NAME", default="", help="Only files of this format.  [default: all]")
 @click.option("--output-dir", type=FOLDER, default=Path(), help="Folder for the files.  [default: .]")
-@click.option("--no-merge", is_flag=True, help="With several hosts: do not make one trace of all.")
+@click.option("--no-merge", is_flag=True, help="With several hosts: do not merge the traces into one.")
 @place_options
 @common_options
 def command(capture_id: str, pid: int | None, file_format: str, output_dir: Path, no_merge: bool, **hosts: Any) -> int:
-    """Bring the files of a capture here and verify them.
+    """Download the files of a capture and verify them.
 
-    An interrupted download goes on where it stopped. Nothing is overwritten. The exit code is 0 only if
-    every file is here and verified. With hosts: the files of a capture of many hosts, by the id that
-    `kinetoctl trace` gave it, and one trace of all.
+    An interrupted download continues where it stopped. Existing files are not overwritten. The exit code is 0 only
+    if every file was downloaded and verified. With several hosts, ID is the one that `kinetoctl trace` printed for
+    the whole capture, and the traces are also merged into one.
     """
     settings = current()
     if places := named_places(hosts):
         if pid is not None:
-            raise click.UsageError("--pid is for one host; name it alone, and the capture by its id there")
+            raise click.UsageError("--pid needs a single host: name that host alone, and the capture by its id there")
         fleet = find_fleet(places, capture_id, timeout_s=settings.timeout_s)
         _check_formats(fleet, file_format)
         return _fetch_fleet(fleet, prepare_folder(output_dir), settings, file_format=file_format, merge=not no_merge)
     if no_merge:
-        raise click.UsageError("--no-merge is for several hosts: name them with --host, --hosts, --slurm-job or --kube")
+        raise click.UsageError("--no-merge needs several hosts: name them with --host, --hosts, --slurm-job or --kube")
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         outcome = Outcome(client.capture(capture_id))
         _check(outcome.capture, pid or 0, file_format)

@@ -39,12 +39,24 @@ def _row(capture: "pb.Capture") -> tuple[str, ...]:
 
 
 @click.command("list")
-@click.option("--label", "labels", type=LABEL, multiple=True, help="Only captures with this label, like team=vision.")
-@click.option("--limit", type=click.IntRange(1), default=20, help="How many.  [default: 20]")
+@click.option(
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help="Only captures with this label, for example team=vision; repeatable.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    metavar="N",
+    help="Number of captures to list, of each host.  [default: 20]",
+)
 @place_options
 @common_options
 def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> int:
-    """List captures, newest first; of several hosts those of one after the other."""
+    """List captures, newest first; with several hosts, host by host."""
     settings = current()
     if places := named_places(hosts):
         return _of_hosts(places, dict(labels), limit, settings)
@@ -58,7 +70,7 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
 
 
 def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> ExitCode:
-    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+    """Prints the captures of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
 
     async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":
         return await client.captures(labels, limit=limit)

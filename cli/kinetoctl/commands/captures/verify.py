@@ -49,10 +49,10 @@ def _show(checked: list[Checked], settings: Settings) -> None:
 
 @click.command("verify")
 @some_captures_argument
-@click.option("--uploaded", is_flag=True, help="Also the uploaded copy of files that are on the host.")
+@click.option("--uploaded", is_flag=True, help="Verify the uploaded copies of files that are on the host too.")
 @common_options
 def command(capture_ids: tuple[str, ...], uploaded: bool) -> int:
-    """Read the stored files of captures again and compare their size and SHA-256. Without ID: of all that have ended.
+    """Verify the size and SHA-256 of stored files; without ID, those of all ended captures.
 
     The exit code is 5 if a file is damaged.
     """

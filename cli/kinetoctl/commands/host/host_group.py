@@ -42,7 +42,7 @@ def _rows(host: "pb.Host") -> list[tuple[str, str]]:
 
 
 def _diagnosis(client: Client) -> "pb.HostDiagnosis | None":
-    """None: the daemon is older than this call."""
+    """The checks of the host, or None if the daemon is too old for this call."""
     try:
         return client.diagnose_host()
     except Unsupported:
@@ -59,7 +59,7 @@ COMMANDS = {
 @common_options
 @click.pass_context
 def command(context: click.Context) -> int:
-    """Show the daemon's host: versions, GPUs, store, limits and checks. Or install kinetod on this one."""
+    """Show the daemon's host: versions, GPUs, store, limits and checks. Or install kinetod on this host."""
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
     settings = current()

@@ -58,7 +58,7 @@ def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
 def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
     result = run("ps")
     assert result.code == 0
-    assert "`kinetoctl trace --pid` brings one in" in result.stderr
+    assert "`kinetoctl trace --pid` attaches one" in result.stderr
 
 
 def test_ps_tells_agents_that_were_brought_in(server: FakeServer, run: Run) -> None:

@@ -361,15 +361,15 @@ def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[st
 def test_a_trace_of_nothing_in_particular_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_here(capsys, server.address, "trace")
     assert result.code == 2
-    assert "which processes? Give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
+    assert "no process is selected: give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
     assert run_here(capsys, server.address, "trace", "--helpers").code == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--user", "ada", "--children"), "--children needs --pid: whose children?"),
-        (("--pid", "7", "--job-step", "0"), "--job-step needs --job-id: a step of which job?"),
+        (("--user", "ada", "--children"), "--children needs --pid, which names the parents"),
+        (("--pid", "7", "--job-step", "0"), "--job-step needs --job-id, which names the job"),
     ],
 )
 def test_what_only_narrows_another_condition_needs_it(
@@ -413,7 +413,7 @@ def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer,
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "cancelling capture c0ffee in 1 process; Ctrl-C again leaves at once" in stderr
-    assert "capture c0ffee is cancelled; no trace was kept" in stderr
+    assert "capture c0ffee was cancelled; no trace was kept" in stderr
     assert "CANCELLED" in stdout
     assert [r.id for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)] == ["c0ffee"]
     assert list(tmp_path.iterdir()) == []

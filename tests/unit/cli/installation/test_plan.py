@@ -99,7 +99,7 @@ def test_a_second_installation_has_nothing_to_do(image: Path, host: Run) -> None
     host("install")
     before = tree(image)
     done = host("install")
-    assert done.stdout == "nothing to do: all is as it should be\n"
+    assert done.stdout == "nothing to do: kinetod is installed and up to date\n"
     assert tree(image) == before
 
 
@@ -233,7 +233,7 @@ def test_uninstalling_leaves_captures_and_configuration(image: Path, host: Run) 
     left = tree(image)
     assert "var/lib/kineto/captures" in left and "etc/kinetod/config.toml" in left
     assert not [name for name in left if re.search(r"kinetod[\w-]*\.(service|socket)$|s.d/kinetod.conf", name)]
-    assert host("uninstall").stdout == "nothing to do: it is not installed\n"
+    assert host("uninstall").stdout == "nothing to do: kinetod is not installed\n"
 
 
 def test_a_purge_leaves_nothing_but_the_programs(image: Path, host: Run) -> None:
@@ -265,7 +265,7 @@ def test_a_package_packs_the_files_and_sets_up_the_rest(image: Path, host: Run) 
     done = host("install", "--for-package", "setup")
     assert done.returncode == 0, done.stderr
     assert (image / "etc/kinetod/config.toml").is_file()
-    assert "was installed by a package" in host("install").stderr
+    assert "a package has installed kinetod" in host("install").stderr
     assert host("uninstall", "--for-package", "setup").returncode == 0
     assert (image / "usr/lib/systemd/system/kinetod.service").exists()  # the package manager's to remove
 
@@ -282,7 +282,7 @@ def test_units_name_the_programs_of_this_installation(image: Path, host: Run) ->
     ("programs", "code", "why"),
     [
         ("/nowhere", 5, "there is no program /nowhere/kinetod"),
-        ("bin", 2, "no absolute path"),
+        ("bin", 2, "not an absolute path"),
     ],
 )
 def test_programs_that_are_not_there_are_refused(host: Run, programs: str, code: int, why: str) -> None:

@@ -300,7 +300,7 @@ def test_kubectl_kineto_without_pods_is_wrong_usage(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["kubectl-kineto", "trace"])
     assert kubectl_kineto() == 2
-    assert "which pods?" in capsys.readouterr().err
+    assert "no pod is selected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
