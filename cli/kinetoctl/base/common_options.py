@@ -27,9 +27,9 @@ _PREFIX = "kinetoctl."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the common options say. timeout_s: seconds to wait for one answer of the daemon.
+    """The values of the common options. timeout_s: limit for each answer of the daemon, in seconds.
 
-    file: where to write the result of a table command instead of stdout; output then is its form.
+    file: where a table command writes its result instead of stdout; output is then the format of the file.
     """
 
     address: str
@@ -50,7 +50,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def _parse_output(text: str) -> str:
-    """A form or the name of a file, of a command whose result is a table. Raises ValueError."""
+    """A format or a file name, for a command whose result is a table. Raises ValueError."""
     if text in TABLE_OUTPUTS or Path(text).suffix.lower() in TABLE_FILES:
         return text
     raise ValueError(f"expected {', '.join(TABLE_OUTPUTS)}, or a file ending in {', '.join(TABLE_FILES)}, got {text!r}")
@@ -81,12 +81,12 @@ def common_options(function: F) -> F:
 
 
 def table_options(function: F) -> F:
-    """The same to a command whose result is a table: it can be CSV, and written to a file."""
+    """Adds the common options to a command whose result is a table: it can be CSV, and written to a file."""
     return _added(function, (_ADDRESS, _FORM_OR_FILE, *_OTHERS))
 
 
 def options_without_form(function: F) -> F:
-    """The same to a command that has an --output of its own."""
+    """Adds the common options except --output to a command that has its own."""
     return _added(function, (_ADDRESS, *_OTHERS))
 
 

@@ -1,4 +1,4 @@
-"""Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what was expected."""
+"""Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what is expected."""
 
 import re
 import time
@@ -44,7 +44,7 @@ def parse_keep_ns(text: str) -> int:
 
 def _not_too_long(value: int, text: str) -> int:
     if value > MAX_DURATION_NS:
-        raise ValueError(f"expected at most 24h, got {text!r}: a trace that long would fit nowhere")
+        raise ValueError(f"expected at most 24h, got {text!r}: a longer trace would not fit on a disk")
     return value
 
 
@@ -62,7 +62,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_ranks_or_all(text: str) -> tuple[int, ...]:
-    """Likewise; ANY_RANK alone for the word all."""
+    """Like parse_ranks, but the word all stands for ANY_RANK."""
     return (ANY_RANK,) if text.strip() == "all" else parse_ranks(text)
 
 
@@ -79,7 +79,7 @@ def _parse_numbers(text: str, like: str, most: int, what: str) -> tuple[int, ...
             raise ValueError(f"expected {like}, got {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"expected {like}, got {part.strip()!r}, which ends before it starts")
+            raise ValueError(f"expected {like}, got {part.strip()!r}, whose end is below its start")
         numbers.update(range(first, min(last, first + most) + 1))
     if len(numbers) > most:
         raise ValueError(f"expected at most {most:,} {what}, got {text!r}")
@@ -96,7 +96,7 @@ def parse_pod_uid(text: str) -> str:
 
 
 def parse_container_id(text: str) -> str:
-    """The digits of a container's id, of which the first twelve do; containerd://ID is taken too. Raises ValueError."""
+    """The digits of a container's id, at least the first 12, with or without containerd://. Raises ValueError."""
     digits = text.rpartition("://")[2].lower()
     if _CONTAINER_ID.fullmatch(digits):
         return digits
@@ -136,7 +136,7 @@ def parse_start_ns(text: str, clock: Callable[[], int] = time.time_ns) -> int:
 
 
 def parse_regex(text: str) -> str:
-    """A regular expression, unchanged. Raises ValueError if it is none."""
+    """A regular expression, unchanged. Raises ValueError if it is empty or invalid."""
     try:
         re.compile(text)
     except re.error as exc:

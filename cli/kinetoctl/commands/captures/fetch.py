@@ -35,7 +35,7 @@ def _check(capture: "pb.Capture", pid: int, file_format: str) -> None:
     if not formats and not has_ended(capture):
         raise Refused(f"capture {capture.id} is still running; `kinetoctl captures show {capture.id}` shows its state")
     if not formats:
-        raise NotFound(f"capture {capture.id} has no file; `kinetoctl captures show {capture.id}` tells why")
+        raise NotFound(f"capture {capture.id} has no file; `kinetoctl captures show {capture.id}` says why")
     if file_format and file_format not in formats:
         raise NotFound(f"capture {capture.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
 
@@ -44,7 +44,7 @@ def _check_formats(fleet: Fleet, file_format: str) -> None:
     """Raises the error that says why there is nothing to fetch."""
     formats = {file.format for rank in fleet.processes() for file in rank.target.files}
     if not formats:
-        raise NotFound(f"capture {fleet.id} has no file; `kinetoctl captures show {fleet.id}` tells why")
+        raise NotFound(f"capture {fleet.id} has no file; `kinetoctl captures show {fleet.id}` says why")
     if file_format and file_format not in formats:
         raise NotFound(f"capture {fleet.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
 

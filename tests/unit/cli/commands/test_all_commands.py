@@ -231,7 +231,7 @@ def test_an_unreachable_daemon_is_code_7_with_address_and_advice(
     assert result.stderr == (
         f"error: no daemon at unix:{tmp_path}/none.sock: there is no such socket\n"
         "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
-        "or say where it listens with --address or KINETO_ADDRESS.\n"
+        "or give its address with --address or KINETO_ADDRESS.\n"
     )
 
 

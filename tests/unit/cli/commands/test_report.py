@@ -135,9 +135,9 @@ def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
     [
         ([], 2, "name a trace"),
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
-        (["/no/such*.json"], 3, "no file is called /no/such*.json\n"),
+        (["/no/such*.json"], 3, "no file matches /no/such*.json\n"),
         (["TRACE", "--view", "kernel_s"], 2, "no view 'kernel_s'; there are: "),
-        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "no view that is asked for has the option depth"),
+        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "none of the requested views has the option depth"),
         (["TRACE", "--view", "kernels", "--columns", "nam"], 2, "view kernels has no column nam; its columns are: rank, "),
         (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "has no figures of plugin"),
         (["BROKEN", "--view", "kernels"], 5, "is no trace"),

@@ -128,7 +128,7 @@ def test_a_daemon_that_stays_away_is_code_7_and_says_how_to_go_on(trace: Trace) 
     trace.profiler.watches = [[Abort(grpc.StatusCode.UNAVAILABLE, "gone")]]
     result = trace("--timeout", "300ms")
     assert result.code == 7
-    assert "`kinetoctl captures show c0ffee` tells how it went on" in result.stderr
+    assert "`kinetoctl captures show c0ffee` shows how the capture ended" in result.stderr
 
 
 def test_a_partial_trace_is_fetched_and_code_4(trace: Trace, tmp_path: Path) -> None:
@@ -338,23 +338,23 @@ def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
         (["--duration", "soon"], "--duration: expected a duration like 500ms, 5s or 2min, got 'soon'"),
         (["--duration", "0s"], "--duration: expected a duration above zero, got '0s'"),
         (["--duration", "-5s"], "--duration: expected a duration above zero, got '-5s'"),
-        (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a trace that long would fit nowhere"),
+        (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a longer trace would not fit on a disk"),
         (["--iterations", "0"], "--iterations: 0 is not in the range x>=1."),
-        (["--wait-for-user-profiler", "--start-at", "+5s"], "a capture with --start-at cannot wait"),
+        (["--wait-for-user-profiler", "--start-at", "+5s"], "a capture with a start time cannot wait"),
         (["--with-stack=all"], "--with-stack: 'all' is not one of 'sample', 'trace'."),
-        (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz is for sampled stacks"),
-        (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators: add cpu_op"),
-        (["--with-modules", "--activities", "kernel"], "--with-modules describes operators: add cpu_op"),
-        (["--with-flops", "--activities", "kernel"], "--with-flops describes operators: add cpu_op"),
+        (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz needs sampled stacks"),
+        (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators, so --activities must include cpu_op"),
+        (["--with-modules", "--activities", "kernel"], "--with-modules describes operators, so --activities must include cpu_op"),
+        (["--with-flops", "--activities", "kernel"], "--with-flops describes operators, so --activities must include cpu_op"),
         (["--pid", "0"], "--pid: 0 is not in the range 1<=x<=4194304."),
-        (["--output-dir", "/proc/nowhere"], "--output-dir: /proc/nowhere cannot be made: No such file or directory"),
+        (["--output-dir", "/proc/nowhere"], "--output-dir: /proc/nowhere cannot be created: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[str], message: str) -> None:
     result = trace(*arguments)
     assert (result.code, result.stdout) == (2, "")
     assert message in result.stderr
-    assert "`kinetoctl trace --help` shows how it is used." in result.stderr
+    assert "See `kinetoctl trace --help`." in result.stderr
     assert trace.profiler.requests == []
 
 
@@ -429,4 +429,4 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
         _interrupt_after(process, "PROCESS")
         _stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert stderr.endswith("interrupted: left at once\n")
+    assert stderr.endswith("interrupted: stopped at once\n")
