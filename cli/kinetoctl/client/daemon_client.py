@@ -1,4 +1,4 @@
-"""The typed client of kinetod, and with `channel` the only module of kinetoctl that knows gRPC.
+"""The typed client of kinetod. Only this module, `channel` and `fleet.host_client` know gRPC.
 
 Every call has a deadline. Every gRPC error becomes a `kinetoctl.errors.CliError` here: the class by the
 status code (`ERRORS`, complete by test), the text and the reason by the daemon's google.rpc.ErrorInfo.
@@ -21,7 +21,9 @@ from kinetoctl.client.channel import Calls, open_line, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
-STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
+STREAM_DEADLINE_S = (
+    300.0  # a longer watch or fetch is reopened, so that a dead peer is noticed after this time at the latest
+)
 CLOSE_LIMIT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
@@ -71,7 +73,7 @@ def _reason_code(error: grpc.RpcError) -> str:
 
 
 def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors.CliError:
-    """Our error for gRPC's. The daemon's own words are kept."""
+    """The kinetoctl error for one of gRPC. The daemon's message is kept."""
     code, details = error.code(), error.details() or ""
     reason_code = _reason_code(error)
     if reason_code:
@@ -103,8 +105,8 @@ class Client:
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
         """Close the connection. Running calls are cancelled.
 
-        A Ctrl-C that hits inside gRPC can leave a call behind that close() waits for without end, and so does the
-        channel's destructor. Hence a thread: it is not waited for longer than limit_s, and keeps the channel alive.
+        A Ctrl-C inside gRPC can leave a call behind for which close() and the channel's destructor wait forever. Hence
+        a thread, which keeps the channel alive and is not waited for longer than limit_s seconds.
         """
         closer = threading.Thread(target=self._close, name="close", daemon=True)
         closer.start()
@@ -142,17 +144,17 @@ class Client:
         return list(self._call(self._stub.ListProcesses, request).processes)
 
     def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
-        """Start a capture. The same key again gives the same capture."""
+        """Start a capture. Repeated with the same key, it returns the same capture."""
         request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
         capture: pb.Capture = self._call(self._stub.CreateCapture, request)
         return capture
 
     def watch(self, capture_id: str) -> Iterator[pb.CaptureEvent]:
-        """The capture now, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
+        """The current capture, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
         return self._stream(self._stub.WatchCapture, pb.WatchCaptureRequest(id=capture_id))
 
     def capture(self, capture_id: str) -> pb.Capture:
-        """One capture as it is now."""
+        """The current state of one capture."""
         capture: pb.Capture = self._call(self._stub.GetCapture, pb.GetCaptureRequest(id=capture_id))
         return capture
 
@@ -179,15 +181,15 @@ class Client:
         self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id, keep_uploaded=keep_uploaded))
 
     def pin(self, capture_id: str, *, pinned: bool) -> None:
-        """Keep a capture from retention, or no longer."""
+        """Protect a capture from retention, or end the protection."""
         self._call(self._stub.PinCapture, pb.PinCaptureRequest(id=capture_id, pinned=pinned))
 
     def verify(self, capture_id: str, *, uploaded: bool = False) -> Iterator[pb.FileCheck]:
-        """Have the stored files of an ended capture read again."""
+        """Make the daemon verify the stored files of an ended capture."""
         return self._stream(self._stub.VerifyCapture, pb.VerifyCaptureRequest(id=capture_id, uploaded=uploaded))
 
     def fetch(self, capture_id: str, *, pid: int, file_format: str, offset: int) -> Iterator[pb.TraceChunk]:
-        """The bytes of one stored file from an offset on."""
+        """The bytes of one stored file, starting at an offset."""
         request = pb.FetchTraceRequest(capture_id=capture_id, pid=pid, format=file_format, offset=offset)
         return self._stream(self._stub.FetchTrace, request)
 
@@ -206,7 +208,7 @@ class Client:
         return self._stream(self._stub.WatchHost, request)
 
     def diagnose_host(self) -> pb.HostDiagnosis:
-        """What on the daemon's host stands in the way of traces."""
+        """What on the daemon's host prevents traces."""
         diagnosis: pb.HostDiagnosis = self._call(self._stub.DiagnoseHost, pb.DiagnoseHostRequest())
         return diagnosis
 

@@ -1,14 +1,14 @@
-"""Kineto's configuration: its keys, what each means, and what becomes of it here. Pure.
+"""Kineto's configuration: its keys, what each means in Kineto, and its effect here. Pure.
 
 Theory of operation
-    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line,
-    the rest of a line from a # on is a comment. The rules are libkineto's: exactly one = in a line, booleans
+    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line, and
+    comments from a # to the end of the line. The rules are those of libkineto: exactly one = in a line, booleans
     n/y, no/yes, f/t, false/true, 0/1 in any case, whole numbers of 0 or more, comma-separated lists. A value that
-    breaks them is an error; a key that nobody knows is only a warning, since it may be a newer one.
+    breaks them is an error; an unknown key is only a warning, because it may be a newer one.
 
-    `KEYS` says for every key in which field its value goes, and by which factor. Keys that share a field are
-    names or units of the same thing: the last one counts. A key without a field has no effect here, and
-    its row says why. `request` turns the fields into what a capture is asked for.
+    `KEYS` maps every key to the field that its value sets, and to a factor. Keys with the same field are names
+    or units of the same thing, and the last one takes precedence. A key without a field has no effect here, and
+    its row says why. `request` turns the fields into the request of a capture.
 """
 
 import re
@@ -33,11 +33,11 @@ _NEXT_SETTING = re.compile(r",(?=\s*[A-Z][A-Z0-9_]*\s*=)")
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used: the text says where and why."""
+    """The configuration cannot be used; the message says where and why."""
 
 
 class Kind(Enum):
-    """What a value has to be."""
+    """The type of a value."""
 
     BOOL = "bool"
     INT = "int"
@@ -47,16 +47,16 @@ class Kind(Enum):
 
 
 class Effect(Enum):
-    """What becomes of a key."""
+    """Whether a key has an effect here."""
 
     USED = "used"
     NONE = "no effect"
-    LEGACY = "legacy"  # Kineto itself ignores it by now, or knows it by another name
+    LEGACY = "legacy"  # Kineto itself now ignores it, or has renamed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. field: where its value goes, times factor; here: what becomes of it, for people."""
+    """One key. meaning: in Kineto; here: its effect, for people; field: what its value, times factor, sets."""
 
     name: str
     kind: Kind
@@ -177,7 +177,7 @@ KEYS: Mapping[str, Key] = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it came on a command line."""
+    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it was given on the command line."""
 
     value: Any  # bool, int, str or a tuple of str, as the key's kind says
     where: str
@@ -185,13 +185,13 @@ class Setting:
 
 @dataclass(slots=True)
 class Config:
-    """Settings by field, and what people should know about the text."""
+    """Settings by field, and notes for the user."""
 
     settings: dict[str, Setting] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Of a field."""
+        """The value of a field."""
         setting = self.settings.get(name)
         return default if setting is None else setting.value
 
@@ -200,7 +200,7 @@ class Config:
 
 
 def is_inline(text: str) -> bool:
-    """Whether this is KEY=VALUE,… or a whole text; else it names a file."""
+    """Whether this is KEY=VALUE,… or a complete text; otherwise it names a file."""
     return "\n" in text or _INLINE.match(text) is not None
 
 
@@ -223,7 +223,7 @@ def parse(text: str, source: str = "") -> Config:
 
 
 def merged(configs: Iterable[Config]) -> Config:
-    """One after another: what a later one sets, counts."""
+    """All configurations in one; later ones take precedence."""
     result = Config()
     for each in configs:
         result.settings |= each.settings
@@ -242,7 +242,7 @@ def _read_line(config: Config, line: str, place: str) -> None:
     key = KEYS.get(name)
     where = f"{place}{name}"
     if key is None:
-        config.notes.append(f"{where:.200}: unknown key, left out")
+        config.notes.append(f"{where:.200}: unknown key, ignored")
         return
     value = _read_value(key, text, where)
     if key.effect is Effect.LEGACY:
@@ -274,9 +274,9 @@ def _read_value(key: Key, text: str, where: str) -> bool | int | str | tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a configuration asks of a capture. origins: for each attribute that is set, which key said so.
+    """The capture that a configuration requests. origins: attribute -> the key that set it.
 
-    None: not said. Times are Unix ns, durations ns, sizes bytes.
+    None means that no key set it. Times are in Unix ns, durations in ns, sizes in bytes.
     """
 
     duration: int | None = None
@@ -318,7 +318,7 @@ def request(config: Config, now_ns: int) -> Asked:
     """The capture that a configuration describes. now_ns: Unix ns. Raises ConfigError."""
     enabled = config.settings.get("enabled")
     if enabled is not None and not enabled.value:
-        raise ConfigError(f"{enabled.where}: tracing is switched off; leave the key out to trace")
+        raise ConfigError(f"{enabled.where}: tracing is switched off; remove the key to trace")
     asking = _Asking(config, now_ns)
     if config.value("snapshot"):
         asking.snapshot()
@@ -330,7 +330,7 @@ def request(config: Config, now_ns: int) -> Asked:
 
 
 class _Asking:
-    """Collects what is asked for, field by field."""
+    """Collects the request, field by field."""
 
     def __init__(self, config: Config, now_ns: int) -> None:
         self._config = config
@@ -351,7 +351,7 @@ class _Asking:
             self._origins[attribute] = self._config.settings[name].where
 
     def take_if_set(self, *names: str) -> None:
-        """Fields that are attributes of the same name. 0, false and an empty text are Kineto's "not set"."""
+        """Takes fields over as attributes of the same name. In Kineto, 0, false and an empty text mean "not set"."""
         for name in names:
             if self._config.value(name):
                 self._take(name, name, self._config.value(name))
@@ -361,20 +361,20 @@ class _Asking:
         self._notes += (f"{self._config.settings[name].where}: no effect: {why}" for name in given)
 
     def snapshot(self) -> None:
-        """A memory snapshot has a duration and nothing else."""
+        """Requests a memory snapshot, which has a duration and nothing else."""
         self._take("activities", "snapshot", (MEMORY_SNAPSHOT,))
         self._take("duration", "snapshot_ns", self._config.value("snapshot_ns") or DEFAULT_SNAPSHOT_NS)
         others = (*_TIMED, *_ITERATED, *_SWITCHES, "duration_ns", "iterations", "activities")
-        self._leave_out(others, "PROFILE_MEMORY takes a snapshot only")
+        self._leave_out(others, "PROFILE_MEMORY requests only a snapshot")
 
     def extent(self) -> None:
-        """How long and when."""
+        """Takes over the length and the start."""
         value = self._config.value
         if value("iterations"):
             self.take_if_set("iterations", *_ITERATED)
             if value("duration_ns"):
                 self._take("or_duration", "duration_ns", value("duration_ns"))
-            self._leave_out(_TIMED, "ACTIVITIES_ITERATIONS counts")
+            self._leave_out(_TIMED, "ACTIVITIES_ITERATIONS takes precedence")
             return
         self._take("duration", "duration_ns", value("duration_ns") or DEFAULT_DURATION_NS)
         if value("warmup_ns"):
@@ -386,14 +386,14 @@ class _Asking:
     def _start_time(self, start: Setting) -> None:
         late_ns = self._now_ns - start.value
         if late_ns > MAX_START_TIME_AGE_NS:
-            raise ConfigError(f"{start.where}: lies {late_ns / S:.0f} s in the past; 0 starts at once")
+            raise ConfigError(f"{start.where}: is {late_ns / S:.0f} s in the past; use 0 to start at once")
         if late_ns >= 0:
-            self._notes.append(f"{start.where}: lies {late_ns / S:.1f} s in the past: starts at once")
+            self._notes.append(f"{start.where}: is {late_ns / S:.1f} s in the past, so the capture starts at once")
         else:
             self._take("start_at", "start_time_ns", start.value)
 
     def recording(self) -> None:
-        """What."""
+        """Takes over what to record."""
         if self._config.value("activities"):
             self._take("activities", "activities", self._activities(self._config.settings["activities"]))
         self.take_if_set(*_SWITCHES)
@@ -409,6 +409,6 @@ class _Asking:
             raise ConfigError(f"{setting.where}: this version records none of these: {', '.join(unserved)}")
         if unserved:
             self._notes.append(
-                f"{setting.where}: left out, since this version does not record it: {', '.join(unserved)}"
+                f"{setting.where}: ignored, because this version does not record it: {', '.join(unserved)}"
             )
         return kept

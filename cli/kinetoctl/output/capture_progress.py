@@ -1,4 +1,4 @@
-"""What is going on, on stderr: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
+"""The progress of a capture, on stderr: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import sys
 import time
@@ -26,16 +26,16 @@ TargetKey = tuple[int, int]
 
 
 class Quiet:
-    """Says nothing."""
+    """Reports nothing."""
 
     def note(self, text: str) -> None:
-        """Not said."""
+        """Discards the note."""
 
     def update(self, capture: "pb.Capture") -> None:
-        """Not shown."""
+        """Shows nothing."""
 
     def fetching(self, target: "pb.Target", received: int, file: "pb.TraceFile") -> None:
-        """Not shown."""
+        """Shows nothing."""
 
 
 def _key(target: "pb.Target") -> TargetKey:
@@ -52,17 +52,17 @@ def state_text(target: "pb.Target") -> str:
 
 
 class Lines:
-    """One line for each change of a target's state."""
+    """Prints a line for each change of a target's state."""
 
     def __init__(self) -> None:
         self._said: dict[TargetKey, str] = {}
 
     def note(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         say(text, err=True)
 
     def update(self, capture: "pb.Capture") -> None:
-        """A line for each target whose state is another one now."""
+        """Prints a line for each target whose state has changed."""
         for target in capture.targets:
             text = state_text(target)
             if self._said.get(_key(target)) != text:
@@ -70,11 +70,11 @@ class Lines:
                 say(f"{enum_names.target(target)}: {text}", err=True)
 
     def fetching(self, target: "pb.Target", received: int, file: "pb.TraceFile") -> None:
-        """Not shown: a log does not want it."""
+        """Shows nothing: it would clutter a log."""
 
 
 class LiveTable:
-    """A table that is redrawn: state, time in it, records and bytes so far."""
+    """A live table: state, time in that state, records and bytes so far."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -134,7 +134,7 @@ def _live_table(console: Console) -> Iterator["Progress"]:
 
 @contextmanager
 def show_progress(*, quiet: bool, color: bool) -> Iterator["Progress"]:
-    """The progress display that fits: nothing, lines or a live table."""
+    """Yields the right progress display: none, lines or a live table."""
     if quiet:
         yield Quiet()
     elif not sys.stderr.isatty():

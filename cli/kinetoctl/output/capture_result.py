@@ -1,4 +1,4 @@
-"""The result of a trace or fetch on stdout, in the form that --output asks for."""
+"""Prints the result of a trace or fetch on stdout, in the format of --output."""
 
 from collections.abc import Mapping
 from pathlib import Path

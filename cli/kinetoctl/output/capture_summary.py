@@ -1,6 +1,6 @@
-"""What a capture brought: per target the file, what it holds, what it cost and how to open it.
+"""The result of a capture: for each target its files, what they hold, the overhead, and how to open them.
 
-`target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
+`target_lines` is pure and returns pairs of a label and a text. `print_capture` writes them to stdout.
 """
 
 import shlex
@@ -28,7 +28,7 @@ LABEL_WIDTH = 12
 WAYS = {
     "torch_ops": "ops by",
     "memory_snapshot": "snapshot",
-}  # a source that has several ways -> the label of the one that it took
+}  # a source with several methods -> the label of the method that it used
 TIMES = "\N{MULTIPLICATION SIGN}"
 STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
@@ -72,7 +72,7 @@ def _top_lines(label: str, stats: "Iterable[tuple[str, pb.KernelStat]]", unit: s
 
 
 def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
-    """The functions that ran most, with their lines; then what other samples were of, and threads without Python."""
+    """The functions with the most samples, with their lines; the states of threads; and threads without Python."""
     for position, stat in enumerate(summary.top_functions):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
         name = units.shortened(units.function_name(stat.name), NAME_WIDTH)
@@ -88,7 +88,7 @@ def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
 
 
 def _hot_lines(stat: "pb.KernelStat") -> str:
-    """' · line 57' or ' · lines 57 (61%), 63 (20%)', the one with the most samples first; what waited for the GIL."""
+    """' · line 57' or ' · lines 57 (61%), 63 (20%)', most samples first, and the samples that waited for the GIL."""
     shares = [f"{entry.line} ({entry.count / max(stat.count, 1):.0%})" for entry in stat.lines]
     text = f" · lines {', '.join(shares)}" if len(shares) > 1 else ""
     if len(stat.lines) == 1:
@@ -150,7 +150,7 @@ def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line
 
 
 def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> list[Line]:
-    """All about one target. paths: its verified files on this machine, by format."""
+    """The lines about one target. paths: its verified files on this machine, by format."""
     lines: list[Line] = []
     if target.reason:
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
@@ -192,7 +192,7 @@ def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", 
 
 
 def print_capture(capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
-    """The whole capture on stdout. paths: verified files by pid, start time and format."""
+    """Prints the capture on stdout. paths: verified files by pid, start time and format."""
     console = stdout_console(color=color)
     status = _status(enum_names.capture_status(capture.status))
     console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status))

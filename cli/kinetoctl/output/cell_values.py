@@ -1,4 +1,4 @@
-"""Values of result tables as people read them. Pure."""
+"""Formats values of result tables for people. Pure."""
 
 import math
 import time
@@ -13,9 +13,9 @@ from kinetoctl.output import units
 
 NOTHING = "-"
 US = 1000  # ns
-# Unit -> the ending that a column's name has for it.
+# Unit -> the suffix of the names of columns with that unit.
 SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
-MAX_WHOLE = 1 << 53  # larger integers are ids or times and are not grouped
+MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 
 
 def human(value: Any, unit: str = "") -> str:
@@ -73,13 +73,13 @@ def _plain(value: float) -> str:
 
 
 def heading(name: str, unit: str = "") -> str:
-    """A column's name over a table, whose values tell their unit."""
+    """The title of a column, whose values show their unit."""
     title = name.removesuffix(SUFFIXES.get(unit, "")).replace("_", " ").upper()
     return f"{title} %" if unit == "%" else title
 
 
 def is_number(values: Sequence[Any]) -> bool:
-    """Whether a column is set to the right: it has numbers, or nothing."""
+    """Whether a column is aligned to the right: it has only numbers or nothing."""
     return all(
         value is None or (isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)) for value in values
     )

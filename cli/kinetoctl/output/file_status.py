@@ -1,4 +1,4 @@
-"""Where the files of a capture are, whether they stay, and what is wrong with them; as text."""
+"""Where the files of a capture are, whether retention may remove them, and what is wrong with them, as text."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -32,24 +32,28 @@ def where(capture: "pb.Capture") -> str:
 
 
 def kept_lines(capture: "pb.Capture") -> Iterator[str]:
-    """What is to be said of an ended capture as a whole."""
+    """Lines about the files of an ended capture as a whole."""
     if capture.pinned:
         yield "pinned: retention does not remove it"
     upload = capture.upload
     state = enum_names.upload_state(upload.state)
     if state == "UPLOADED":
-        local = "; nothing of it is on the host any more" if capture.local_bytes == 0 else ""
+        local = "; its files are no longer on the host" if capture.local_bytes == 0 else ""
         verified = f"{units.size(upload.bytes)}, verified {units.moment(upload.uploaded_ns)}"
         yield f"uploaded to {upload.url} ({verified}){local}"
     elif state == "RUNNING":
         yield f"uploading to {upload.url}: {units.size(upload.bytes)} of {units.size(upload.total_bytes)}"
     elif state == "RETRYING":
-        again = f"; again at {units.moment(upload.next_try_ns)}" if upload.next_try_ns else "; uploads are off now"
+        again = (
+            f"; next attempt at {units.moment(upload.next_try_ns)}"
+            if upload.next_try_ns
+            else "; uploads are disabled now"
+        )
         yield f"the upload to {upload.url} failed {units.count(upload.failures)} times: {upload.error}{again}"
     elif state == "WAITING":
-        yield f"waits for its upload to {upload.url}"
+        yield f"waiting for its upload to {upload.url}"
 
 
 def damage(file: "pb.TraceFile") -> str:
-    """Of one file; empty: none is known."""
+    """What is damaged in a file; empty if nothing is known to be."""
     return f"{file.format} is damaged: it {file.damage}" if file.damage else ""

@@ -1,4 +1,4 @@
-"""What is going on in a capture of many hosts, on stderr: a live table in a terminal, plain lines elsewhere."""
+"""The progress of a capture of many hosts, on stderr: a live table in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -21,13 +21,13 @@ from kinetoctl.output.console import say, stderr_console
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-FEW = 16  # so many processes have a line each
+FEW = 16  # up to this many processes have a line each
 LINES_EVERY_S = 1.0
-SHOWN_HOSTS = 40  # in the live table: those that are not done first
+SHOWN_HOSTS = 40  # in the live table; hosts that are not done come first
 
 
 def rank_state(member: Member, target: "pb.Target") -> str:
-    """The state or verdict of a process, or that nobody knows it."""
+    """The state or verdict of a process, or UNKNOWN if its host was lost."""
     return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
 
 
@@ -37,7 +37,7 @@ def states_text(states: Mapping[str, int]) -> str:
 
 
 class FleetLines:
-    """A line for each change of a process; of many processes, one for how many are in which state."""
+    """Prints a line for each change of a process, or, for many processes, the number in each state."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -48,11 +48,11 @@ class FleetLines:
         self._next_s = 0.0
 
     def note(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         say(text, err=True)
 
     def update(self, member: Member) -> None:
-        """A line if there is something new to say."""
+        """Prints a line if something has changed."""
         self._members[id(member)] = member
         self._are_many = self._are_many or sum(len(each.targets) for each in self._members.values()) > FEW
         if not self._are_many:
@@ -76,18 +76,18 @@ class FleetLines:
             say(text, err=True)
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """Once all are here."""
+        """Prints a line once all files are here."""
         if files == total:
-            say(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
+            say(f"{units.count(files)} files, {units.size(size_bytes)}, downloaded", err=True)
 
 
 def counted(members: Iterable[Member]) -> Counter[str]:
-    """State -> how many processes are in it."""
+    """State -> number of processes in it."""
     return Counter(rank_state(member, target) for member in members for target in member.targets)
 
 
 class FleetTable:
-    """A table that is redrawn: the processes, or, of many, how many of each host are in which state."""
+    """A live table of the processes, or, for many, of the number of each host's processes in each state."""
 
     def __init__(self, live: Live, members: Sequence[Member]) -> None:
         self._live, self._members = live, members
@@ -144,7 +144,7 @@ class FleetTable:
 
 @contextmanager
 def show_fleet(members: Sequence[Member], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
-    """The display that fits: nothing, lines or a live table."""
+    """Yields the right display: none, lines or a live table."""
     if quiet:
         yield FleetQuiet()
     elif not sys.stderr.isatty():

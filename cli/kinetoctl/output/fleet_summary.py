@@ -1,4 +1,4 @@
-"""What a capture of many hosts brought: a verdict for each process, what failed and why, and how to go on."""
+"""The result of a capture of many hosts: a verdict for each process, what failed and why, and what to do next."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kinetoctl.client.fleet.fleet_files import MergedFile
 
 COLUMNS = ("HOST", "RANK", "PID", "VERDICT", "RECORDS", "CLOCK", "REASON")
-MANY = 64  # of more processes those of a host that are all done have one line
+MANY = 64  # with more processes, a host whose processes are all done has one line
 
 
 def ranks_text(numbers: Sequence[int]) -> str:
@@ -54,7 +54,7 @@ def _reason(rank: Rank, start_ns: int) -> str:
     begin_ns = began_ns(rank)
     if not text and start_ns and begin_ns is not None and abs(begin_ns - start_ns) > STARTED_APART_NS:
         late = "after" if begin_ns > start_ns else "before"
-        return f"began {format_duration(abs(begin_ns - start_ns))} {late} the common start"
+        return f"started {format_duration(abs(begin_ns - start_ns))} {late} the common start"
     return text
 
 
@@ -73,7 +73,7 @@ def _row(rank: Rank, start_ns: int) -> tuple[str, ...]:
 
 
 def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
-    """All processes of a host in one row; None: there is something to say of one of them."""
+    """One row for all processes of a host, or None if one of them needs a row of its own."""
     ranks = [Rank(member, target) for target in member.targets]
     if any(_verdict(rank) != "DONE" or _reason(rank, start_ns) for rank in ranks):
         return None
@@ -85,7 +85,7 @@ def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
 
 
 def rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
-    """One for each process, and for each host that has none."""
+    """One row for each process, and for each host that has none."""
     many = sum(len(member.targets) for member in fleet.members) > MANY
     for member in fleet.members:
         if not member.targets:
@@ -107,7 +107,7 @@ def _error(member: Member) -> str:
 
 
 def notes(fleet: Fleet) -> Iterator[str]:
-    """What is to be said beside the table."""
+    """The notes below the table."""
     for member in fleet.members:
         for warning in member.warnings:
             yield f"{member.place.host}: {warning}"
@@ -119,8 +119,8 @@ def notes(fleet: Fleet) -> Iterator[str]:
     spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()
     if fleet.start_ns and spread_ns is not None and uncertainty_ns is not None:
         yield (
-            f"the windows begin within {format_duration(spread_ns)} of each other, "
-            f"by clocks that are known to ±{format_duration(uncertainty_ns)}"
+            f"the windows start within {format_duration(spread_ns)} of each other, "
+            f"with a clock uncertainty of ±{format_duration(uncertainty_ns)}"
         )
 
 
@@ -133,10 +133,10 @@ def _status(fleet: Fleet) -> str:
 
 
 def merged_text(result: "MergedFile") -> str:
-    """Where the merged file is, and how far its clocks may be off."""
+    """The path of the merged file and the uncertainty of its clocks."""
     merged = result.merged
     known = merged.alignment.uncertainty_ns
-    apart = "how far their clocks are apart is not known for all"
+    apart = "the offset of some clocks is unknown"
     if known is not None:
         apart = f"their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     size = units.size(merged.written.size_bytes)
@@ -151,17 +151,17 @@ def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
     for note in result.merged.written.notes:
         progress.note(f"note: {note}")
     if result.renumbered:
-        progress.note("note: the ranks do not tell the processes apart, so the processes are numbered in their order")
+        progress.note("note: ranks are missing or duplicated, so the processes are numbered in their order")
 
 
 def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: Settings) -> None:
-    """Print it in the form that --output asks for. folder: where the files of the processes are."""
+    """Print the result in the format of --output. folder: where the files of the processes are."""
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
     say(_status(fleet))
     if fleet.unmet:
-        say(f"not begun: {fleet.unmet}")
+        say(f"not started: {fleet.unmet}")
     print_table(COLUMNS, list(rows(fleet)), color=settings.color, folds=True)
     for note in notes(fleet):
         say(f"note: {note}")
@@ -175,7 +175,7 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
 
 
 def fleet_document(fleet: Fleet, folder: Path | None = None, merged: "MergedFile | None" = None) -> dict[str, Any]:
-    """Everything as plain values: captures as in profiler.proto, with the paths of files that are here."""
+    """The result as plain values: captures as in profiler.proto, with the paths of downloaded files."""
     return {
         "id": fleet.id,
         "exit_code": int(fleet.exit_code()),

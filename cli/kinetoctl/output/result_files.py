@@ -1,4 +1,4 @@
-"""Results into files, by the suffix of their names."""
+"""Writes results into files, in the format of their suffix."""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, named: bool = True) -> None:
-    """Writes the file that --output names, whole or not at all. Raises UsageError, NotWritten.
+    """Writes the file that --output names atomically. Raises UsageError, NotWritten.
 
-    limit: rows of each; 0: all. named: JSON says the names and columns of the results; else it is a list of rows.
+    limit: rows of each, 0 for all. named: whether JSON has the names and columns of the results or only the rows.
     """
     path = settings.file
     assert path is not None

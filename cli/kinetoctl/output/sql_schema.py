@@ -13,7 +13,7 @@ COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
 
 
 def show_tables(settings: Settings) -> None:
-    """All tables, one line each; for programs with their columns."""
+    """Prints all tables, one per line; for programs, with their columns."""
     tables = sql_tables().values()
     if settings.output == "table":
         rows = [(table.name, str(len(table.columns)), table.summary) for table in tables]
@@ -24,7 +24,7 @@ def show_tables(settings: Settings) -> None:
 
 
 def show_table(name: str, settings: Settings) -> None:
-    """All about one table. Raises QueryError."""
+    """Prints the description and columns of one table. Raises QueryError."""
     table = find_table(name)
     if settings.output != "table":
         emit(_document(table), _form(settings))

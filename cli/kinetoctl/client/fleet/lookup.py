@@ -1,4 +1,4 @@
-"""A capture of many hosts that was taken before: found again by its id."""
+"""Finds an earlier capture of many hosts by its id."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ LIMIT = 1000  # captures of one host that are parts of one capture
 
 
 def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
-    """The parts of it on these hosts: captures with its label, or the one capture that has this id.
+    """The parts of the capture on these hosts: captures with its label, or the one capture with this id.
 
-    A host that does not answer is a member with its error. Raises NotFound if no host has a part.
+    A host that does not answer becomes a member with its error. Raises NotFound if no host has a part.
     """
 
     async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:

@@ -12,7 +12,7 @@ from kinetoctl.errors import CliError, TraceUnreadable
 
 
 def new_id(now_ns: int | None = None) -> str:
-    """Sorts by time: 20260131-235959-9f86d0."""
+    """A new id that sorts by time: 20260131-235959-9f86d0."""
     when = datetime.fromtimestamp((time.time_ns() if now_ns is None else now_ns) // 10**9, UTC)
     return f"{when:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
@@ -20,7 +20,7 @@ def new_id(now_ns: int | None = None) -> str:
 def bring(
     fleet: Fleet, directory: Path, progress: FleetProgress, *, timeout_s: float, file_format: str = ""
 ) -> Path | None:
-    """The folder with the files; None: there are none. What went wrong is in the fleet."""
+    """Download the files. Returns their folder, or None if there are no files. Failures are recorded in the fleet."""
     if not any(target.files for _, target in fleet.processes()):
         return None
     folder = folder_of(fleet, directory)
@@ -31,7 +31,7 @@ def bring(
 
 
 def merge_files(fleet: Fleet, directory: Path, progress: FleetProgress) -> MergedFile | None:
-    """One trace of all; None: there is none. A failure is noted: the files of the processes are there all the same."""
+    """Merge the traces into one. Returns None if there is no trace, or if merging fails, which the fleet records."""
     progress.note("merging")
     try:
         with trace_errors(), write_errors(directory):

@@ -97,7 +97,7 @@ def test_a_file_that_is_there_stays_and_the_trace_gets_its_usual_name(trace: Tra
     (tmp_path / "x_4242.json").write_text("another trace")
     result = trace("--kineto-config", "ACTIVITIES_LOG_FILE=x.json")
     assert result.code == 0
-    assert "x_4242.json exists and is another file than the trace; using the usual file name" in result.stderr
+    assert "x_4242.json exists and is not this trace; using the usual file name" in result.stderr
     assert (tmp_path / "x_4242.json").read_text() == "another trace"
     assert (tmp_path / "kineto-gpu-7-4242-c0ffee.json").read_bytes() == CONTENT
 
@@ -176,7 +176,7 @@ def test_notes_are_not_said_with_quiet(trace: Trace) -> None:
         ("/etc/no/such.conf", "--kineto-config: expected KEY=VALUE,… or a file, got '/etc/no/such.conf': No such file"),
         ("ACTIVITIES_LOG_FILE=/tmp/", "--kineto-config: ACTIVITIES_LOG_FILE: expected the path of a file, got '/tmp/'"),
         ("ACTIVITIES_ENABLED=no", "--kineto-config: ACTIVITIES_ENABLED: tracing is switched off"),
-        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: lies "),
+        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: is "),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_code_2_and_asks_nothing(trace: Trace, text: str, message: str) -> None:

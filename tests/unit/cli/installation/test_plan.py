@@ -142,7 +142,7 @@ def test_a_configuration_that_others_could_have_written_is_not_taken_over(
     os.chown(path, owner, owner)
     before = tree(image)
     done = host("install")
-    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "look at what it says" in done.stderr
+    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "check its content" in done.stderr
     assert tree(image) == before
 
 
@@ -179,7 +179,7 @@ def test_an_account_that_is_somebodys_does_not_become_kinetods_and_no_purge_remo
     passwd(image, *lines)
     before = tree(image)
     done = host("install")
-    assert done.returncode == 5 and "kinetod's user must be its own" in done.stderr
+    assert done.returncode == 5 and "kinetod needs this user for itself" in done.stderr
     assert tree(image) == before
     if len(lines) == 1:  # else they are system users
         assert host("uninstall", "--purge").returncode == 0
@@ -294,7 +294,7 @@ def test_programs_that_others_could_replace_are_refused(image: Path) -> None:
     programs = image / "opt/kinetod/bin"  # below /tmp
     (programs / "python3").symlink_to("/bin/true")
     programs.chmod(0o777)
-    with pytest.raises(NotInstalled, match="others than root can write"):
+    with pytest.raises(NotInstalled, match="users other than root can write to"):
         plan.check_programs(Host(), programs)
 
 

@@ -130,8 +130,8 @@ def test_a_window_that_began_elsewhere_is_told() -> None:
     late = member("n0", target(0, begin_ns=start_ns - 2 * MS), target(1, begin_ns=start_ns + 40 * MS))
     found = fleet(late)
     found.start_ns = start_ns
-    assert [row[-1] for row in rows(found)] == ["", "began 42 ms after the common start"]
-    assert list(notes(found)) == ["the windows begin within 42 ms of each other, by clocks that are known to ±300 µs"]
+    assert [row[-1] for row in rows(found)] == ["", "started 42 ms after the common start"]
+    assert list(notes(found)) == ["the windows start within 42 ms of each other, with a clock uncertainty of ±300 µs"]
 
 
 def test_the_document_says_everything() -> None:
