@@ -190,6 +190,6 @@ def check_programs(host: Host, programs: Path) -> None:
             if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
                 raise NotInstalled(
                     f"users other than root can write to {part}, and the attach helper, which has rights "
-                    f"over every process, runs {path}; install kinetod in a folder that only root can write to, such as "
-                    "/opt/kinetod"
+                    f"over every process, runs {path}; install kinetod in a folder that only root can write to, "
+                    "such as /opt/kinetod"
                 )
