@@ -37,7 +37,7 @@ SUMMARIES = {
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
     "captures": "List, show, fetch, cancel, pin, verify and delete captures.",
     "run": "Start a command whose Python processes can be traced.",
-    "demo": "Try everything out: start a daemon and a training process, and trace it.",
+    "demo": "Try it all out: a daemon, a training process and a trace of it.",
     "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
     "version": "Show the versions of kinetoctl and, if it can be reached, of the daemon.",
     "completion": "Print the completion script for a shell.",

@@ -45,10 +45,10 @@ def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: S
 @click.option("--duration", type=DURATION, default="2s", help="Length of the trace.  [default: 2s]")
 @common_options
 def command(output_dir: Path, duration: int) -> int:
-    """Try everything out: start a daemon and a training process, and trace it.
+    """Try it all out: a daemon, a training process and a trace of it.
 
-    Needs no GPU, no running daemon and no privileges. The demo starts its own daemon and process (so --address has no
-    effect) and ends both; only the trace remains.
+    Needs no GPU, no running daemon and no privilege. The daemon and the process are the demo's own (so
+    --address has no meaning here) and end with it; only the trace stays.
     """
     settings = current()
     output_dir = prepare_folder(output_dir)

@@ -15,15 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kinetoctl.client import enum_names
+from kineto_protos.v1 import profiler_pb2 as pb
+
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.selection import Selection
 from kinetoctl.errors import DemoFailed, Unreachable
-
-if TYPE_CHECKING:
-    from kineto_protos.v1 import profiler_pb2 as pb
 
 START_DEADLINE_S = 30.0
 TARGET_DEADLINE_S = 120.0  # importing torch from a cold network disk takes this long, at worst
@@ -139,14 +135,14 @@ def demo_target(folder: Path) -> Iterator[Child]:
         yield child
 
 
-def wait_for_agent(client: Client, child: Child) -> "pb.Process":
+def wait_for_agent(client: Client, child: Child) -> pb.Process:
     """The process as the daemon knows it, once its agent is ready."""
-    selector = Selection(pids=(child.process.pid,)).to_proto()
+    selector = pb.Selector(pids=[child.process.pid])
     found: list[pb.Process] = []
 
     def is_ready() -> bool:
         found[:] = client.processes(selector)
-        return any(enum_names.agent_state(process.agent_state) == "READY" for process in found)
+        return any(process.agent_state == pb.AGENT_STATE_READY for process in found)
 
     _poll(child, is_ready, START_DEADLINE_S, "had no ready agent")
     return found[0]

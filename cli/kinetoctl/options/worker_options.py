@@ -40,7 +40,7 @@ def executor_for(
 ) -> Iterator["Executor | None"]:
     """Yields None to let the trace library choose. Raises UsageError, TraceError."""
     if workers and scheduler:
-        raise click.UsageError("--workers and --scheduler exclude each other: a Dask cluster has its own workers")
+        raise click.UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
     from kineto_trace.analysis.view_runner import cluster, pool
 
     if scheduler:
