@@ -38,7 +38,17 @@ from kinetoctl.client.hosts.slurm import parse_slurm_job
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
 
-__all__ = ["ANY_RANK", "Capture", "CaptureOptions", "Files", "Place", "Process", "Result", "Selection", "capture"]
+__all__ = [
+    "ANY_RANK",
+    "Capture",
+    "CaptureOptions",
+    "CaptureResult",
+    "Files",
+    "Place",
+    "ProcessResult",
+    "Selection",
+    "capture",
+]
 SECOND_NS = 1_000_000_000
 
 
@@ -79,7 +89,7 @@ class CaptureOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessResult:
     """The outcome of one process.
 
     rank: None if the process has none. verdict: DONE, PARTIAL, FAILED or CANCELLED, or UNKNOWN if its host was lost.
@@ -96,7 +106,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class CaptureResult:
     """The outcome of a capture.
 
     failed_hosts: host -> error message. missing_ranks: selected ranks that no host has.
@@ -106,7 +116,7 @@ class Result:
     """
 
     id: str
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessResult, ...]
     failed_hosts: Mapping[str, str]
     missing_ranks: tuple[int, ...]
     start_ns: int
@@ -148,7 +158,7 @@ class Capture:
         """The id of the whole, which `kinetoctl captures show ID --host …` takes. Each part has it as kineto.fleet."""
         return self._fleet.id
 
-    def wait(self, timeout_s: float | None = None) -> Result:
+    def wait(self, timeout_s: float | None = None) -> CaptureResult:
         """Wait until every process has its verdict; timeout_s None waits without a limit.
 
         Raises TimedOut; the capture continues, and wait can be called again.
@@ -165,16 +175,16 @@ class Capture:
         run_fleet(run, finish)
         return self.result()
 
-    def cancel(self) -> Result:
+    def cancel(self) -> CaptureResult:
         """Stop the capture in all processes and discard what was recorded."""
         run = FleetRun(self._request, self._fleet, FleetQuiet())
         run_fleet(run, run.cancel, run.finish)
         return self.result()
 
-    def result(self) -> Result:
+    def result(self) -> CaptureResult:
         """The result as known now, without asking the daemons."""
         fleet = self._fleet
-        return Result(
+        return CaptureResult(
             id=fleet.id,
             processes=tuple(_processes(fleet)),
             failed_hosts={member.place.host: str(member.error) for member in fleet.failed()},
@@ -311,13 +321,13 @@ def _why(fleet: Fleet) -> str:
     return "; ".join(reasons[:4]) + ("; …" if len(reasons) > 4 else "")
 
 
-def _processes(fleet: Fleet) -> list[Process]:
+def _processes(fleet: Fleet) -> list[ProcessResult]:
     found = []
     for member, target in fleet.processes():
         lost = member.is_lost(target)
         own = target.pid, target.start_time_ns
         found.append(
-            Process(
+            ProcessResult(
                 host=member.place.host,
                 pid=target.pid,
                 rank=target.process.rank if target.process.HasField("rank") else None,

@@ -28,7 +28,7 @@ _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 _tokens: dict[str, Token] = {}
 
 
-class Line(Generic[C]):
+class DaemonConnection(Generic[C]):
     """The connection to a daemon: a channel and, for a Unix socket, the folder of the socket.
 
     A Unix socket is checked at the first call; other channels are opened at once. Thread-safe.
@@ -58,17 +58,17 @@ class Line(Generic[C]):
                 self.channels.append(self._open_one(self.address, folder.address))
             return self.channels[-1]
 
-    def let_go(self) -> None:
+    def close_folders(self) -> None:
         """Closes the folders; the channels are closed by whoever made them."""
         for folder in self._folders:
             folder.close()
 
 
-class Calls:
-    """The methods of a stub, each called on the line's current channel. Raises what `Line.channel` raises."""
+class StubCalls:
+    """The methods of a stub, each called on the current channel. Raises what `DaemonConnection.channel` raises."""
 
-    def __init__(self, line: "Line[Any]", make_stub: Callable[[Any], Any]) -> None:
-        self._line = line
+    def __init__(self, connection: "DaemonConnection[Any]", make_stub: Callable[[Any], Any]) -> None:
+        self._connection = connection
         self._make_stub = make_stub
         self._last: tuple[Any, Any] = (None, None)
 
@@ -76,7 +76,7 @@ class Calls:
         return lambda request, timeout: getattr(self._stub(), name)(request, timeout=timeout)
 
     def _stub(self) -> Any:
-        channel = self._line.channel()
+        channel = self._connection.channel()
         if self._last[0] is not channel:
             self._last = channel, self._make_stub(channel)
         return self._last[1]
@@ -102,8 +102,10 @@ def show_token(address: str, token: Token) -> None:
     _tokens[address] = token
 
 
-def open_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.Channel]:
-    """A line to the daemon at this address, which is not connected yet. Raises UsageProblem."""
+def open_connection(
+    address: str, options: Options, environ: Mapping[str, str] = os.environ
+) -> DaemonConnection[grpc.Channel]:
+    """The way to the daemon at this address, which is not connected yet. Raises UsageProblem."""
 
     def open_one(address: str, target: str) -> grpc.Channel:
         more, credentials = _security(address, options, environ)
@@ -111,11 +113,13 @@ def open_line(address: str, options: Options, environ: Mapping[str, str] = os.en
             return grpc.insecure_channel(target, options=more)
         return grpc.secure_channel(target, credentials, options=more)
 
-    return Line(address, open_one)
+    return DaemonConnection(address, open_one)
 
 
-def open_async_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.aio.Channel]:
-    """Like open_line, for the running event loop. Raises UsageProblem."""
+def open_async_connection(
+    address: str, options: Options, environ: Mapping[str, str] = os.environ
+) -> DaemonConnection[grpc.aio.Channel]:
+    """Like open_connection, for the running event loop. Raises UsageProblem."""
 
     def open_one(address: str, target: str) -> grpc.aio.Channel:
         more, credentials = _security(address, options, environ)
@@ -123,7 +127,7 @@ def open_async_line(address: str, options: Options, environ: Mapping[str, str] =
             return grpc.aio.insecure_channel(target, options=more)
         return grpc.aio.secure_channel(target, credentials, options=more)
 
-    return Line(address, open_one)
+    return DaemonConnection(address, open_one)
 
 
 def _security(

@@ -17,7 +17,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
 from kinetoctl import errors
-from kinetoctl.client.channel import Calls, open_line, unreachable
+from kinetoctl.client.channel import StubCalls, open_connection, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
@@ -63,7 +63,7 @@ def _reason_code(error: grpc.RpcError) -> str:
 
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
-    except ValueError:  # details that contradict the status line: not from a kinetod
+    except ValueError:  # details that contradict the status connection: not from a kinetod
         return ""
     info = error_details_pb2.ErrorInfo()
     for detail in status.details if status else ():
@@ -93,8 +93,8 @@ class Client:
     def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._line = open_line(address, CHANNEL_OPTIONS)
-        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+        self._connection = open_connection(address, CHANNEL_OPTIONS)
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
 
     def __enter__(self) -> "Client":
         return self
@@ -113,9 +113,9 @@ class Client:
         closer.join(limit_s)
 
     def _close(self) -> None:
-        for channel in self._line.channels:
+        for channel in self._connection.channels:
             channel.close()
-        self._line.let_go()
+        self._connection.close_folders()
 
     @contextmanager
     def _translated(self, timeout_s: float) -> Iterator[None]:

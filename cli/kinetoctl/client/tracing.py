@@ -175,7 +175,7 @@ def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetching:
+class _Download:
     """Downloads files of a capture into a folder."""
 
     client: Client
@@ -227,7 +227,7 @@ def fetch_files(
 
     pid 0 means every target, an empty file_format every format, no log_file the usual names.
     """
-    fetching = _Fetching(client, outcome, directory, progress, log_file)
+    fetching = _Download(client, outcome, directory, progress, log_file)
     for target in outcome.capture.targets:
         for file in target.files:
             if pid in (0, target.pid) and file_format in ("", file.format):

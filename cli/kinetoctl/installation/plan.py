@@ -21,11 +21,11 @@ from kinetoctl.errors import NotInstalled, UsageProblem
 from kinetoctl.installation.conflicts import check_file, check_folder, check_users
 from kinetoctl.installation.steps import (
     Control,
-    Enabled,
-    Folder,
+    EnabledUnits,
     Host,
     NoUsers,
     Owned,
+    OwnedFolder,
     Remove,
     Step,
     Users,
@@ -45,7 +45,7 @@ _DATA = Path(__file__).parent / "data"
 _CHECKOUT = Path(__file__).parents[3] / "deploy"
 
 
-class Part(Flag):
+class InstallPart(Flag):
     """The parts of an installation."""
 
     FILES = auto()  # units, and the lists of users and folders
@@ -54,7 +54,7 @@ class Part(Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """The paths of the files."""
 
     units: Path
@@ -62,10 +62,10 @@ class Layout:
     tmpfiles: Path
 
 
-ADMINISTRATORS = Layout(
+ADMINISTRATORS = FileLayout(
     Path("/etc/systemd/system"), Path("/etc/sysusers.d/kinetod.conf"), Path("/etc/tmpfiles.d/kinetod.conf")
 )
-PACKAGES = Layout(
+PACKAGES = FileLayout(
     Path("/usr/lib/systemd/system"),
     Path("/usr/lib/sysusers.d/kinetod.conf"),
     Path("/usr/lib/tmpfiles.d/kinetod.conf"),
@@ -89,28 +89,28 @@ def unit(name: str, programs: Path) -> bytes:
     return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()
 
 
-def install(layout: Layout, parts: Part, *, programs: Path, start: bool) -> list[Step]:
+def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bool) -> list[Step]:
     """The steps of an installation. Raises NotInstalled, UsageProblem."""
     steps: list[Step] = []
-    if Part.FILES in parts:
+    if InstallPart.FILES in parts:
         steps += [Write(layout.units / name, unit(name, programs)) for name in UNITS]
         steps += [
             Write(layout.sysusers, data("systemd/sysusers.d.conf")),
             Write(layout.tmpfiles, data("systemd/tmpfiles.d.conf")),
         ]
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [
             Users((USER, HELPER_USER), layout.sysusers),
-            Folder(CONFIG_DIR, Owned(mode=0o755)),
-            Folder(CREDENTIALS_DIR, Owned(mode=0o700)),
-            Folder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
+            OwnedFolder(CONFIG_DIR, Owned(mode=0o755)),
+            OwnedFolder(CREDENTIALS_DIR, Owned(mode=0o700)),
+            OwnedFolder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
             Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
             Write(CONFIG_DIR / "attach.toml", data("config/attach.toml"), keep=True),
             Control(("daemon-reload",), if_changed=True),
-            Enabled((SERVICE, HELPER_SOCKET)),
+            EnabledUnits((SERVICE, HELPER_SOCKET)),
         ]
         if start:
-            steps += _started(always=Part.FILES not in parts)
+            steps += _started(always=InstallPart.FILES not in parts)
     return steps
 
 
@@ -125,18 +125,18 @@ def _started(*, always: bool) -> list[Step]:
     ]
 
 
-def uninstall(layout: Layout, parts: Part, *, purge: bool) -> list[Step]:
+def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[Step]:
     """The steps of an uninstallation. Without purge, captures, configuration and users are kept."""
     steps: list[Step] = []
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [
             *(Control(("stop", name), if_active=name) for name in UNITS),
-            Enabled((SERVICE, HELPER_SOCKET), wanted=False),
+            EnabledUnits((SERVICE, HELPER_SOCKET), wanted=False),
         ]
-    if Part.FILES in parts:
+    if InstallPart.FILES in parts:
         steps += [Remove(layout.units / name) for name in UNITS]
         steps += [Remove(layout.sysusers), Remove(layout.tmpfiles)]
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [*(Remove(path) for path in RUN_DIRS), Control(("daemon-reload",), if_changed=True)]
         if purge:
             steps += [Remove(STATE_DIR), Remove(CONFIG_DIR), NoUsers((USER, HELPER_USER))]

@@ -169,7 +169,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class OwnedFolder:
     """A folder, whose content is not touched."""
 
     path: Path
@@ -267,7 +267,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Enabled:
+class EnabledUnits:
     """Units that are started at boot, or no longer."""
 
     units: tuple[str, ...]

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.client.kineto_config import Config
+from kinetoctl.client.kineto_config import KinetoConfig
 from kinetoctl.client.selection import Selection
 from kinetoctl.options.selection_options import required
 
@@ -44,7 +44,7 @@ class TraceOptions:
     output_dir: Path | None
     idempotency_key: str | None
     no_fetch: bool
-    kineto_config: tuple[Config, ...]
+    kineto_config: tuple[KinetoConfig, ...]
 
 
 def _check_extent(options: TraceOptions) -> None:

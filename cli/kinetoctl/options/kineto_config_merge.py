@@ -8,7 +8,16 @@ from typing import Any
 import click
 from kineto_protos.options import Parsed
 
-from kinetoctl.client.kineto_config import Asked, Config, ConfigError, is_inline, merged, parse, parse_inline, request
+from kinetoctl.client.kineto_config import (
+    KinetoConfig,
+    KinetoConfigError,
+    RequestedCapture,
+    is_inline,
+    merged,
+    parse,
+    parse_inline,
+    request,
+)
 from kinetoctl.client.log_file import LogFile, parse_log_file
 from kinetoctl.options.capture_spec import OPERATOR_OPTIONS, TraceOptions
 
@@ -21,7 +30,7 @@ _RECORDING = (
 MAX_FILE_CHARS = 1 << 20
 
 
-def read_config(text: str) -> Config:
+def read_config(text: str) -> KinetoConfig:
     """The configuration in KEY=VALUE,… or in the file that the text names. Raises ValueError."""
     if is_inline(text):
         return parse_inline(text)
@@ -43,15 +52,15 @@ def option_name(attribute: str) -> str:
     return f"--{attribute.replace('_', '-')}"
 
 
-def asked_for(configs: Sequence[Config], now_ns: int) -> Asked:
+def asked_for(configs: Sequence[KinetoConfig], now_ns: int) -> RequestedCapture:
     """What all configurations together request; later ones take precedence. Raises UsageError."""
     try:
         return request(merged(configs), now_ns)
-    except ConfigError as exc:
+    except KinetoConfigError as exc:
         raise click.UsageError(f"--kineto-config: {exc}") from exc
 
 
-def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFile | None, list[str]]:
+def configured(options: TraceOptions, asked: RequestedCapture) -> tuple[TraceOptions, LogFile | None, list[str]]:
     """The options, completed by the configuration; the file names that it requests; and notes for the user.
 
     Raises UsageError.
@@ -73,7 +82,7 @@ def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFi
     return *_with_files(result, asked, notes), notes
 
 
-def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: Asked) -> Iterator[str]:
+def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: RequestedCapture) -> Iterator[str]:
     """Drops the configuration's iterations if a duration is given on the command line, and vice versa."""
     if options.duration is not None:
         chosen, others = "duration", frozenset(_ITERATED)
@@ -86,7 +95,7 @@ def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: Ask
             yield f"{asked.origins[name]}: no effect: {option_name(chosen)} takes precedence"
 
 
-def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked: Asked) -> Iterator[str]:
+def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked: RequestedCapture) -> Iterator[str]:
     """Drops options that describe operators if none are recorded: Kineto accepts and ignores them there."""
     activities = options.activities or values.get("activities")
     if activities and "cpu_op" not in activities:
@@ -95,7 +104,9 @@ def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked:
                 yield f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded"
 
 
-def _with_files(options: TraceOptions, asked: Asked, notes: list[str]) -> tuple[TraceOptions, LogFile | None]:
+def _with_files(
+    options: TraceOptions, asked: RequestedCapture, notes: list[str]
+) -> tuple[TraceOptions, LogFile | None]:
     if asked.log_file is None:
         return options, None
     where = asked.origins["log_file"]

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.client import enum_names
-from kinetoctl.client.fleet.host_run import FleetProgress, FleetQuiet, Member
+from kinetoctl.client.fleet.host_run import FleetProgress, FleetQuiet, HostRun
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
 from kinetoctl.output.console import say, stderr_console
@@ -26,7 +26,7 @@ LINES_EVERY_S = 1.0
 SHOWN_HOSTS = 40  # in the live table; hosts that are not done come first
 
 
-def rank_state(member: Member, target: "pb.Target") -> str:
+def rank_state(member: HostRun, target: "pb.Target") -> str:
     """The state or verdict of a process, or UNKNOWN if its host was lost."""
     return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
 
@@ -41,7 +41,7 @@ class FleetLines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, HostRun] = {}
         self._said: dict[tuple[int, int, int], str] = {}
         self._are_many = False
         self._states = ""
@@ -51,7 +51,7 @@ class FleetLines:
         """Prints one line."""
         say(text, err=True)
 
-    def update(self, member: Member) -> None:
+    def update(self, member: HostRun) -> None:
         """Prints a line if something has changed."""
         self._members[id(member)] = member
         self._are_many = self._are_many or sum(len(each.targets) for each in self._members.values()) > FEW
@@ -61,7 +61,7 @@ class FleetLines:
             self._next_s = self._clock() + LINES_EVERY_S
             self._all()
 
-    def _each(self, member: Member) -> None:
+    def _each(self, member: HostRun) -> None:
         for target in member.targets:
             key = id(member), target.pid, target.start_time_ns
             text = rank_state(member, target)
@@ -81,7 +81,7 @@ class FleetLines:
             say(f"{units.count(files)} files, {units.size(size_bytes)}, downloaded", err=True)
 
 
-def counted(members: Iterable[Member]) -> Counter[str]:
+def counted(members: Iterable[HostRun]) -> Counter[str]:
     """State -> number of processes in it."""
     return Counter(rank_state(member, target) for member in members for target in member.targets)
 
@@ -89,7 +89,7 @@ def counted(members: Iterable[Member]) -> Counter[str]:
 class FleetTable:
     """A live table of the processes, or, for many, of the number of each host's processes in each state."""
 
-    def __init__(self, live: Live, members: Sequence[Member]) -> None:
+    def __init__(self, live: Live, members: Sequence[HostRun]) -> None:
         self._live, self._members = live, members
         self._fetched = ""
 
@@ -97,7 +97,7 @@ class FleetTable:
         """A line above the table."""
         self._live.console.print(text, markup=False)
 
-    def update(self, member: Member) -> None:
+    def update(self, member: HostRun) -> None:
         """Shown at the next refresh."""
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
@@ -143,7 +143,7 @@ class FleetTable:
 
 
 @contextmanager
-def show_fleet(members: Sequence[Member], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
+def show_fleet(members: Sequence[HostRun], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
     """Yields the right display: none, lines or a live table."""
     if quiet:
         yield FleetQuiet()

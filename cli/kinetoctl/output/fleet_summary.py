@@ -10,7 +10,7 @@ from kineto_protos.units import format_duration
 from kinetoctl.base.common_options import Settings
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import Offset
-from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, Member, Rank, began_ns
+from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
 from kinetoctl.output import units
 from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
@@ -72,7 +72,7 @@ def _row(rank: Rank, start_ns: int) -> tuple[str, ...]:
     )
 
 
-def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
+def _host_row(member: HostRun, start_ns: int) -> tuple[str, ...] | None:
     """One row for all processes of a host, or None if one of them needs a row of its own."""
     ranks = [Rank(member, target) for target in member.targets]
     if any(_verdict(rank) != "DONE" or _reason(rank, start_ns) for rank in ranks):
@@ -99,7 +99,7 @@ def rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
             yield from (_row(Rank(member, target), fleet.start_ns) for target in member.targets)
 
 
-def _error(member: Member) -> str:
+def _error(member: HostRun) -> str:
     if member.error is None:
         return "-"
     code = f" [{member.error.reason_code}]" if member.error.reason_code else ""
@@ -202,7 +202,7 @@ def _merged_document(result: "MergedFile") -> dict[str, Any]:
     }
 
 
-def _host_document(member: Member) -> dict[str, Any]:
+def _host_document(member: HostRun) -> dict[str, Any]:
     return {
         "host": member.place.host,
         "address": member.place.address,

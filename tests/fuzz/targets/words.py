@@ -34,7 +34,7 @@ def play(data: bytes) -> None:
     for read in (kineto_config.parse, kineto_config.parse_inline):
         try:
             kineto_config.request(read(text), NOW_NS)
-        except kineto_config.ConfigError:
+        except kineto_config.KinetoConfigError:
             continue
     _hosts.write_bytes(data)
     with contextlib.suppress(ValueError):

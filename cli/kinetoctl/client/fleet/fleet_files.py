@@ -19,7 +19,7 @@ from kineto_trace.store.output_formats import SUFFIXES
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.download import download, file_name
-from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, Member, Rank
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank
 from kinetoctl.client.tracing import file_key
 from kinetoctl.errors import CliError, DownloadFailed, Unreachable
 
@@ -33,7 +33,7 @@ class _Stopped(Exception):
     """The user has stopped the download."""
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """One file of one process."""
 
     target: pb.Target
@@ -63,10 +63,10 @@ def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s:
     folder: must exist. file_format: empty for all. After a KeyboardInterrupt, completed files stay.
     """
     wanted = {
-        number: [Wanted(t, file) for t in member.targets for file in t.files if file_format in ("", file.format)]
+        number: [WantedFile(t, file) for t in member.targets for file in t.files if file_format in ("", file.format)]
         for number, member in enumerate(fleet.members)
     }
-    fetching = _Fetching(folder, progress, timeout_s, sum(map(len, wanted.values())))
+    fetching = _FleetDownload(folder, progress, timeout_s, sum(map(len, wanted.values())))
     with ThreadPoolExecutor(HOSTS_AT_ONCE, thread_name_prefix="fetch") as pool:
         futures = [
             pool.submit(fetching.of_host, fleet.members[number], files) for number, files in wanted.items() if files
@@ -80,7 +80,7 @@ def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Fetching:
+class _FleetDownload:
     """Downloads files in several threads."""
 
     def __init__(self, folder: Path, progress: FleetProgress, timeout_s: float, total: int) -> None:
@@ -111,7 +111,7 @@ class _Fetching:
                 with self._lock:
                     self._clients.remove(client)
 
-    def of_host(self, member: Member, files: Sequence[Wanted]) -> None:
+    def of_host(self, member: HostRun, files: Sequence[WantedFile]) -> None:
         """Downloads all files of one host, one after the other, until the user stops it."""
         if member.error is not None:
             member.problems.append(
@@ -138,7 +138,7 @@ class _Fetching:
         except _Stopped:
             return
 
-    def _one(self, client: Client, member: Member, target: pb.Target, file: pb.TraceFile) -> Path:
+    def _one(self, client: Client, member: HostRun, target: pb.Target, file: pb.TraceFile) -> Path:
         def arrived(_received: int) -> None:
             if self._stop.is_set():
                 raise _Stopped
@@ -154,7 +154,7 @@ class _Fetching:
             self._progress.fetched(self._files, self._total, self._bytes)
         return path
 
-    def _failed(self, member: Member, target: pb.Target, exc: CliError) -> None:
+    def _failed(self, member: HostRun, target: pb.Target, exc: CliError) -> None:
         self._progress.note(f"{member.place.host} {enum_names.target(target)}: {exc}")
         member.problems.append(exc)
 

@@ -33,7 +33,7 @@ from kineto_trace.open.trace_source import FLEET_LABEL
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
 from kinetoctl.client.fleet.host_client import HostClient, close_all
-from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, Member, Rank, stored_clock
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank, stored_clock
 from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.retry import RETRYABLE, Patience
@@ -76,7 +76,7 @@ class FleetRequest:
         for place in self.places:
             place.selected(self.spec.selector)
         ranks = frozenset(self.spec.selector.ranks) - {ANY_RANK}
-        return Fleet(id=self.id, members=[Member(place) for place in self.places], ranks=ranks)
+        return Fleet(id=self.id, members=[HostRun(place) for place in self.places], ranks=ranks)
 
 
 class FleetRun:
@@ -86,7 +86,7 @@ class FleetRun:
         self.fleet = fleet
         self._request = request
         self._progress = progress
-        self._clients: dict[Member, HostClient] = {}
+        self._clients: dict[HostRun, HostClient] = {}
         self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
         self._slowest_s = self._round_s = 0.0  # that a host took to get ready, and that asking each host once took
         self._interrupted = asyncio.Event()
@@ -133,7 +133,7 @@ class FleetRun:
         await self._at_once(self._cancel_one, [each for each in members if each.error is not None and each.is_running])
 
     @staticmethod
-    def _waits(member: Member) -> bool:
+    def _waits(member: HostRun) -> bool:
         """Whether it is to be started now."""
         return member.is_ready and not member.started
 
@@ -176,7 +176,7 @@ class FleetRun:
             except TimeoutError:
                 return
 
-    async def _arm_one(self, number: int, member: Member, at_once: asyncio.Semaphore) -> None:
+    async def _arm_one(self, number: int, member: HostRun, at_once: asyncio.Semaphore) -> None:
         request = self._request
         spec = pb.CaptureSpec()
         spec.CopyFrom(request.spec)
@@ -203,11 +203,11 @@ class FleetRun:
 
     # ------------------------------------------------------------ clocks
 
-    async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
+    async def _measure(self, members: Sequence[HostRun], tell: Callable[[HostRun, Offset], None]) -> None:
         """One round trip to each shows who is near; then a few more, and again to hosts of which all were slow."""
-        trips: dict[Member, list[RoundTrip]] = {}
+        trips: dict[HostRun, list[RoundTrip]] = {}
 
-        async def more(member: Member) -> None:
+        async def more(member: HostRun) -> None:
             found, client = trips.setdefault(member, []), self._clients[member]
             had, far = len(found), bool(found) and found[0].travelled_ns >= FAR_TRIP_NS
             until = time.monotonic() + (FAR_S if far else NEAR_S)
@@ -238,19 +238,19 @@ class FleetRun:
             except UnusableClock as exc:
                 self._without_clock(member, Refused(str(exc)))
 
-    def _without_clock(self, member: Member, exc: CliError) -> None:
+    def _without_clock(self, member: HostRun, exc: CliError) -> None:
         if member.clock is None:
             member.error = exc
         else:
             member.warnings.append(f"its clock was not measured again after the capture: {exc}")
 
-    def _first_clock(self, member: Member, offset: Offset) -> None:
+    def _first_clock(self, member: HostRun, offset: Offset) -> None:
         member.clock = offset
         if abs(offset.offset_ns) >= FAR_NS:
             ahead = "behind" if offset.offset_ns > 0 else "ahead"
             member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} of this machine's")
 
-    def _last_clock(self, member: Member, offset: Offset) -> None:
+    def _last_clock(self, member: HostRun, offset: Offset) -> None:
         assert member.clock is not None
         member.clock, warning = joined(member.clock, offset, self.fleet.start_ns or member.clock.at_ns)
         if warning:
@@ -258,7 +258,7 @@ class FleetRun:
 
     # ------------------------------------------------------------ the start
 
-    async def _start(self, members: Sequence[Member]) -> None:
+    async def _start(self, members: Sequence[HostRun]) -> None:
         if not members:
             return  # all were begun before
         spec = self._request.spec
@@ -267,7 +267,7 @@ class FleetRun:
             round_ns=int(self._round_s * 1e9),
             armed_ns=int(self._slowest_s * 1e9),
         )
-        iterations: dict[Member, list[pb.IterationStart]] = {}
+        iterations: dict[HostRun, list[pb.IterationStart]] = {}
         if spec.WhichOneof("extent") == "iterations":
             iterations = await self._common_iterations(members, delivered_ns / 1e9)
         else:
@@ -282,17 +282,17 @@ class FleetRun:
         self._progress.note(f"{started:,} hosts begin at {what}")
 
     async def _at_once(
-        self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member], most: int = CALLS_AT_ONCE
+        self, call: Callable[[HostRun], Awaitable[None]], members: Iterable[HostRun], most: int = CALLS_AT_ONCE
     ) -> None:
         at_once = asyncio.Semaphore(most)
 
-        async def one(member: Member) -> None:
+        async def one(member: HostRun) -> None:
             async with at_once:
                 await call(member)
 
         await asyncio.gather(*(one(member) for member in members))
 
-    async def _start_one(self, member: Member, iterations: Sequence[pb.IterationStart]) -> None:
+    async def _start_one(self, member: HostRun, iterations: Sequence[pb.IterationStart]) -> None:
         capture, clock = member.capture, member.clock
         assert capture is not None and clock is not None
         start_ns = self.fleet.start_ns
@@ -316,8 +316,8 @@ class FleetRun:
         self._progress.update(member)
 
     async def _common_iterations(
-        self, members: Sequence[Member], delivery_s: float
-    ) -> dict[Member, list[pb.IterationStart]]:
+        self, members: Sequence[HostRun], delivery_s: float
+    ) -> dict[HostRun, list[pb.IterationStart]]:
         """By member: what each of its processes is to record."""
         ranks = [
             Rank(member, target)
@@ -335,7 +335,7 @@ class FleetRun:
         wanted = Iterations(window.start if window.HasField("start") else None, window.roundup, window.warmup)
         comparable = not any(rank.target.process.attached for rank in ranks)
         planned = plan(samples, wanted, comparable=comparable, patience_ns=MEET_WITHIN_NS, delivery_s=delivery_s)
-        found: dict[Member, list[pb.IterationStart]] = {}
+        found: dict[HostRun, list[pb.IterationStart]] = {}
         for rank, each in zip(ranks, planned, strict=True):
             if each.warning:
                 rank.member.warnings.append(f"{enum_names.target(rank.target)}: {each.warning}")
@@ -346,10 +346,10 @@ class FleetRun:
                 found.setdefault(rank.member, []).append(start)
         return found
 
-    async def _sample(self, members: Sequence[Member], ranks: Sequence[Rank]) -> Sample:
+    async def _sample(self, members: Sequence[HostRun], ranks: Sequence[Rank]) -> Sample:
         """At which iteration each process is. A host that does not answer keeps its counts."""
 
-        async def one(member: Member) -> None:
+        async def one(member: HostRun) -> None:
             capture = member.capture
             assert capture is not None
             try:
@@ -384,7 +384,7 @@ class FleetRun:
             there = [member for member in running if member.error is None and member.clock is not None]
             await self._measure(there, self._last_clock)
 
-    async def _follow(self, member: Member) -> None:
+    async def _follow(self, member: HostRun) -> None:
         client, capture = self._clients[member], member.capture
         assert capture is not None
         patience = Patience(self._request.timeout_s)
@@ -422,7 +422,7 @@ class FleetRun:
             self._progress.note(f"cancelling on {len(running):,} hosts; Ctrl-C again leaves at once")
         await self._at_once(self._cancel_one, running)
 
-    async def _cancel_one(self, member: Member) -> None:
+    async def _cancel_one(self, member: HostRun) -> None:
         assert member.capture is not None
         try:
             member.capture.CopyFrom(await self._clients[member].cancel(member.capture.id))

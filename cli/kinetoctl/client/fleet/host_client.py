@@ -14,7 +14,7 @@ import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
-from kinetoctl.client.channel import Calls, open_async_line
+from kinetoctl.client.channel import StubCalls, open_async_connection
 from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
 from kinetoctl.client.fleet.clock_offsets import RoundTrip
 from kinetoctl.client.retry import Patience
@@ -40,14 +40,14 @@ class HostClient:
         _keep_grpc()
         self.address = address
         self.timeout_s = timeout_s
-        self._line = open_async_line(address, CHANNEL_OPTIONS)
-        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+        self._connection = open_async_connection(address, CHANNEL_OPTIONS)
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
 
     async def close(self) -> None:
         """Close the connection. Running calls are cancelled."""
-        for channel in self._line.channels:
+        for channel in self._connection.channels:
             await channel.close()
-        self._line.let_go()
+        self._connection.close_folders()
 
     async def _once(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

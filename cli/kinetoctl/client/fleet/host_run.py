@@ -18,7 +18,7 @@ STARTED_APART_NS = 5_000_000  # windows that start farther from the common start
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class HostRun:
     """One host. error: why it does not take part, or no longer; clock: None if it was not measured.
 
     paths: its verified files on this machine; problems: one error per missing file.
@@ -64,7 +64,7 @@ class FleetProgress(Protocol):
     def note(self, text: str) -> None:
         """A message for the person who waits."""
 
-    def update(self, member: Member) -> None:
+    def update(self, member: HostRun) -> None:
         """The state of a host has changed."""
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
@@ -77,7 +77,7 @@ class FleetQuiet:
     def note(self, text: str) -> None:
         """Discards the message."""
 
-    def update(self, member: Member) -> None:
+    def update(self, member: HostRun) -> None:
         """Shows nothing."""
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
@@ -87,7 +87,7 @@ class FleetQuiet:
 class Rank(NamedTuple):
     """One process of a capture of many hosts."""
 
-    member: Member
+    member: HostRun
     target: pb.Target
 
 
@@ -99,7 +99,7 @@ class Fleet:
     """
 
     id: str
-    members: list[Member]
+    members: list[HostRun]
     ranks: frozenset[int] = frozenset()  # the requested ones
     start_ns: int = 0
     unmet: str = ""
@@ -117,11 +117,11 @@ class Fleet:
         found = {rank.target.process.rank for rank in self.processes() if rank.target.process.HasField("rank")}
         return sorted(self.ranks - found)
 
-    def has_no_part(self, member: Member) -> bool:
+    def has_no_part(self, member: HostRun) -> bool:
         """Whether the host has none of the requested ranks."""
         return isinstance(member.error, NotFound) and member.capture is None and bool(self.ranks)
 
-    def failed(self) -> list[Member]:
+    def failed(self) -> list[HostRun]:
         """The hosts that should have taken part but did not, or not until the end."""
         return [member for member in self.members if member.error is not None and not self.has_no_part(member)]
 

@@ -7,7 +7,7 @@ from kineto_trace.open.trace_source import FLEET_LABEL
 
 from kinetoctl.client.fleet.broadcast import ask
 from kinetoctl.client.fleet.host_client import HostClient
-from kinetoctl.client.fleet.host_run import Fleet, Member, stored_clock
+from kinetoctl.client.fleet.host_run import Fleet, HostRun, stored_clock
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import NotFound
 
@@ -30,8 +30,8 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
     members = []
     for place, captures, error in ask(places, parts, timeout_s=timeout_s):
         if error is not None:
-            members.append(Member(place, error=error))
-        members += [Member(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
+            members.append(HostRun(place, error=error))
+        members += [HostRun(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
     if not any(member.capture for member in members):
         raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
     return Fleet(id=capture_id, members=members)

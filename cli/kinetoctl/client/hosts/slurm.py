@@ -70,7 +70,7 @@ def _numbers(text: str) -> Iterable[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class JobPart:
     """A single job, a task of an array, or a component of a heterogeneous job."""
 
     id: str  # unique in Slurm
@@ -172,7 +172,7 @@ def _selector(job: SlurmJob, ids: Iterable[str]) -> pb.Selector:
 # the parts of a job
 
 
-def _parts(job: SlurmJob, run: Run) -> list[Part]:
+def _parts(job: SlurmJob, run: Run) -> list[JobPart]:
     """All parts of the job. Raises NoSuchJob, SlurmFailed."""
     command = ("squeue", f"--jobs={job.job}", "--array", "--all", "--states=all", "--noheader", f"-o{_PART_FORMAT}")
     try:
@@ -188,7 +188,7 @@ def _parts(job: SlurmJob, run: Run) -> list[Part]:
     return parts
 
 
-def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
+def _meant(job: SlurmJob, everything: Sequence[JobPart]) -> list[JobPart]:
     """The parts that the name selects. Raises NoSuchJob."""
     parts = [part for part in everything if _is_meant(job, part)]
     if not parts:
@@ -197,15 +197,15 @@ def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
     return parts
 
 
-def _part(line: str) -> Part:
+def _part(line: str) -> JobPart:
     fields = line.strip().split("|", 6)
     if len(fields) != 7 or not all(map(re.fullmatch, _PART_FIELDS, fields)):
         raise SlurmFailed(f"squeue printed an unexpected line: {line[:200]!r}")
     id, name, state, uid, user, nodes, reason = fields
-    return Part(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)
+    return JobPart(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)
 
 
-def _is_meant(job: SlurmJob, part: Part) -> bool:
+def _is_meant(job: SlurmJob, part: JobPart) -> bool:
     match = re.fullmatch(r"\d+(?:_(\d+)|\+(\d+))?", part.name)
     if match is None:  # pending tasks of an array in one line: "42_[3-9]"
         return job.tasks is None and job.component is None
@@ -222,7 +222,7 @@ def _unknown(job: SlurmJob) -> NoSuchJob:
     )
 
 
-def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuchJob:
+def _not_running(job: SlurmJob, parts: Sequence[JobPart]) -> JobNotRunning | NoSuchJob:
     states = sorted({part.state for part in parts})
     text = f"Slurm job {job.text} is {' and '.join(states)}"
     if any(part.state in _SOON for part in parts):
@@ -236,7 +236,7 @@ def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuch
     return NoSuchJob(f"{text}: it has no processes left")
 
 
-def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Iterable[str]:
+def _notes(job: SlurmJob, parts: Sequence[JobPart], running: Sequence[JobPart]) -> Iterable[str]:
     if len(running) < len(parts):
         others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
         yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others are {others}"
@@ -249,7 +249,7 @@ def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Ite
 # nodes
 
 
-def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Part, str]]:
+def _node_lists(job: SlurmJob, parts: Sequence[JobPart], run: Run) -> list[tuple[JobPart, str]]:
     """The parts that have the step, with their lists of nodes."""
     if not job.step:
         return [(part, part.nodes) for part in parts]

@@ -11,14 +11,14 @@ from kinetoctl.base.common_options import common_options, current
 from kinetoctl.errors import NotInstalled, UsageProblem
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.installation import plan
-from kinetoctl.installation.plan import ADMINISTRATORS, PACKAGES, Layout, Part
+from kinetoctl.installation.plan import ADMINISTRATORS, PACKAGES, FileLayout, InstallPart
 from kinetoctl.installation.steps import Host, carry_out
 from kinetoctl.output.console import say
 from kinetoctl.output.json_yaml import emit
 
 F = TypeVar("F", bound=Callable[..., Any])
 ROOT = click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True)
-_PARTS = {"files": Part.FILES, "setup": Part.SETUP}
+_PARTS = {"files": InstallPart.FILES, "setup": InstallPart.SETUP}
 
 
 def shared_options(function: F) -> F:
@@ -37,7 +37,7 @@ def shared_options(function: F) -> F:
     return function
 
 
-def what_and_where(root: Path, for_package: str | None, *, dry_run: bool) -> tuple[Host, Layout, Part]:
+def what_and_where(root: Path, for_package: str | None, *, dry_run: bool) -> tuple[Host, FileLayout, InstallPart]:
     """Raises NotInstalled."""
     host = Host(root)
     if not dry_run and os.geteuid() != 0:
@@ -46,7 +46,7 @@ def what_and_where(root: Path, for_package: str | None, *, dry_run: bool) -> tup
         return host, PACKAGES, _PARTS[for_package]
     if plan.of_a_package(host):
         raise NotInstalled("a package has installed kinetod on this host; use the package manager (apt, dnf)")
-    return host, ADMINISTRATORS, Part.ALL
+    return host, ADMINISTRATORS, InstallPart.ALL
 
 
 def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
@@ -64,7 +64,7 @@ def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
 @click.option(
     "--programs",
     type=click.Path(path_type=Path),
-    help="Folder of kinetod and kinetod-attach.  [default: that of this kinetoctl]",
+    help="OwnedFolder of kinetod and kinetod-attach.  [default: that of this kinetoctl]",
 )
 @click.option("--no-start", is_flag=True, help="Enable the service without starting it now.")
 @common_options
@@ -81,7 +81,7 @@ def command(dry_run: bool, root: Path, for_package: str | None, programs: Path |
     if for_package is None:
         plan.check_programs(host, programs)
     os.umask(0o022)  # folders on the way to what is installed are for everybody to read, and root's to write
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         plan.check_leftovers(host)
     steps = plan.install(layout, parts, programs=programs, start=not no_start)
     report(

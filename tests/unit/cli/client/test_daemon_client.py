@@ -152,7 +152,7 @@ class Stuck:
 def stuck(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Client, Stuck]]:
     made, channel = Client(server.address), Stuck()
     with monkeypatch.context() as patch:
-        patch.setattr(made._line, "channels", [channel])
+        patch.setattr(made._connection, "channels", [channel])
         yield made, channel
     channel.released.set()
     made.close()

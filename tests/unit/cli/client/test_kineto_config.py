@@ -6,10 +6,10 @@ import pytest
 from kinetoctl.client import kineto_config
 from kinetoctl.client.kineto_config import (
     KEYS,
-    Asked,
-    ConfigError,
     Effect,
-    Kind,
+    KinetoConfigError,
+    RequestedCapture,
+    Type,
     is_inline,
     merged,
     parse,
@@ -35,13 +35,13 @@ ACTIVITIES_ITERATIONS=42
 """
 
 
-def asked(text: str) -> Asked:
+def asked(text: str) -> RequestedCapture:
     return kineto_config.request(parse(text), NOW_NS)
 
 
-def said(result: Asked) -> dict[str, Any]:
+def said(result: RequestedCapture) -> dict[str, Any]:
     """The attributes that are set."""
-    values = {name: getattr(result, name) for name in Asked.__slots__ if name not in ("origins", "notes")}
+    values = {name: getattr(result, name) for name in RequestedCapture.__slots__ if name not in ("origins", "notes")}
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
@@ -136,7 +136,7 @@ def test_a_switch_can_be_off(text: str) -> None:
     ],
 )
 def test_a_malformed_value_is_an_error_that_says_where(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(KinetoConfigError) as caught:
         kineto_config.request(parse(f"\n# a comment\n{text}\n", "/etc/libkineto.conf"), NOW_NS)
     key = text.partition("=")[0]
     where = f"/etc/libkineto.conf:3: {key}: " if key in KEYS and "expected KEY" not in message else ".conf:3: "
@@ -214,6 +214,6 @@ def test_the_table_is_consistent() -> None:
     for name, key in KEYS.items():
         assert key.name == name
         assert bool(key.field) == (key.effect is Effect.USED or "old name" in key.meaning)
-        assert key.factor == 1 or key.kind in (Kind.INT, Kind.INT64)
+        assert key.factor == 1 or key.kind in (Type.INT, Type.INT64)
         assert key.meaning
         assert key.here
