@@ -152,7 +152,7 @@ def _cancel(client: Client, capture: pb.Capture, progress: Progress) -> None:
     count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
     progress.note(
         f"cancelling capture {capture.id} in {count} {'process' if count == 1 else 'processes'}; "
-        "Ctrl-C again leaves at once"
+        "press Ctrl-C again to exit at once"
     )
     capture.CopyFrom(client.cancel(capture.id))
     progress.update(capture)

@@ -412,7 +412,7 @@ def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer,
         _interrupt_after(process, "COLLECT")
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "cancelling capture c0ffee in 1 process; Ctrl-C again leaves at once" in stderr
+    assert "cancelling capture c0ffee in 1 process; press Ctrl-C again to exit at once" in stderr
     assert "capture c0ffee was cancelled; no trace was kept" in stderr
     assert "CANCELLED" in stdout
     assert [r.id for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)] == ["c0ffee"]
