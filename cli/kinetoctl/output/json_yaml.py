@@ -10,11 +10,11 @@ from kinetoctl.output.console import say_text
 
 
 def emit(value: Any, output: str) -> None:
-    """Print a JSON value on stdout. output: "json" or "yaml"."""
-    if output == "json":
-        say_text(as_json(value, indent=2))
-    else:
+    """Print a JSON value on stdout, as YAML if output is "yaml", else as JSON."""
+    if output == "yaml":
         say_text(as_yaml(value), nl=False)
+    else:
+        say_text(as_json(value, indent=2))
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -27,7 +27,7 @@ def list_views(views: Sequence["View"], settings: Settings) -> None:
         rows = [(view.name, ",".join(sorted(view.compat)) or "-", summary(view)) for view in ordered]
         print_table(LIST_COLUMNS, rows, color=settings.color)
     else:
-        emit([_document(view) for view in ordered], _document_form(settings))
+        emit([_document(view) for view in ordered], settings.output)
 
 
 def describe_views(views: Sequence["View"], settings: Settings) -> None:
@@ -35,7 +35,7 @@ def describe_views(views: Sequence["View"], settings: Settings) -> None:
     if settings.output == "table":
         say_text("\n\n".join(description(view) for view in views))
     else:
-        emit([_document(view) for view in views], _document_form(settings))
+        emit([_document(view) for view in views], settings.output)
 
 
 def description(view: "View") -> str:
@@ -74,7 +74,3 @@ def _document(view: "View") -> dict[str, Any]:
         "options": _options(view),
         "columns": [column._asdict() for column in view.result_columns],
     }
-
-
-def _document_form(settings: Settings) -> str:
-    return "yaml" if settings.output == "yaml" else "json"
