@@ -52,9 +52,9 @@ def _show(checked: list[Checked], settings: Settings) -> None:
 @click.option("--uploaded", is_flag=True, help="Verify the uploaded copies of files that are on the host too.")
 @common_options
 def command(capture_ids: tuple[str, ...], uploaded: bool) -> int:
-    """Verify the size and SHA-256 of stored files; without ID, those of all ended captures.
+    """Verify the size and SHA-256 of stored files.
 
-    The exit code is 5 if a file is damaged.
+    Without ID, it verifies the files of all ended captures. The exit code is 5 if a file is damaged.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

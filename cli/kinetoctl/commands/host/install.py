@@ -69,9 +69,9 @@ def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
 @click.option("--no-start", is_flag=True, help="Enable the service without starting it now.")
 @common_options
 def command(dry_run: bool, root: Path, for_package: str | None, programs: Path | None, no_start: bool) -> int:
-    """Install kinetod as a service on this host: users, systemd units, configuration, folders.
+    """Install kinetod as a service on this host.
 
-    It is safe to repeat: only what differs is changed, and an existing configuration is kept. After an upgrade of the
+    It creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed, and an existing configuration is kept. After an upgrade of the
     programs it updates the units and starts the new service.
     """
     host, layout, parts = what_and_where(root, for_package, dry_run=dry_run)
