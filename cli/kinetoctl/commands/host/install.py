@@ -71,8 +71,9 @@ def report(done: list[str], *, dry_run: bool, nothing: str) -> None:
 def command(dry_run: bool, root: Path, for_package: str | None, programs: Path | None, no_start: bool) -> int:
     """Install kinetod as a service on this host.
 
-    It creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed, and an existing configuration is kept. After an upgrade of the
-    programs it updates the units and starts the new service.
+    It creates users, systemd units, a configuration and folders. It is safe to repeat: only what differs is changed,
+    and an existing configuration is kept. After an upgrade of the programs it updates the units and starts the new
+    service.
     """
     host, layout, parts = what_and_where(root, for_package, dry_run=dry_run)
     programs = programs or plan.own_programs()
