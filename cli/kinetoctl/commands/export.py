@@ -143,7 +143,7 @@ def _merge(
 
 
 def _clocks_text(merged: "Merged") -> str:
-    """The number of ranks and the uncertainty of their clocks."""
+    """How many ranks, and how far from each other their clocks may be."""
     count = len(merged.ranks)
     if count == 1:
         return f"only rank {merged.ranks[0]}"
