@@ -6,8 +6,9 @@ import sys
 import click
 from click.shell_completion import shell_complete
 
-from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM, cli
+from kinetoctl.app import cli
 from kinetoctl.base.lazy_import import MissingCommand
+from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
@@ -32,7 +33,7 @@ def _report_usage(exc: click.ClickException) -> int:
         return ExitCode.USAGE
     _say("error", _usage_text(exc))
     if isinstance(exc, click.UsageError) and exc.ctx is not None:
-        say_text(f"`{exc.ctx.command_path} --help` shows how it is used.", err=True)
+        say_text(f"See `{exc.ctx.command_path} --help`.", err=True)
     return ExitCode.USAGE
 
 
@@ -51,7 +52,7 @@ def _report_broken_pipe() -> int:
 
 
 def _invoke(argv: list[str] | None, group: click.Group, program: str) -> int:
-    """What click's own main does, but without turning a broken pipe into exit code 1."""
+    """Like click's own main, except that a broken pipe does not become exit code 1."""
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         return shell_complete(group, {}, program, COMPLETE_VARIABLE, instruction)
@@ -67,7 +68,7 @@ def _invoke(argv: list[str] | None, group: click.Group, program: str) -> int:
 def main(argv: list[str] | None = None, *, group: click.Group = cli, program: str = PROGRAM) -> int:
     """Run kinetoctl with these arguments (default: the process's). Returns the exit code.
 
-    group, program: the same of another name (`kubectl kineto`).
+    group, program: the commands and the name, which differ for `kubectl kineto`.
     """
     try:
         return _invoke(argv, group, program)
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None, *, group: click.Group = cli, program: st
     except click.ClickException as exc:
         return _report_usage(exc)
     except (KeyboardInterrupt, click.Abort):
-        _say("interrupted", "left at once", color="yellow")
+        _say("interrupted", "stopped at once", color="yellow")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return _report_broken_pipe()

@@ -1,52 +1,99 @@
-"""Traces from a program: the stable interface of kinetoctl, for schedulers, watchdogs and notebooks.
+"""The stable Python interface of kinetoctl, for schedulers, watchdogs and notebooks.
 
     from kinetoctl import api
 
-    capture = api.capture(api.Selection(ranks=(api.ANY_RANK,)), hosts=["n1", "n2"], duration_s=5)
+    everything = api.Selection(ranks=(api.ANY_RANK,))
+    capture = api.capture(everything, api.CaptureOptions(hosts=["n1", "n2"], duration_s=5))
     result = capture.wait()
     files = capture.fetch("traces")
     for row in capture.report("findings"):
         print(row["title"])
 
-One daemon or many: without hosts it is the one at `address`, or where `kinetoctl` looks for it. Nothing here prints or
-exits; what goes wrong with a host or a process is in the result, what leaves no trace at all is raised as one of
-`kinetoctl.errors`. The daemons own a capture: it ends by itself, whether this program waits or not.
+A capture runs on one daemon or on many. Nothing here prints or exits. A failure of one host or process is part of the
+result; a failure that leaves no trace at all is raised as one of `kinetoctl.errors`. The daemons own a capture: it ends
+on its own, whether or not this program waits for it. The calls block; in a running event loop they use a
+thread of their own.
 """
 
 import asyncio
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from kineto_protos.endpoints import rpc_address
-from kineto_protos.selector import ANY_RANK as ANY_RANK
+from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.event_loop import run_fleet
-from kinetoctl.client.fleet.fleet_files import MergedFile
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
-from kinetoctl.client.fleet.host_run import LOST, Fleet
+from kinetoctl.client.fleet.host_run import LOST, Fleet, FleetQuiet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
 from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
-from kinetoctl.client.hosts.host_targets import Place as Place
-from kinetoctl.client.hosts.host_targets import PlaceOptions, places
+from kinetoctl.client.hosts.host_targets import Place, PlaceOptions, places
 from kinetoctl.client.hosts.slurm import parse_slurm_job
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
-from kinetoctl.options.selection_options import Selection as Selection
-from kinetoctl.output.fleet_progress import FleetQuiet
 
+__all__ = [
+    "ANY_RANK",
+    "Capture",
+    "CaptureOptions",
+    "CaptureResult",
+    "Files",
+    "Place",
+    "ProcessResult",
+    "Selection",
+    "capture",
+]
 SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """What became of one process. verdict: DONE, PARTIAL, FAILED, CANCELLED; UNKNOWN if its host was lost.
+class CaptureOptions:
+    """Where, when and what to record. Most fields are options of `kinetoctl trace`.
 
-    rank: None: it has none. reason_code: as in docs/errors.md, or HOST_LOST. paths: its files by format, once fetched.
+    Where: hosts, slurm_job and at together; if all are empty, the one daemon at address.
+        hosts: each a name, host:port or unix:/path. slurm_job: the processes of this job on its nodes.
+        at: further daemons, from any source. address: empty for the daemon that `kinetoctl` uses.
+        host_address: template of a daemon's address, with {host} or {address}; None for KINETO_HOST_ADDRESS.
+        require: "all", "quorum" (more than half) or "any" of the hosts must be ready, or nothing starts.
+    When: duration_s, unless iterations is given. start_at_s: Unix time; None for as soon as all hosts can.
+        warmup_s: collection before the window that is not kept; None for 0.5 s. Both apply to durations only.
+    What: activities: Kineto's types; empty for all that cost little. recording: fields of Options in profiler.proto,
+        for example {"record_shapes": True}. formats: files to write; empty for chrome.
+        attach: whether an agent may be brought into a process that has none.
+    idempotency_key: the same key again returns the same capture. timeout_s: limit for one answer of a daemon.
+    """
+
+    hosts: Sequence[str] = ()
+    slurm_job: str = ""
+    at: Sequence[Place] = ()
+    address: str = ""
+    host_address: str | None = None
+    require: str = "any"
+    duration_s: float = 5.0
+    iterations: int | None = None
+    start_at_s: float | None = None
+    warmup_s: float | None = None
+    activities: Sequence[str] = ()
+    recording: Mapping[str, bool | int] = field(default_factory=dict)
+    formats: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    attach: bool = True
+    idempotency_key: str = ""
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessResult:
+    """The outcome of one process.
+
+    rank: None if the process has none. verdict: DONE, PARTIAL, FAILED or CANCELLED, or UNKNOWN if its host was lost.
+    reason_code: one of docs/errors.md, or HOST_LOST. paths: format -> fetched file on this machine.
     """
 
     host: str
@@ -59,15 +106,17 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What became of a capture. failed_hosts: host -> why; warnings: of hosts and processes.
+class CaptureResult:
+    """The outcome of a capture.
 
-    start_ns: when the windows began, Unix ns by this machine's clock; 0: not at one moment. clocks: host -> what is to
-    be added to its times, and how far that may be wrong, in ns.
+    failed_hosts: host -> error message. missing_ranks: selected ranks that no host has.
+    start_ns: when the windows began, in Unix ns by this machine's clock; 0 if they had no common start time.
+    clocks: host -> (offset to add to the host's times, uncertainty of that offset), both in ns.
+    warnings: those of hosts and processes.
     """
 
     id: str
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessResult, ...]
     failed_hosts: Mapping[str, str]
     missing_ranks: tuple[int, ...]
     start_ns: int
@@ -76,17 +125,18 @@ class Result:
 
     @property
     def done(self) -> bool:
-        """Whether every process of every host was recorded and stored wholly."""
-        whole = bool(self.processes) and all(process.verdict == "DONE" for process in self.processes)
-        return whole and not self.failed_hosts and not self.missing_ranks
+        """Whether every process of every host was recorded and stored completely."""
+        complete = bool(self.processes) and all(process.verdict == "DONE" for process in self.processes)
+        return complete and not self.failed_hosts and not self.missing_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The files of a capture here. folder: of those of the processes; merged: one trace of all, if it was made.
+    """The fetched files of a capture.
 
-    uncertainty_ns: how far the ranks of the merged trace may be apart, at most; None: that is not known.
-    problems: what is not here, and why.
+    folder: holds the traces of the processes. merged: one trace of all of them, or None if there is none.
+    uncertainty_ns: upper limit of the clock error between ranks in the merged trace, in ns; None if unknown.
+    problems: one message for each file that could not be fetched or merged.
     """
 
     folder: Path
@@ -96,20 +146,23 @@ class Files:
 
 
 class Capture:
-    """A capture that has begun. May be waited for at any time, also again."""
+    """A capture that has started. All methods can be called repeatedly."""
 
     def __init__(self, request: FleetRequest, fleet: Fleet) -> None:
-        """Made by `capture`."""
+        """Call `capture` instead."""
         self._request, self._fleet = request, fleet
         self._folder: Path | None = None
 
     @property
     def id(self) -> str:
-        """Of the whole: `kinetoctl captures show ID --host …` shows it, and the label kineto.fleet of every part."""
+        """The id of the whole, which `kinetoctl captures show ID --host …` takes. Each part has it as kineto.fleet."""
         return self._fleet.id
 
-    def wait(self, timeout_s: float | None = None) -> Result:
-        """Until every process has its verdict. Raises TimedOut; the capture goes on then, and can be waited for."""
+    def wait(self, timeout_s: float | None = None) -> CaptureResult:
+        """Wait until every process has its verdict; timeout_s None waits without a limit.
+
+        Raises TimedOut; the capture continues, and wait can be called again.
+        """
         run = FleetRun(self._request, self._fleet, FleetQuiet())
 
         async def finish() -> None:
@@ -122,16 +175,16 @@ class Capture:
         run_fleet(run, finish)
         return self.result()
 
-    def cancel(self) -> Result:
-        """Stops it in all processes; what was recorded is thrown away."""
+    def cancel(self) -> CaptureResult:
+        """Stop the capture in all processes and discard what was recorded."""
         run = FleetRun(self._request, self._fleet, FleetQuiet())
         run_fleet(run, run.cancel, run.finish)
         return self.result()
 
-    def result(self) -> Result:
-        """As it is known now."""
+    def result(self) -> CaptureResult:
+        """The result as known now, without asking the daemons."""
         fleet = self._fleet
-        return Result(
+        return CaptureResult(
             id=fleet.id,
             processes=tuple(_processes(fleet)),
             failed_hosts={member.place.host: str(member.error) for member in fleet.failed()},
@@ -146,9 +199,10 @@ class Capture:
         )
 
     def fetch(self, directory: str | PathLike[str], *, merge: bool = True) -> Files:
-        """Brings and verifies the files, after the end. merge: also makes one trace of all.
+        """Download and verify the files after the capture has ended; with merge, also write one trace of all.
 
-        Raises NotFound if there is no file; what is missing of several is told in the answer.
+        Raises NotFound if there is no file at all, NotWritten if the directory cannot be made. Files that are missing
+        are reported in Files.problems.
         """
         directory = Path(directory)
         progress = FleetQuiet()
@@ -161,19 +215,19 @@ class Capture:
         return Files(
             folder=folder,
             merged=None if made is None else made.merged.written.path,
-            uncertainty_ns=None if made is None else _uncertainty_ns(made),
+            uncertainty_ns=None if made is None else made.merged.alignment.uncertainty_ns,
             problems=tuple(map(str, problems)),
         )
 
     def report(self, view: str = "overview", **options: Any) -> list[dict[str, Any]]:
-        """The rows of a view (docs/views.md) over the fetched traces; their columns are documented there.
+        """The rows of a view over the fetched traces; docs/views.md lists the views, their options and columns.
 
-        Raises UsageProblem before `fetch`, WrongAnalysis, TraceUnreadable.
+        Raises UsageProblem before `fetch`, WrongAnalysis for an unknown view or option, TraceUnreadable.
         """
         if self._folder is None:
-            raise UsageProblem("fetch the files before you ask for a report of them")
-        from kinetoctl.options.trace_arguments import trace_errors
-        from kinetoctl.output.result_tables import plain_rows
+            raise UsageProblem("call fetch before report: a report needs the files")
+        from kinetoctl.client.file_errors import trace_errors
+        from kinetoctl.client.result_rows import plain_rows
 
         with trace_errors():
             from kineto_trace.analysis.view_catalog import find_view
@@ -185,65 +239,26 @@ class Capture:
         return plain_rows(result)
 
 
-def capture(
-    selection: Selection,
-    *,
-    hosts: Sequence[str] = (),
-    at: Sequence[Place] = (),
-    slurm_job: str = "",
-    address: str = "",
-    host_address: str | None = None,
-    duration_s: float = 5.0,
-    iterations: int | None = None,
-    start_at_s: float | None = None,
-    warmup_s: float | None = None,
-    activities: Sequence[str] = (),
-    options: Mapping[str, bool | int] | None = None,
-    formats: Sequence[str] = (),
-    labels: Mapping[str, str] | None = None,
-    attach: bool = True,
-    require: str = "any",
-    idempotency_key: str = "",
-    timeout_s: float = 30.0,
-) -> Capture:
-    """Begins a capture of the selected processes, on all hosts at one time, and returns once it is under way.
+def capture(selection: Selection, options: CaptureOptions | None = None) -> Capture:
+    """Start a capture of the selected processes, on all hosts at the same time, and return once it is running.
 
-    selection: which processes; at least one condition, or a place that selects by itself. hosts: by name, host:port or
-    unix:/path; slurm_job: the processes of this job on its nodes; at: other places, from wherever they are known; none
-    of these: the daemon at `address`. host_address: from a host's name to its daemon's address. iterations: so many
-    instead of duration_s. start_at_s: Unix time. options: the fields of pb.Options by name, like record_shapes.
-    attach: whether agents may be brought into processes that have none.
-    require: "all", "quorum" or "any" of the hosts must be ready, else nothing begins. The other arguments are the
-    options of `kinetoctl trace`.
+    selection: needs at least one condition, unless every place selects its processes itself, as a Slurm job does.
 
-    Raises UsageProblem; Refused if nothing could begin, or the error of the only host.
+    Raises UsageProblem for arguments that are invalid or contradict each other, the errors of Slurm for slurm_job,
+    Refused if no host could start, or, with a single host, that host's error.
     """
-    where = [*_named(hosts, host_address, slurm_job), *at] or [Place(platform.node(), address or rpc_address())]
+    options = options or CaptureOptions()
+    where = _places(options)
     if not selection and not all(place.selects for place in where):
-        raise UsageProblem("which processes? A selection has at least one condition")
-    if require not in REQUIREMENTS:
-        raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {require!r}")
-    given: dict[str, Any] = dict(options or {})
-    try:
-        recording = pb.Options(**given)
-    except (TypeError, ValueError) as exc:
-        raise UsageProblem(f"options: {exc}") from exc
-    spec = pb.CaptureSpec(
-        selector=selection.to_proto(),
-        start_time_ns=int((start_at_s or 0) * SECOND_NS),
-        activity_types=activities,
-        options=recording,
-        formats=formats,
-        labels=labels or {},
-        no_attach=not attach,
-    )
-    if iterations is None:
-        spec.duration_ns = int(duration_s * SECOND_NS)
-        spec.warmup_ns = WARMUP_NS if warmup_s is None else int(warmup_s * SECOND_NS)
-    else:
-        spec.iterations.count = iterations
+        raise UsageProblem("no process is selected: a selection needs at least one condition")
+    if options.require not in REQUIREMENTS:
+        raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {options.require!r}")
     request = FleetRequest(
-        id=idempotency_key or new_id(), places=where, spec=spec, require=require, timeout_s=timeout_s
+        id=options.idempotency_key or new_id(),
+        places=where,
+        spec=_spec(selection, options),
+        require=options.require,
+        timeout_s=options.timeout_s,
     )
     fleet = request.new_fleet()
     run = FleetRun(request, fleet, FleetQuiet())
@@ -252,17 +267,41 @@ def capture(
     return Capture(request, fleet)
 
 
-def _named(hosts: Sequence[str], host_address: str | None, slurm_job: str) -> list[Place]:
+def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:
+    recorded: dict[str, Any] = dict(options.recording)
     try:
-        job = parse_slurm_job(slurm_job) if slurm_job else None
-        options = PlaceOptions(hosts=tuple(hosts), host_address=host_address, slurm_job=job)
-        return places(options, lambda _note: None)
+        recording = pb.Options(**recorded)
+    except (TypeError, ValueError) as exc:
+        raise UsageProblem(f"recording: {exc}") from exc
+    spec = pb.CaptureSpec(
+        selector=selection.to_proto(),
+        start_time_ns=int((options.start_at_s or 0) * SECOND_NS),
+        activity_types=options.activities,
+        options=recording,
+        formats=options.formats,
+        labels=options.labels,
+        no_attach=not options.attach,
+    )
+    if options.iterations is None:
+        spec.duration_ns = int(options.duration_s * SECOND_NS)
+        spec.warmup_ns = WARMUP_NS if options.warmup_s is None else int(options.warmup_s * SECOND_NS)
+    else:
+        spec.iterations.count = options.iterations
+    return spec
+
+
+def _places(options: CaptureOptions) -> list[Place]:
+    try:
+        job = parse_slurm_job(options.slurm_job) if options.slurm_job else None
+        named = PlaceOptions(hosts=tuple(options.hosts), host_address=options.host_address, slurm_job=job)
+        found = [*places(named, lambda _note: None), *options.at]
     except ValueError as exc:
         raise UsageProblem(str(exc)) from exc
+    return found or [Place(platform.node(), options.address or rpc_address())]
 
 
 def _check_begun(fleet: Fleet) -> None:
-    """Raises the error that says why nothing has begun."""
+    """Raises the error that says why no host has started."""
     if fleet.interrupted:
         raise KeyboardInterrupt
     failed: list[CliError] = [member.error for member in fleet.members if member.error is not None]
@@ -274,7 +313,7 @@ def _check_begun(fleet: Fleet) -> None:
 
 
 def _why(fleet: Fleet) -> str:
-    """Of hosts and processes, the first few."""
+    """The first few reasons that hosts and processes give."""
     reasons = [f"{member.place.host}: {member.error}" for member in fleet.failed()]
     reasons += [
         f"{member.place.host} {enum_names.target(t)}: {t.reason}" for member, t in fleet.processes() if t.reason
@@ -282,13 +321,13 @@ def _why(fleet: Fleet) -> str:
     return "; ".join(reasons[:4]) + ("; …" if len(reasons) > 4 else "")
 
 
-def _processes(fleet: Fleet) -> list[Process]:
+def _processes(fleet: Fleet) -> list[ProcessResult]:
     found = []
     for member, target in fleet.processes():
         lost = member.is_lost(target)
         own = target.pid, target.start_time_ns
         found.append(
-            Process(
+            ProcessResult(
                 host=member.place.host,
                 pid=target.pid,
                 rank=target.process.rank if target.process.HasField("rank") else None,
@@ -308,7 +347,3 @@ def _warnings(fleet: Fleet) -> list[str]:
         for member, target in fleet.processes()
         for warning in target.warnings
     ]
-
-
-def _uncertainty_ns(made: MergedFile) -> int | None:
-    return made.merged.alignment.uncertainty_ns

@@ -1,29 +1,29 @@
-"""Everything that kinetoctl reports as an error.
+"""The errors that kinetoctl and its client library report.
 
     CliError                     exit code and advice are on the class
-    ├── UsageProblem             2    the caller: the daemon refuses the request as it was put
-    ├── WrongAnalysis            2    the caller: no such view, option, format or table, or wrong SQL
+    ├── UsageProblem             2    the caller: the request is invalid
+    ├── WrongAnalysis            2    the caller: no such view, option, format or table, or invalid SQL
     ├── NotFound                 3    the caller: no such process, capture or file
     │   ├── NoSuchTrace          3    the caller: neither a file nor a capture
     │   ├── NoSuchJob            3    the caller: Slurm knows no such job, task or step, or it has ended
     │   └── NoSuchPod            3    the caller: Kubernetes has no such pod
-    ├── Refused                  5    the target or the daemon's state does not allow it now
+    ├── Refused                  5    the state of the target or of the daemon does not allow it now
     │   ├── Unsupported          5    the daemon does not know this call
-    │   ├── JobNotRunning        5    the job does not run yet, or is suspended
-    │   └── PodNotRunning        5    the pod does not run
+    │   ├── JobNotRunning        5    the job has not started, or is suspended
+    │   └── PodNotRunning        5    the pod is not running
     ├── DownloadFailed           5    this machine: the trace could not be written
-    │   ├── VerificationFailed   5    what arrived is not what the daemon announced
-    │   └── FileConflict         5    another file has the name
-    ├── TraceUnreadable          5    a file that is no trace, or is damaged
+    │   ├── VerificationFailed   5    the received data differ from what the daemon announced
+    │   └── FileConflict         5    another file has this name
+    ├── TraceUnreadable          5    a file is not a trace, or is damaged
     ├── NotWritten               5    this machine: a result could not be written
-    ├── SlurmFailed              5    Slurm's programs are not here, or do not get an answer
-    ├── KubeFailed               5    the client of Kubernetes is not here, or the API server gives no answer
-    ├── DemoFailed               5    a step of the demo did not work
-    ├── NotInstalled             5    this machine: a step of an installation did not work
+    ├── SlurmFailed              5    Slurm's programs are missing, or get no answer
+    ├── KubeFailed               5    the Kubernetes client is missing, or the API server does not answer
+    ├── DemoFailed               5    a step of the demo failed
+    ├── NotInstalled             5    this machine: a step of an installation failed
     ├── Denied                   6    the caller's rights
     │   ├── KubeDenied           6    the caller's rights in Kubernetes
-    │   └── UntrustedSocket      6    the daemon's: it may be somebody else, so nothing was sent
-    ├── Unreachable              7    the daemon is not there
+    │   └── UntrustedSocket      6    somebody else may be listening, so nothing was sent
+    ├── Unreachable              7    no daemon answers
     │   ├── TimedOut             7    the daemon did not answer in time
     │   └── NoKinetod            7    there is no kinetod on the pods' nodes
     ├── CancelledByDaemon        8    the call or capture was cancelled elsewhere
@@ -31,8 +31,8 @@
     ├── NotExecutable            126  kinetoctl run
     └── CommandNotFound          127  kinetoctl run
 
-Foreign errors become these at one seam each: gRPC's in `daemon_client`, the file system's in `download`, those of the
-trace library in `trace_arguments`.
+Foreign errors are translated at one seam each: those of gRPC in `client.daemon_client`, of the file system in
+`client.download`, of the trace library in `client.file_errors`.
 """
 
 from typing import ClassVar
@@ -43,7 +43,8 @@ from kinetoctl.exit_codes import ExitCode
 class CliError(Exception):
     """An error with a message for people. `main` prints it and exits with exit_code.
 
-    reason_code is the daemon's machine-readable reason (docs/errors.md), empty if there is none.
+    reason_code: the daemon's machine-readable reason (docs/errors.md), empty if there is none.
+    help_text: advice that is printed below the message.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
@@ -55,13 +56,13 @@ class CliError(Exception):
 
 
 class UsageProblem(CliError):
-    """The daemon refuses the request as it was put."""
+    """The request is invalid."""
 
     exit_code = ExitCode.USAGE
 
 
 class WrongAnalysis(CliError):
-    """The trace library does not know what is asked for."""
+    """The trace library does not know the requested view, option, format or table, or rejects the SQL."""
 
     exit_code = ExitCode.USAGE
 
@@ -76,11 +77,11 @@ class NotFound(CliError):
 class NoSuchTrace(NotFound):
     """Neither a file nor a capture has this name."""
 
-    help_text = "A trace is a file, a folder, a pattern, or the id of a capture (`kinetoctl captures list`)."
+    help_text = "A trace is a file, a folder, a glob pattern, or the id of a capture (`kinetoctl captures list`)."
 
 
 class NoSuchJob(NotFound):
-    """Slurm knows no such job, task or step, or it has no processes any more."""
+    """Slurm knows no such job, task or step, or it has no processes left."""
 
     help_text = "`squeue --me` lists your jobs, `squeue --steps --jobs=JOB` the steps of one."
 
@@ -104,32 +105,32 @@ class Unsupported(Refused):
 
 
 class JobNotRunning(Refused):
-    """A job of Slurm has no processes yet, or they stand still."""
+    """A Slurm job has no processes yet, or they are suspended."""
 
 
 class PodNotRunning(Refused):
-    """The pod does not run yet, or no more."""
+    """The pod has not started, or has ended."""
 
 
 class DownloadFailed(CliError):
     """The trace could not be written on this machine."""
 
     exit_code = ExitCode.FAILED
-    help_text = "The trace stays in the daemon's store: `kinetoctl captures fetch ID` gets it again."
+    help_text = "The trace stays in the daemon's store: `kinetoctl captures fetch ID` downloads it again."
 
 
 class VerificationFailed(DownloadFailed):
-    """What arrived is not what the daemon announced."""
+    """The received data differ from what the daemon announced."""
 
 
 class FileConflict(DownloadFailed):
-    """Another file has the name already."""
+    """Another file already has this name."""
 
-    help_text = "Move that file away or choose another --output-dir; nothing is overwritten."
+    help_text = "Move that file or choose another --output-dir; existing files are never overwritten."
 
 
 class TraceUnreadable(CliError):
-    """A file that cannot be read as a trace."""
+    """A file cannot be read as a trace."""
 
     exit_code = ExitCode.FAILED
 
@@ -141,10 +142,10 @@ class NotWritten(CliError):
 
 
 class SlurmFailed(CliError):
-    """Slurm's programs are not here, or do not get an answer."""
+    """Slurm's programs are missing, or get no answer."""
 
     exit_code = ExitCode.FAILED
-    help_text = "--hosts names hosts without Slurm's help, and --job-id the job there."
+    help_text = "Without Slurm's programs, name the hosts with --hosts and the job with --job-id."
 
 
 class KubeFailed(CliError):
@@ -154,31 +155,31 @@ class KubeFailed(CliError):
 
 
 class DemoFailed(CliError):
-    """A step of the demo did not work."""
+    """A step of the demo failed."""
 
     exit_code = ExitCode.FAILED
 
 
 class NotInstalled(CliError):
-    """A step of installing or removing kinetod did not work."""
+    """A step of installing or removing kinetod failed."""
 
     exit_code = ExitCode.FAILED
-    help_text = "What was done before stays; the same command again goes on from there."
+    help_text = "Completed steps stay in effect; run the same command again to continue from here."
 
 
 class Denied(CliError):
     """The caller may not do this."""
 
     exit_code = ExitCode.DENIED
-    help_text = "You may trace processes of your own user; an administrator of the daemon may trace all."
+    help_text = "You may trace processes of your own user; an administrator of the daemon may trace all processes."
 
 
 class KubeDenied(Denied):
-    """Kubernetes does not let the caller ask this."""
+    """Kubernetes does not allow the caller to do this."""
 
     help_text = (
-        "Tracing a pod takes get (or list) pods and create pods/exec in its namespace, and in kinetod's what the Role\n"
-        "kinetod-client has (an administrator binds it). `kubectl auth can-i` tells what you may do."
+        "Tracing a pod needs get (or list) pods and create pods/exec in its namespace, and the Role kinetod-client in\n"
+        "kinetod's namespace (an administrator binds it). `kubectl auth can-i` shows what you may do."
     )
 
 
@@ -186,31 +187,34 @@ class UntrustedSocket(Denied):
     """Another user may listen at the address, so nothing was sent there."""
 
     help_text = (
-        "kinetoctl speaks to a daemon of root, of your own user, or of the user who owns its folder in /run, and only\n"
-        "where nobody else can put a socket: in a folder that is writable for its owner alone. --address names another."
+        "kinetoctl only connects to daemons of root, of your own user, or of the user who owns their folder in /run,\n"
+        "and only if no other user can put a socket there, that is, if only the owner can write to the folder.\n"
+        "--address names another daemon."
     )
 
 
 class Unreachable(CliError):
-    """There is no daemon at the address."""
+    """No daemon answers at the address."""
 
     exit_code = ExitCode.UNREACHABLE
     help_text = (
         "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
-        "or say where it listens with --address or KINETO_ADDRESS."
+        "or give its address with --address or KINETO_ADDRESS."
     )
 
 
 class NoKinetod(Unreachable):
-    """There is no kinetod on the nodes of the pods, or not the port that is needed."""
+    """There is no kinetod on the nodes of the pods, or it lacks the port that is needed."""
 
-    help_text = "kinetod runs on nodes as a DaemonSet; the namespace is kineto unless --kinetod-namespace says another."
+    help_text = (
+        "kinetod runs on nodes as a DaemonSet, in the namespace kineto unless --kinetod-namespace names another."
+    )
 
 
 class TimedOut(Unreachable):
     """The daemon did not answer in time."""
 
-    help_text = "Is it overloaded or stopped? --timeout allows it more time."
+    help_text = "The daemon may be overloaded or stopped; --timeout gives it more time."
 
 
 class CancelledByDaemon(CliError):
@@ -220,9 +224,9 @@ class CancelledByDaemon(CliError):
 
 
 class DaemonFault(CliError):
-    """The daemon failed in a way it should not."""
+    """The daemon failed unexpectedly."""
 
-    help_text = "This is a fault of kinetod; its log says more (`journalctl -u kinetod`)."
+    help_text = "This is a bug in kinetod; see its log (`journalctl -u kinetod`)."
 
 
 class NotExecutable(CliError):

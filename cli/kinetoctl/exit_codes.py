@@ -1,10 +1,10 @@
-"""The exit codes of kinetoctl. They are part of its interface: docs/cli.md lists them, a test compares."""
+"""The exit codes of kinetoctl. They are part of its interface: docs/cli.md lists them, and a test compares both."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a script can tell from kinetoctl's exit status."""
+    """The exit status of kinetoctl, for scripts."""
 
     DONE = 0
     INTERNAL = 1
@@ -22,17 +22,17 @@ class ExitCode(IntEnum):
 
 
 MEANINGS: dict[ExitCode, str] = {
-    ExitCode.DONE: "all done; a trace was written and verified (size and SHA-256)",
+    ExitCode.DONE: "done: a trace was written and verified (size and SHA-256)",
     ExitCode.INTERNAL: "internal error of kinetoctl or kinetod",
-    ExitCode.USAGE: "wrong usage: an option or argument was refused",
-    ExitCode.NOT_FOUND: "no process matches, or no such capture",
+    ExitCode.USAGE: "usage error: an option or argument was refused",
+    ExitCode.NOT_FOUND: "not found: no process matches, or no such capture",
     ExitCode.PARTIAL: "partial: a trace was written, but something is missing",
-    ExitCode.FAILED: "failed: no trace, or its file could not be written or verified",
+    ExitCode.FAILED: "failed: there is no trace, or its file could not be written or verified",
     ExitCode.DENIED: "permission denied",
     ExitCode.UNREACHABLE: "the daemon cannot be reached or does not answer in time",
-    ExitCode.CANCELLED: "the capture was cancelled by somebody else",
+    ExitCode.CANCELLED: "somebody else cancelled the capture",
     ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
     ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: there is no such command",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C; a running capture was cancelled",
-    ExitCode.BROKEN_PIPE: "the reader of stdout has gone (like any filter in a shell)",
+    ExitCode.BROKEN_PIPE: "the reader of stdout closed it (as with any filter in a shell)",
 }

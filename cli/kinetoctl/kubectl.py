@@ -1,7 +1,7 @@
 """`kubectl kineto`: kinetoctl for pods, as a plug-in of kubectl. `kubectl kineto trace NAMESPACE/POD --duration 5s`.
 
-The commands are kinetoctl's own; pods are arguments instead of --kube, and the namespace and the context are said as
-kubectl wants it (-n, --context). Completion comes by `kubectl_complete-kineto`, which kubectl looks for.
+The commands are those of kinetoctl, with pods as arguments instead of --kube, and with kubectl's options for namespace
+and context (-n, --context). kubectl gets completions from `kubectl_complete-kineto`.
 """
 
 import sys
@@ -29,14 +29,14 @@ COMMANDS = {
 }
 # Those that are about pods, with their own words.
 _HELP = {
-    "trace": """Trace the processes of pods, all at the same time, and bring the traces here.
+    "trace": """Trace the processes of pods, all at the same time, and download the traces.
 
     \b
     kubectl kineto trace training/llama-0 --duration 5s
     kubectl kineto trace -n training llama-0 llama-1 --rank 0-7
     kubectl kineto trace -n training -l job-name=llama --iterations 20 --output-dir traces
 
-    Nothing has to be prepared in the pods. `kinetoctl trace --help` says more about the options.
+    The pods need no preparation. `kinetoctl trace --help` describes the options in groups.
     """,
     "ps": """List the processes of pods that can be traced.
 
@@ -66,13 +66,15 @@ def _of_pods(command: click.Command, text: str) -> click.Command:
         if pods or namespace or values["kube_selector"]:
             kube = _targets(pods, namespace, context, values)
         else:
-            raise click.UsageError("which pods? Name them (POD or NAMESPACE/POD), or select them with -l")
+            raise click.UsageError("no pod is selected: name pods (POD or NAMESPACE/POD), or select them with -l")
         return body(kube=kube, kube_context=context, **values)
 
     parameters: list[click.Parameter] = [
         click.Argument(["pods"], nargs=-1, metavar="[[NAMESPACE/]POD]..."),
-        click.Option(["-n", "--namespace"], metavar="NAME", help="Namespace of the pods.  [default: the context's]"),
-        click.Option(["--context"], metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"),
+        click.Option(
+            ["-n", "--namespace"], metavar="NAME", help="Namespace of the pods.  [default: that of the context]"
+        ),
+        click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig.  [default: the current one]"),
     ]
     kept = [each for each in command.params if each.name not in _REPLACED]
     return click.Command(command.name, params=[*parameters, *kept], callback=callback, help=text)
@@ -102,14 +104,14 @@ def _targets(
 )
 @common_options
 def cli() -> None:
-    """Take traces of pods' processes, on demand, and say what is in them.
+    """Trace the processes of pods on demand and analyse the traces.
 
     \b
-    kubectl kineto ps -n training llama-0                       see what can be traced
-    kubectl kineto trace training/llama-0 --duration 5s         trace it; it needs no preparation
+    kubectl kineto ps -n training llama-0                       list what can be traced
+    kubectl kineto trace training/llama-0 --duration 5s         trace it; no preparation needed
     kubectl kineto trace -n training -l job-name=llama          trace all pods of a job at the same time
 
-    It takes create pods/exec on the pods, and what the Role kinetod-client in kinetod's namespace has.
+    Needs the right to create pods/exec on the pods, and the Role kinetod-client in kinetod's namespace.
     """
 
 

@@ -5,6 +5,7 @@ anybody else:   $XDG_RUNTIME_DIR/kineto/â€¦ or, without it, /tmp/kineto-<uid>/â€
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,6 +46,13 @@ def _is_there(folder: Path, uid: int) -> bool:
         return folder.stat().st_uid == uid and (folder / RPC_SOCKET_NAME).exists()
     except OSError:
         return False
+
+
+def parse_address(text: str) -> str:
+    """A gRPC target: unix:/path or host:port. Raises ValueError."""
+    if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
+        return text
+    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
 
 
 def vouched_for(path: Path, uid: int, run: Path = SYSTEM_PARENT) -> bool:

@@ -91,7 +91,7 @@ def steps(cluster: Cluster) -> None:
         "ps", "--slurm-job", f"{job}.0", "--host-address", "unix:/no/{address}/{host}", uid=ADA
     )
     within(f"unix:/no/127.0.0.1/{first}", elsewhere.stderr)
-    failing(cluster, f"{job}.7", 3, f"Slurm job {job}.7: there is no such step now; there is {job}.0, {job}.1")
+    failing(cluster, f"{job}.7", 3, f"Slurm job {job}.7 has no such step now; its steps are: {job}.0, {job}.1")
 
 
 def components(cluster: Cluster) -> None:
@@ -174,7 +174,7 @@ def the_end(cluster: Cluster) -> None:
     ended = [(target["verdict"], target["reason_code"]) for _, target in targets(Result(0, output, errors))]
     same("verdicts", ended, [("VERDICT_PARTIAL", "TARGET_EXITED")] * 2)
     same("agents", [stub.GetHost(pb.GetHostRequest(), timeout=DEADLINE_S).agents for stub in cluster.stubs()], [0, 0])
-    failing(cluster, str(job), 3, f"Slurm job {job} is CANCELLED: it has no processes any more")
+    failing(cluster, str(job), 3, f"Slurm job {job} is CANCELLED: it has no processes left")
 
 
 def what_does_not_run(cluster: Cluster) -> None:

@@ -58,7 +58,7 @@ def test_a_second_trace_to_the_same_name_is_kept_beside_the_first(daemon: Daemon
     first = (tmp_path / f"x_{pid}.json").read_bytes()
     second = trace(daemon, pid, tmp_path, *config)
     assert second.code == 0, second
-    assert "the file gets its usual name" in second.stderr
+    assert "using the usual file name" in second.stderr
     assert (tmp_path / f"x_{pid}.json").read_bytes() == first
     assert len(list(tmp_path.iterdir())) == 2
 

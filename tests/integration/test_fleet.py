@@ -108,10 +108,12 @@ def test_ps_lists_the_processes_of_all_hosts(fleet: Fleet) -> None:
 def test_a_program_captures_waits_fetches_and_reports(fleet: Fleet, tmp_path: Path) -> None:
     capture = api.capture(
         api.Selection(ranks=(api.ANY_RANK,)),
-        at=[api.Place(host.name, host.address) for host in fleet.hosts],
-        duration_s=0.2,
-        labels={"why": "test"},
-        attach=False,
+        api.CaptureOptions(
+            at=[api.Place(host.name, host.address) for host in fleet.hosts],
+            duration_s=0.2,
+            labels={"why": "test"},
+            attach=False,
+        ),
     )
     result = capture.wait(timeout_s=60)
     assert result.done and len(result.processes) == HOSTS * AGENTS
@@ -132,7 +134,7 @@ def test_a_start_that_is_too_near_is_refused_and_nothing_stays_armed(fleet: Flee
 def test_a_program_gets_an_error_if_nothing_can_begin(fleet: Fleet) -> None:
     at = [api.Place(host.name, host.address) for host in fleet.hosts]
     with pytest.raises(errors.Refused, match="node000: no process"):
-        api.capture(api.Selection(command_regex="^nothing is called so$"), at=at)
+        api.capture(api.Selection(command_regex="^nothing is called so$"), api.CaptureOptions(at=at))
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_ps_shows_the_pods_of_a_selector_by_name(node: Node, capsys: pytest.Capt
     ("arguments", "code", "text"),
     [
         (["--kube", "training/gone"], 3, 'pods "gone" not found'),
-        (["--kube", "training/waiting"], 5, "the pod training/waiting does not run: it is Pending"),
+        (["--kube", "training/waiting"], 5, "the pod training/waiting is not running: it is Pending"),
         (["--kube", "training", "-l", "a=b"], 3, "no pod in the namespace training has the labels a=b"),
         (["--kube", "training"], 2, "name a pod (NAMESPACE/POD) or select pods by their labels"),
         (["-l", "a=b"], 2, "add --kube NAMESPACE"),

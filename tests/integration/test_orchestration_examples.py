@@ -1,7 +1,8 @@
 """The examples of docs/orchestration.md about kinetoctl.api, run against the daemons of two hosts."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,11 +33,12 @@ def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     """Runs an example; its hosts are those of the fleet, its processes the simulated ranks."""
     monkeypatch.chdir(tmp_path)
 
-    def capture(selection: api.Selection, *, hosts: Sequence[str] = (), duration_s: float = 5, **rest: Any) -> Any:
-        assert hosts
+    def capture(selection: api.Selection, options: api.CaptureOptions) -> api.Capture:
+        assert options.hosts
         places = [api.Place(host.name, host.address) for host in fleet.hosts]
         everybody = api.Selection(ranks=(api.ANY_RANK,))
-        return api.capture(everybody, at=places, duration_s=min(duration_s, 0.2), attach=False, **rest)
+        duration_s = min(options.duration_s, 0.2)
+        return api.capture(everybody, replace(options, hosts=(), at=places, duration_s=duration_s, attach=False))
 
     shim = SimpleNamespace(**{**vars(api), "capture": capture})
 

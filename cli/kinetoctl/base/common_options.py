@@ -13,7 +13,7 @@ import click
 from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 
-from kinetoctl.base.value_types import ADDRESS, DURATION, parse_address
+from kinetoctl.base.value_types import ADDRESS, DURATION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,9 +27,9 @@ _PREFIX = "kinetoctl."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the common options say. timeout_s: seconds to wait for one answer of the daemon.
+    """The values of the common options. timeout_s: limit for each answer of the daemon, in seconds.
 
-    file: where to write the result of a table command instead of stdout; output then is its form.
+    file: where a table command writes its result instead of stdout; output is then the format of the file.
     """
 
     address: str
@@ -50,28 +50,28 @@ def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def _parse_output(text: str) -> str:
-    """A form or the name of a file, of a command whose result is a table. Raises ValueError."""
+    """A format or a file name, for a command whose result is a table. Raises ValueError."""
     if text in TABLE_OUTPUTS or Path(text).suffix.lower() in TABLE_FILES:
         return text
     raise ValueError(f"expected {', '.join(TABLE_OUTPUTS)}, or a file ending in {', '.join(TABLE_FILES)}, got {text!r}")
 
 
 _ADDRESS = _option(
-    "--address", type=ADDRESS, help="Where the daemon listens: unix:/path or host:port.  [env: KINETO_ADDRESS]"
+    "--address", type=ADDRESS, help="Address of the daemon: unix:/path or host:port.  [env: KINETO_ADDRESS]"
 )
-_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Form of the result on stdout.  [default: table]")
+_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Format of the result on stdout.  [default: table]")
 _FORM_OR_FILE = _option(
     "-o",
     "--output",
-    metavar="FORM|FILE",
-    type=Parsed("form", _parse_output),
-    help="Form on stdout: table, json, yaml or csv; or a file to write, by its suffix: .csv, .json, .parquet.  "
+    metavar="FORMAT|FILE",
+    type=Parsed("format", _parse_output),
+    help="Format on stdout: table, json, yaml or csv; or a file to write, with the suffix .csv, .json or .parquet.  "
     "[default: table]",
 )
 _OTHERS = (
-    _option("--no-color", is_flag=True, flag_value=True, help="No colours.  [env: NO_COLOR]"),
-    _option("--quiet", "-q", is_flag=True, flag_value=True, help="No progress on stderr, only errors."),
-    _option("--timeout", type=DURATION, help="How long to wait for an answer of the daemon.  [default: 30s]"),
+    _option("--no-color", is_flag=True, flag_value=True, help="Print without colours.  [env: NO_COLOR]"),
+    _option("--quiet", "-q", is_flag=True, flag_value=True, help="Print only errors on stderr, no progress."),
+    _option("--timeout", type=DURATION, help="Limit for each answer of the daemon.  [default: 30s]"),
 )
 
 
@@ -81,12 +81,12 @@ def common_options(function: F) -> F:
 
 
 def table_options(function: F) -> F:
-    """The same to a command whose result is a table: it can be CSV, and written to a file."""
+    """Adds the common options to a command whose result is a table: it can be CSV, and written to a file."""
     return _added(function, (_ADDRESS, _FORM_OR_FILE, *_OTHERS))
 
 
 def options_without_form(function: F) -> F:
-    """The same to a command that has an --output of its own."""
+    """Adds the common options except --output to a command that has its own."""
     return _added(function, (_ADDRESS, *_OTHERS))
 
 
@@ -100,7 +100,7 @@ def _address(given: str | None) -> str:
     if given is not None:
         return given
     try:
-        return parse_address(endpoints.rpc_address())
+        return endpoints.parse_address(endpoints.rpc_address())
     except ValueError as exc:
         raise click.UsageError(f"{endpoints.ADDRESS_VARIABLE}: {exc}") from exc
 

@@ -1,4 +1,4 @@
-"""What is imported only when it is used, so that `kinetoctl run` starts at once: commands, and what a shell offers."""
+"""Imports on first use, so that `kinetoctl run` starts at once: commands, parsers and completions."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ class MissingCommand(click.UsageError):
 
 
 def completed(what: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """What a shell offers for an option or argument, by a function of `completers`, which needs the daemon."""
+    """Shell completion by the named function of `options.completers`, which asks the daemon."""
 
     def offered(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
         return list(getattr(importlib.import_module("kinetoctl.options.completers"), what)(incomplete))
@@ -25,7 +25,7 @@ def completed(what: str) -> Callable[[click.Context, click.Parameter, str], list
 
 
 def parsed(name: str, where: str) -> Parsed:
-    """A click type whose parser is imported when there is something to parse. where: "module:function"."""
+    """A click type whose parser is imported on first use. where: "module:function"."""
     module, _, function = where.partition(":")
 
     def parse(text: str) -> Any:
@@ -37,7 +37,7 @@ def parsed(name: str, where: str) -> Parsed:
 class LazyGroup(click.Group):
     """A group whose commands are named by module: each module has a click command called `command`.
 
-    summaries: for the group's own help, the first sentence of each command's, so that no command is imported for it.
+    summaries: the first sentence of each command's help, so that the help of the group imports no command.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
         self._summaries = dict(summaries or {})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Click's hook: a call without anything is answered by the help, as an error."""
+        """Click's hook: without arguments, the help is shown as an error."""
         if not args and not ctx.resilient_parsing and not self.invoke_without_command:
             raise MissingCommand(ctx)
         return super().parse_args(ctx, args)
@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         return [*self._modules, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module. None: there is no such command."""
+        """Import the command's module. Returns None if there is no such command."""
         module = self._modules.get(cmd_name)
         if module is None:
             return super().get_command(ctx, cmd_name)

@@ -1,10 +1,11 @@
-"""Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what was expected."""
+"""Values on the command line: durations, sizes, ranks, ids, labels, start times. Pure; errors say what is expected."""
 
 import re
 import time
 from collections.abc import Callable
 from datetime import datetime
 
+from kineto_protos import endpoints
 from kineto_protos.options import Parsed
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import DURATION_UNITS_NS, parse_duration_ns, parse_size_bytes
@@ -43,7 +44,7 @@ def parse_keep_ns(text: str) -> int:
 
 def _not_too_long(value: int, text: str) -> int:
     if value > MAX_DURATION_NS:
-        raise ValueError(f"expected at most 24h, got {text!r}: a trace that long would fit nowhere")
+        raise ValueError(f"expected at most 24h, got {text!r}: a longer trace would not fit on a disk")
     return value
 
 
@@ -61,7 +62,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_ranks_or_all(text: str) -> tuple[int, ...]:
-    """Likewise; ANY_RANK alone for the word all."""
+    """Like parse_ranks, but the word all stands for ANY_RANK."""
     return (ANY_RANK,) if text.strip() == "all" else parse_ranks(text)
 
 
@@ -78,7 +79,7 @@ def _parse_numbers(text: str, like: str, most: int, what: str) -> tuple[int, ...
             raise ValueError(f"expected {like}, got {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"expected {like}, got {part.strip()!r}, which ends before it starts")
+            raise ValueError(f"expected {like}, got {part.strip()!r}, whose end is below its start")
         numbers.update(range(first, min(last, first + most) + 1))
     if len(numbers) > most:
         raise ValueError(f"expected at most {most:,} {what}, got {text!r}")
@@ -95,7 +96,7 @@ def parse_pod_uid(text: str) -> str:
 
 
 def parse_container_id(text: str) -> str:
-    """The digits of a container's id, of which the first twelve do; containerd://ID is taken too. Raises ValueError."""
+    """The digits of a container's id, at least the first 12, with or without containerd://. Raises ValueError."""
     digits = text.rpartition("://")[2].lower()
     if _CONTAINER_ID.fullmatch(digits):
         return digits
@@ -135,7 +136,7 @@ def parse_start_ns(text: str, clock: Callable[[], int] = time.time_ns) -> int:
 
 
 def parse_regex(text: str) -> str:
-    """A regular expression, unchanged. Raises ValueError if it is none."""
+    """A regular expression, unchanged. Raises ValueError if it is empty or invalid."""
     try:
         re.compile(text)
     except re.error as exc:
@@ -143,13 +144,6 @@ def parse_regex(text: str) -> str:
     if not text:
         raise ValueError("expected a regular expression, got an empty one; `.` matches every command")
     return text
-
-
-def parse_address(text: str) -> str:
-    """A gRPC target: unix:/path or host:port. Raises ValueError."""
-    if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
-        return text
-    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
 
 
 DURATION = Parsed("duration", parse_positive_duration_ns)
@@ -165,4 +159,4 @@ LABEL = Parsed("key=value", parse_label)
 ACTIVITIES = Parsed("names", parse_activities)
 START = Parsed("time", parse_start_ns)
 REGEX = Parsed("regex", parse_regex)
-ADDRESS = Parsed("address", parse_address)
+ADDRESS = Parsed("address", endpoints.parse_address)

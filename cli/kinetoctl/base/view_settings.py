@@ -34,8 +34,8 @@ def options_of(views: Sequence["View"], settings: Sequence[tuple[str, str]]) -> 
         only, separator, name = key.rpartition(".")
         owners = [view for view in views if name in view.options and (not separator or view.name == only)]
         if not owners:
-            known = ", ".join(f"{view.name}.{option}" for view in views for option in view.options) or "there are none"
-            raise WrongAnalysis(f"no view that is asked for has the option {key}; options: {known}")
+            known = ", ".join(f"{view.name}.{option}" for view in views for option in view.options) or "none"
+            raise WrongAnalysis(f"none of the requested views has the option {key}; their options are: {known}")
         for view in owners:
             chosen[view.name][name] = typed(view, name, text)
     return chosen
@@ -51,7 +51,7 @@ def typed(view: "View", name: str, text: str) -> Any:
 
 
 def option_type(view: "View", name: str) -> Any:
-    """As the view's function says it."""
+    """The type of an option, from the signature of the view's function."""
     for function in filter(None, (view.function, view.reduce)):
         if name in inspect.signature(function).parameters:
             return get_type_hints(function).get(name, type(view.options[name]))

@@ -1,9 +1,8 @@
-"""Connections to daemons: Unix sockets and loopback as they are, anything else with TLS.
+"""Connections to daemons: Unix sockets and loopback without TLS, anything else with TLS.
 
-Who calls is known by the socket or by the client's certificate; on Kubernetes it may be known by a token, which goes
-with each call: to addresses that `show_token` names, and where KINETO_TOKEN_FILE is set to all but Unix sockets.
-
-Whose a Unix socket is, `socket_folder` finds out before gRPC connects: with each call, since a daemon may start anew.
+The daemon identifies the caller by the socket or by the client's certificate, or, on Kubernetes, by a token that goes
+with each call: to addresses that were passed to `show_token`, and, if KINETO_TOKEN_FILE is set, to all addresses except
+Unix sockets. `socket_folder` checks the owner of a Unix socket before every call, because a daemon may have restarted.
 """
 
 import ipaddress
@@ -29,18 +28,18 @@ _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 _tokens: dict[str, Token] = {}
 
 
-class Line(Generic[C]):
-    """The way to a daemon: a channel, and where the address is a Unix socket, the folder that it was found in.
+class DaemonConnection(Generic[C]):
+    """The connection to a daemon: a channel and, for a Unix socket, the folder of the socket.
 
-    A Unix socket is looked at with the first call, everything else at once. Thread-safe.
+    A Unix socket is checked at the first call; other channels are opened at once. Thread-safe.
     """
 
     def __init__(self, address: str, open_one: Callable[[str, str], C]) -> None:
-        """open_one: takes the address, and the one that gRPC is to connect to. Raises UsageProblem."""
+        """open_one: opens a channel, given the address and the target that gRPC connects to. Raises UsageProblem."""
         self.address = address
         self._open_one = open_one
         self._lock = threading.Lock()
-        self.channels: list[C] = []  # the last one is in use; one of before may have a call under way
+        self.channels: list[C] = []  # the last one is in use; calls may still be running on earlier ones
         self._folders: list[SocketFolder] = []
         if not address.startswith(_UNIX):
             self.channels.append(open_one(address, address))
@@ -59,17 +58,17 @@ class Line(Generic[C]):
                 self.channels.append(self._open_one(self.address, folder.address))
             return self.channels[-1]
 
-    def let_go(self) -> None:
+    def close_folders(self) -> None:
         """Closes the folders; the channels are closed by whoever made them."""
         for folder in self._folders:
             folder.close()
 
 
-class Calls:
-    """The methods of a stub, each called over the line's channel of that moment. Raises what `Line.channel` raises."""
+class StubCalls:
+    """The methods of a stub, each called on the current channel. Raises what `DaemonConnection.channel` raises."""
 
-    def __init__(self, line: "Line[Any]", make_stub: Callable[[Any], Any]) -> None:
-        self._line = line
+    def __init__(self, connection: "DaemonConnection[Any]", make_stub: Callable[[Any], Any]) -> None:
+        self._connection = connection
         self._make_stub = make_stub
         self._last: tuple[Any, Any] = (None, None)
 
@@ -77,34 +76,36 @@ class Calls:
         return lambda request, timeout: getattr(self._stub(), name)(request, timeout=timeout)
 
     def _stub(self) -> Any:
-        channel = self._line.channel()
+        channel = self._connection.channel()
         if self._last[0] is not channel:
             self._last = channel, self._make_stub(channel)
         return self._last[1]
 
 
 def unreachable(address: str, details: str) -> errors.CliError:
-    """Why nothing answers at the address, as well as the file system can tell."""
+    """The error for an address where nothing answers, as precise as the file system allows."""
     if address.startswith(_UNIX):
         path = Path("/" + address[5:].lstrip("/")) if address.startswith("unix:/") else Path(address[5:])
         try:
             if not path.exists():
                 return errors.Unreachable(f"no daemon at {address}: there is no such socket")
         except PermissionError:
-            return errors.Denied(f"no access to the daemon at {address}: {path.parent} is not readable for you")
+            return errors.Denied(f"no access to the daemon at {address}: you cannot read {path.parent}")
         if not os.access(path, os.W_OK):
-            return errors.Denied(f"no access to the daemon at {address}: the socket is not writable for you")
-        return errors.Unreachable(f"no daemon at {address}: the socket is there, but nobody answers ({details})")
+            return errors.Denied(f"no access to the daemon at {address}: you cannot write to the socket")
+        return errors.Unreachable(f"no daemon at {address}: the socket exists, but nothing answers ({details})")
     return errors.Unreachable(f"no daemon at {address}: {details}")
 
 
 def show_token(address: str, token: Token) -> None:
-    """Lets channels to this address that are opened from now on show a bearer token, asked for at each call."""
+    """Makes channels that are opened to this address later send a bearer token, which is fetched for each call."""
     _tokens[address] = token
 
 
-def open_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.Channel]:
-    """To the daemon at this address; nothing is connected yet. Raises UsageProblem."""
+def open_connection(
+    address: str, options: Options, environ: Mapping[str, str] = os.environ
+) -> DaemonConnection[grpc.Channel]:
+    """The way to the daemon at this address, which is not connected yet. Raises UsageProblem."""
 
     def open_one(address: str, target: str) -> grpc.Channel:
         more, credentials = _security(address, options, environ)
@@ -112,11 +113,13 @@ def open_line(address: str, options: Options, environ: Mapping[str, str] = os.en
             return grpc.insecure_channel(target, options=more)
         return grpc.secure_channel(target, credentials, options=more)
 
-    return Line(address, open_one)
+    return DaemonConnection(address, open_one)
 
 
-def open_async_line(address: str, options: Options, environ: Mapping[str, str] = os.environ) -> Line[grpc.aio.Channel]:
-    """Likewise, for the running event loop. Raises UsageProblem."""
+def open_async_connection(
+    address: str, options: Options, environ: Mapping[str, str] = os.environ
+) -> DaemonConnection[grpc.aio.Channel]:
+    """Like open_connection, for the running event loop. Raises UsageProblem."""
 
     def open_one(address: str, target: str) -> grpc.aio.Channel:
         more, credentials = _security(address, options, environ)
@@ -124,13 +127,13 @@ def open_async_line(address: str, options: Options, environ: Mapping[str, str] =
             return grpc.aio.insecure_channel(target, options=more)
         return grpc.aio.secure_channel(target, credentials, options=more)
 
-    return Line(address, open_one)
+    return DaemonConnection(address, open_one)
 
 
 def _security(
     address: str, options: Options, environ: Mapping[str, str]
 ) -> tuple[Options, grpc.ChannelCredentials | None]:
-    """The options, and the certificates that a call of this address needs. Raises UsageProblem."""
+    """The channel options and credentials that this address needs. Raises UsageProblem."""
     files = {name: environ.get(name, "") for name in endpoints.TLS_VARIABLES}
     token = _token(address, environ)
     if address.startswith(_UNIX):
@@ -141,7 +144,7 @@ def _security(
         return _named(options, environ), _with_token(grpc.ssl_channel_credentials(_content(CA, files[CA])), token)
     if missing := [name for name, path in files.items() if not path]:
         raise errors.UsageProblem(
-            f"the daemon at {address} is called with certificates only: set {', '.join(missing)} to PEM files, "
+            f"the daemon at {address} requires certificates: set {', '.join(missing)} to PEM files, "
             "or forward its Unix socket with ssh -L"
         )
     authority, certificate, key = (_content(name, path) for name, path in files.items())
@@ -149,7 +152,7 @@ def _security(
 
 
 def _named(options: Options, environ: Mapping[str, str]) -> Options:
-    """With the name that the server's certificate has, where it is not the address's."""
+    """The options, with the name in the server's certificate if it differs from the address."""
     server_name = environ.get(endpoints.TLS_NAME_VARIABLE)
     return (*options, ("grpc.ssl_target_name_override", server_name)) if server_name else options
 
@@ -162,7 +165,7 @@ def _token(address: str, environ: Mapping[str, str]) -> Token | None:
 
 
 class _Bearer(grpc.AuthMetadataPlugin):
-    """Sends a token with each call. gRPC lets it go over secure and over local connections only."""
+    """Sends a token with each call. gRPC allows that on secure and on local connections only."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -177,7 +180,7 @@ class _Bearer(grpc.AuthMetadataPlugin):
 
 
 def _with_token(channel: grpc.ChannelCredentials, token: Token | None) -> grpc.ChannelCredentials | None:
-    """None: the connection needs no credentials, since there is no token."""
+    """The credentials with the token, or None if there is no token and none are needed."""
     if token is None:
         return None
     return grpc.composite_channel_credentials(channel, grpc.metadata_call_credentials(_Bearer(token)))

@@ -1,4 +1,4 @@
-"""The typed client of kinetod, and with `channel` the only module of kinetoctl that knows gRPC.
+"""The typed client of kinetod. Only this module, `channel` and `fleet.host_client` know gRPC.
 
 Every call has a deadline. Every gRPC error becomes a `kinetoctl.errors.CliError` here: the class by the
 status code (`ERRORS`, complete by test), the text and the reason by the daemon's google.rpc.ErrorInfo.
@@ -17,11 +17,13 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
 from kinetoctl import errors
-from kinetoctl.client.channel import Calls, open_line, unreachable
+from kinetoctl.client.channel import StubCalls, open_connection, unreachable
 
 ERROR_DOMAIN = "kineto"
 STATUS_KEY = "grpc-status-details-bin"  # of the trailing metadata in which gRPC puts a google.rpc.Status
-STREAM_DEADLINE_S = 300.0  # a longer watch or fetch is opened again: a dead peer is noticed after this at the latest
+STREAM_DEADLINE_S = (
+    300.0  # a longer watch or fetch is reopened, so that a dead peer is noticed after this time at the latest
+)
 CLOSE_LIMIT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # clusters often set http_proxy; a daemon is never behind it
@@ -61,7 +63,7 @@ def _reason_code(error: grpc.RpcError) -> str:
 
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an RpcError of a call is a Call
-    except ValueError:  # details that contradict the status line: not from a kinetod
+    except ValueError:  # details that contradict the status connection: not from a kinetod
         return ""
     info = error_details_pb2.ErrorInfo()
     for detail in status.details if status else ():
@@ -71,7 +73,7 @@ def _reason_code(error: grpc.RpcError) -> str:
 
 
 def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors.CliError:
-    """Our error for gRPC's. The daemon's own words are kept."""
+    """The kinetoctl error for one of gRPC. The daemon's message is kept."""
     code, details = error.code(), error.details() or ""
     reason_code = _reason_code(error)
     if reason_code:
@@ -91,8 +93,8 @@ class Client:
     def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._line = open_line(address, CHANNEL_OPTIONS)
-        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+        self._connection = open_connection(address, CHANNEL_OPTIONS)
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
 
     def __enter__(self) -> "Client":
         return self
@@ -103,17 +105,17 @@ class Client:
     def close(self, limit_s: float = CLOSE_LIMIT_S) -> None:
         """Close the connection. Running calls are cancelled.
 
-        A Ctrl-C that hits inside gRPC can leave a call behind that close() waits for without end, and so does the
-        channel's destructor. Hence a thread: it is not waited for longer than limit_s, and keeps the channel alive.
+        A Ctrl-C inside gRPC can leave a call behind for which close() and the channel's destructor wait forever. Hence
+        a thread, which keeps the channel alive and is not waited for longer than limit_s seconds.
         """
         closer = threading.Thread(target=self._close, name="close", daemon=True)
         closer.start()
         closer.join(limit_s)
 
     def _close(self) -> None:
-        for channel in self._line.channels:
+        for channel in self._connection.channels:
             channel.close()
-        self._line.let_go()
+        self._connection.close_folders()
 
     @contextmanager
     def _translated(self, timeout_s: float) -> Iterator[None]:
@@ -142,17 +144,17 @@ class Client:
         return list(self._call(self._stub.ListProcesses, request).processes)
 
     def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
-        """Start a capture. The same key again gives the same capture."""
+        """Start a capture. Repeated with the same key, it returns the same capture."""
         request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
         capture: pb.Capture = self._call(self._stub.CreateCapture, request)
         return capture
 
     def watch(self, capture_id: str) -> Iterator[pb.CaptureEvent]:
-        """The capture now, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
+        """The current capture, then each change. Ends with the capture, or with an error after STREAM_DEADLINE_S."""
         return self._stream(self._stub.WatchCapture, pb.WatchCaptureRequest(id=capture_id))
 
     def capture(self, capture_id: str) -> pb.Capture:
-        """One capture as it is now."""
+        """The current state of one capture."""
         capture: pb.Capture = self._call(self._stub.GetCapture, pb.GetCaptureRequest(id=capture_id))
         return capture
 
@@ -179,15 +181,15 @@ class Client:
         self._call(self._stub.DeleteCapture, pb.DeleteCaptureRequest(id=capture_id, keep_uploaded=keep_uploaded))
 
     def pin(self, capture_id: str, *, pinned: bool) -> None:
-        """Keep a capture from retention, or no longer."""
+        """Protect a capture from retention, or end the protection."""
         self._call(self._stub.PinCapture, pb.PinCaptureRequest(id=capture_id, pinned=pinned))
 
     def verify(self, capture_id: str, *, uploaded: bool = False) -> Iterator[pb.FileCheck]:
-        """Have the stored files of an ended capture read again."""
+        """Make the daemon verify the stored files of an ended capture."""
         return self._stream(self._stub.VerifyCapture, pb.VerifyCaptureRequest(id=capture_id, uploaded=uploaded))
 
     def fetch(self, capture_id: str, *, pid: int, file_format: str, offset: int) -> Iterator[pb.TraceChunk]:
-        """The bytes of one stored file from an offset on."""
+        """The bytes of one stored file, starting at an offset."""
         request = pb.FetchTraceRequest(capture_id=capture_id, pid=pid, format=file_format, offset=offset)
         return self._stream(self._stub.FetchTrace, request)
 
@@ -196,12 +198,17 @@ class Client:
         host: pb.Host = self._call(self._stub.GetHost, pb.GetHostRequest())
         return host
 
-    def watch_host(self, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
+    def watch_host(
+        self, selector: pb.Selector, *, interval_ns: int, include_without_agent: bool
+    ) -> Iterator[pb.HostSample]:
         """Samples of the host. Ends with an error after STREAM_DEADLINE_S at the latest."""
+        request = pb.WatchHostRequest(
+            selector=selector, interval_ns=interval_ns, include_without_agent=include_without_agent
+        )
         return self._stream(self._stub.WatchHost, request)
 
     def diagnose_host(self) -> pb.HostDiagnosis:
-        """What on the daemon's host stands in the way of traces."""
+        """What on the daemon's host prevents traces."""
         diagnosis: pb.HostDiagnosis = self._call(self._stub.DiagnoseHost, pb.DiagnoseHostRequest())
         return diagnosis
 

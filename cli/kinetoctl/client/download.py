@@ -1,13 +1,13 @@
-"""Brings a stored trace file to this machine: resumable, verified, never over another file.
+"""Downloads a stored trace file: resumable, verified, never overwriting another file.
 
 Theory of operation
-    The bytes go to NAME.part, which is locked while it is written. What an earlier, interrupted download
-    left there counts: it is hashed and the daemon continues from its size. When the announced size and
-    SHA-256 hold, the file is fsynced and linked to its name, which fails if the name has been taken in
-    the meantime. A file that is already there with the right content is a finished download.
+    The bytes are written to NAME.part, which is locked meanwhile. What an earlier, interrupted download left
+    there is kept: it is hashed, and the daemon continues from its size. Once size and SHA-256 match what was
+    announced, the file is fsynced and linked to its name, which fails if another file has taken that name. An
+    existing file with the right content counts as downloaded.
 
-    The names come from the capture, but what the daemon says is cut to safe characters first: no answer
-    of a daemon can write outside the folder.
+    The names come from the capture, but unsafe characters are replaced first: no answer of a daemon can make
+    this client write outside the folder.
 """
 
 import fcntl
@@ -51,16 +51,16 @@ def _is_already_there(path: Path, file: pb.TraceFile) -> bool:
         return False
     if path.stat().st_size == file.size_bytes and _sha256(path) == file.sha256:
         return True
-    raise FileConflict(f"{path} exists and is another file than the trace")
+    raise FileConflict(f"{path} exists and is not this trace")
 
 
 def _open_part(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the name can be foreseen: follow no link
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # the name is predictable: follow no link
 
 
 def _check_regular(part: Path, stream: BinaryIO) -> None:
     if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        raise FileConflict(f"{part} exists and is no regular file")
+        raise FileConflict(f"{part} exists and is not a regular file")
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def _locked(part: Path) -> Iterator[BinaryIO]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            raise FileConflict(f"{part} is being written by another kinetoctl") from exc
+            raise FileConflict(f"another kinetoctl is writing {part}") from exc
         yield stream
 
 
@@ -85,7 +85,7 @@ def _hash_of_part(stream: BinaryIO, file: pb.TraceFile) -> "hashlib._Hash":
 
 
 class _Fetch:
-    """One file of one target on its way into the locked part file."""
+    """Receives one file of one target into the locked part file."""
 
     def __init__(
         self, client: Client, capture_id: str, pid: int, file: pb.TraceFile, stream: BinaryIO, on_bytes: OnBytes
@@ -102,7 +102,9 @@ class _Fetch:
             self._file.sha256,
             self._file.size_bytes,
         ):
-            raise VerificationFailed(f"the daemon sends another {self._file.format} file than the capture announces")
+            raise VerificationFailed(
+                f"the daemon sends a different {self._file.format} file than the capture announces"
+            )
         if chunk.offset != offset or offset + len(chunk.data) > self._file.size_bytes:
             raise VerificationFailed(
                 f"the daemon sent {len(chunk.data)} bytes at offset {chunk.offset}; "
@@ -145,7 +147,7 @@ def _publish(part: Path, path: Path) -> None:
     try:
         path.hardlink_to(part)
     except FileExistsError as exc:
-        raise FileConflict(f"{path} has appeared in the meantime; the trace is in {part}") from exc
+        raise FileConflict(f"another program has created {path} meanwhile; the trace is in {part}") from exc
     except OSError:  # a file system without hard links
         part.rename(path)
     else:
@@ -165,7 +167,7 @@ def _receive(fetch: _Fetch, stream: BinaryIO) -> None:
         stream.truncate(0)
         if not resumed:
             raise
-        fetch.all()  # the rest of an earlier download was to blame, perhaps
+        fetch.all()  # perhaps the part of an earlier download was wrong
     os.fsync(stream.fileno())
 
 
@@ -181,8 +183,8 @@ def download(
 ) -> Path:
     """Write one trace file into the directory and verify it. Returns its path.
 
-    name: that of the file, by default what `file_name` makes. on_bytes is told the bytes received so far.
-    Raises DownloadFailed and its subclasses for this machine's part, the client's errors for the daemon's.
+    name: name of the file, by default that of `file_name`. on_bytes: called with the number of bytes received so far.
+    Raises DownloadFailed or a subclass for failures on this machine, and the client's errors for those of the daemon.
     """
     path = directory / (name or file_name(capture, target, file))
     part = path.with_name(path.name + ".part")

@@ -1,4 +1,4 @@
-"""Enum values as people read them: without their prefix, and the number of one that only a newer daemon knows."""
+"""Names of enum values without their prefix, or the number if only a newer daemon knows the value."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def check_status(value: pb.CheckStatus) -> str:
 
 
 def pod(process: pb.Process) -> str:
-    """NAMESPACE/POD; empty if it is not known, or there is none."""
+    """NAMESPACE/POD, or empty if the process is in no pod or its pod is unknown."""
     return f"{process.pod_namespace}/{process.pod_name}" if process.pod_name else ""
 
 

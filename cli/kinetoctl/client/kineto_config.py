@@ -1,14 +1,14 @@
-"""Kineto's configuration: its keys, what each means, and what becomes of it here. Pure.
+"""Kineto's configuration: its keys, what each means in Kineto, and its effect here. Pure.
 
 Theory of operation
-    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line,
-    the rest of a line from a # on is a comment. The rules are libkineto's: exactly one = in a line, booleans
+    The text is what libkineto reads from /etc/libkineto.conf and what Dynolog sends: one KEY=VALUE per line, and
+    comments from a # to the end of the line. The rules are those of libkineto: exactly one = in a line, booleans
     n/y, no/yes, f/t, false/true, 0/1 in any case, whole numbers of 0 or more, comma-separated lists. A value that
-    breaks them is an error; a key that nobody knows is only a warning, since it may be a newer one.
+    breaks them is an error; an unknown key is only a warning, because it may be a newer one.
 
-    `KEYS` says for every key in which field its value goes, and by which factor. Keys that share a field are
-    names or units of the same thing: the last one counts. A key without a field has no effect here, and
-    its row says why. `request` turns the fields into what a capture is asked for.
+    `KEYS` maps every key to the field that its value sets, and to a factor. Keys with the same field are names
+    or units of the same thing, and the last one takes precedence. A key without a field has no effect here, and
+    its row says why. `request` turns the fields into the request of a capture.
 """
 
 import re
@@ -32,12 +32,12 @@ _INLINE = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*=")
 _NEXT_SETTING = re.compile(r",(?=\s*[A-Z][A-Z0-9_]*\s*=)")
 
 
-class ConfigError(ValueError):
-    """The configuration cannot be used: the text says where and why."""
+class KinetoConfigError(ValueError):
+    """The configuration cannot be used; the message says where and why."""
 
 
-class Kind(Enum):
-    """What a value has to be."""
+class Type(Enum):
+    """The type of a value."""
 
     BOOL = "bool"
     INT = "int"
@@ -47,19 +47,19 @@ class Kind(Enum):
 
 
 class Effect(Enum):
-    """What becomes of a key."""
+    """Whether a key has an effect here."""
 
     USED = "used"
     NONE = "no effect"
-    LEGACY = "legacy"  # Kineto itself ignores it by now, or knows it by another name
+    LEGACY = "legacy"  # Kineto itself now ignores it, or has renamed it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
-    """One key. field: where its value goes, times factor; here: what becomes of it, for people."""
+class ConfigKey:
+    """One key. meaning: in Kineto; here: its effect, for people; field: what its value, times factor, sets."""
 
     name: str
-    kind: Kind
+    kind: Type
     effect: Effect
     meaning: str
     here: str
@@ -67,96 +67,96 @@ class Key:
     factor: int = 1
 
 
-def _used(name: str, kind: Kind, target: str, meaning: str, here: str, factor: int = 1) -> Key:
-    return Key(name=name, kind=kind, effect=Effect.USED, meaning=meaning, here=here, field=target, factor=factor)
+def _used(name: str, kind: Type, target: str, meaning: str, here: str, factor: int = 1) -> ConfigKey:
+    return ConfigKey(name=name, kind=kind, effect=Effect.USED, meaning=meaning, here=here, field=target, factor=factor)
 
 
-def _without_effect(name: str, kind: Kind, meaning: str, why: str) -> Key:
-    return Key(name=name, kind=kind, effect=Effect.NONE, meaning=meaning, here=why)
+def _without_effect(name: str, kind: Type, meaning: str, why: str) -> ConfigKey:
+    return ConfigKey(name=name, kind=kind, effect=Effect.NONE, meaning=meaning, here=why)
 
 
-def _renamed(name: str, kind: Kind, target: str, now: str) -> Key:
-    return Key(
+def _renamed(name: str, kind: Type, target: str, now: str) -> ConfigKey:
+    return ConfigKey(
         name=name, kind=kind, effect=Effect.LEGACY, meaning=f"old name of {now}", here=f"use {now}", field=target
     )
 
 
-def _gone(name: str, meaning: str) -> Key:
+def _gone(name: str, meaning: str) -> ConfigKey:
     why = "Kineto has removed it"
-    return Key(name=name, kind=Kind.TEXT, effect=Effect.LEGACY, meaning=meaning, here=why)
+    return ConfigKey(name=name, kind=Type.TEXT, effect=Effect.LEGACY, meaning=meaning, here=why)
 
 
 _EVENTS = "counters of the event profiler"
 _NO_COUNTERS = "hardware counters are not recorded"
 _NO_POLL = "the daemon is connected all the time: there is no poll and no datagram socket"
 _ROWS = (
-    _used("ACTIVITIES_ENABLED", Kind.BOOL, "enabled", "activity tracing on", "false refuses the capture"),
-    _used("ACTIVITY_TYPES", Kind.LIST, "activities", "what to record", "--activities"),
+    _used("ACTIVITIES_ENABLED", Type.BOOL, "enabled", "activity tracing on", "false refuses the capture"),
+    _used("ACTIVITY_TYPES", Type.LIST, "activities", "what to record", "--activities"),
     _used(
-        "ACTIVITIES_LOG_FILE", Kind.TEXT, "log_file", "the trace file",
+        "ACTIVITIES_LOG_FILE", Type.TEXT, "log_file", "the trace file",
         "folder and name of the file that kinetoctl writes here; the process gets no path",
     ),
-    _used("ACTIVITIES_DURATION_SECS", Kind.INT, "duration_ns", "length in s", "--duration", S),
-    _used("ACTIVITIES_DURATION_MSECS", Kind.INT, "duration_ns", "length in ms (500)", "--duration", MS),
+    _used("ACTIVITIES_DURATION_SECS", Type.INT, "duration_ns", "length in s", "--duration", S),
+    _used("ACTIVITIES_DURATION_MSECS", Type.INT, "duration_ns", "length in ms (500)", "--duration", MS),
     _used(
-        "ACTIVITIES_WARMUP_PERIOD_SECS", Kind.INT, "warmup_ns", "warm-up in s (5)",
+        "ACTIVITIES_WARMUP_PERIOD_SECS", Type.INT, "warmup_ns", "warm-up in s (5)",
         "--warmup; without the key there is none, since nothing needs it", S,
     ),
-    _used("ACTIVITIES_ITERATIONS", Kind.INT, "iterations", "length in iterations", "--iterations; 0: a timed trace"),
+    _used("ACTIVITIES_ITERATIONS", Type.INT, "iterations", "length in iterations", "--iterations; 0: a timed trace"),
     _used(
-        "ACTIVITIES_WARMUP_ITERATIONS", Kind.INT, "warmup_iterations", "warm-up in iterations", "--warmup-iterations"
+        "ACTIVITIES_WARMUP_ITERATIONS", Type.INT, "warmup_iterations", "warm-up in iterations", "--warmup-iterations"
     ),
     _used(
-        "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB", Kind.INT, "buffer_limit", "memory for GPU records in MiB (128)",
+        "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB", Type.INT, "buffer_limit", "memory for GPU records in MiB (128)",
         "--buffer-limit, for all records of a process", 1 << 20,
     ),
     _used(
-        "PROFILE_START_TIME", Kind.INT64, "start_time_ns", "Unix time in ms; 0: at once",
+        "PROFILE_START_TIME", Type.INT64, "start_time_ns", "Unix time in ms; 0: at once",
         "--start-at; not with iterations; an error if it lies more than 10 s in the past", MS,
     ),
     _used(
-        "PROFILE_START_ITERATION", Kind.INT, "start_iteration", "first iteration",
+        "PROFILE_START_ITERATION", Type.INT, "start_iteration", "first iteration",
         "--start-iteration; 0: the next one",
     ),
     _used(
-        "PROFILE_START_ITERATION_ROUNDUP", Kind.INT, "roundup", "round the first iteration up", "--roundup"
+        "PROFILE_START_ITERATION_ROUNDUP", Type.INT, "roundup", "round the first iteration up", "--roundup"
     ),
-    _used("PROFILE_REPORT_INPUT_SHAPES", Kind.BOOL, "record_shapes", "inputs of operators", "--record-shapes"),
-    _used("PROFILE_WITH_STACK", Kind.BOOL, "with_stack", "Python stacks", "--with-stack: sampled, not every call"),
-    _used("PROFILE_PROFILE_MEMORY", Kind.BOOL, "memory", "allocations", "--memory"),
-    _used("PROFILE_WITH_FLOPS", Kind.BOOL, "with_flops", "FLOPs of operators", "--with-flops"),
-    _used("PROFILE_WITH_MODULES", Kind.BOOL, "with_modules", "module hierarchy", "--with-modules"),
+    _used("PROFILE_REPORT_INPUT_SHAPES", Type.BOOL, "record_shapes", "inputs of operators", "--record-shapes"),
+    _used("PROFILE_WITH_STACK", Type.BOOL, "with_stack", "Python stacks", "--with-stack: sampled, not every call"),
+    _used("PROFILE_PROFILE_MEMORY", Type.BOOL, "memory", "allocations", "--memory"),
+    _used("PROFILE_WITH_FLOPS", Type.BOOL, "with_flops", "FLOPs of operators", "--with-flops"),
+    _used("PROFILE_WITH_MODULES", Type.BOOL, "with_modules", "module hierarchy", "--with-modules"),
     _used(
-        "PROFILE_MEMORY", Kind.BOOL, "snapshot", "a memory snapshot instead of a trace",
+        "PROFILE_MEMORY", Type.BOOL, "snapshot", "a memory snapshot instead of a trace",
         "a capture of memory_snapshot, as by `kinetoctl memory`",
     ),
-    _used("PROFILE_MEMORY_DURATION_MSECS", Kind.INT, "snapshot_ns", "its length in ms (1000)", "its length", MS),
-    _used("REQUEST_TRACE_ID", Kind.TEXT, "request_trace_id", "id for loggers", "the label request_trace_id"),
+    _used("PROFILE_MEMORY_DURATION_MSECS", Type.INT, "snapshot_ns", "its length in ms (1000)", "its length", MS),
+    _used("REQUEST_TRACE_ID", Type.TEXT, "request_trace_id", "id for loggers", "the label request_trace_id"),
     _used(
-        "REQUEST_GROUP_TRACE_ID", Kind.TEXT, "request_group_trace_id", "id for loggers",
+        "REQUEST_GROUP_TRACE_ID", Type.TEXT, "request_group_trace_id", "id for loggers",
         "the label request_group_trace_id",
     ),
     _without_effect(
-        "ACTIVITIES_DISPLAY_CUDA_SYNC_WAIT_EVENTS", Kind.BOOL, "stream waits among cuda_sync",
+        "ACTIVITIES_DISPLAY_CUDA_SYNC_WAIT_EVENTS", Type.BOOL, "stream waits among cuda_sync",
         "they are kept whenever cuda_sync is recorded",
     ),
     _without_effect(
-        "CUPTI_PER_THREAD_BUFFER_ENABLED", Kind.BOOL, "a CUPTI buffer per thread",
+        "CUPTI_PER_THREAD_BUFFER_ENABLED", Type.BOOL, "a CUPTI buffer per thread",
         "the collector hands buffers out without a lock",
     ),
-    _without_effect("CUPTI_PM_SAMPLING_METRICS", Kind.LIST, "counters by PM sampling", _NO_COUNTERS),
-    _without_effect("CUPTI_PM_SAMPLING_DEVICE_ID", Kind.INT, "its device", _NO_COUNTERS),
-    _without_effect("ROCTRACER_MAX_EVENTS", Kind.INT, "row limit on AMD", "AMD GPUs are not recorded"),
-    _without_effect("XPUPTI_PROFILER_METRICS", Kind.LIST, "counters on Intel", "Intel GPUs are not recorded"),
-    _without_effect("XPUPTI_PROFILER_ENABLE_PER_KERNEL", Kind.BOOL, "likewise", "Intel GPUs are not recorded"),
-    _without_effect("XPUPTI_PROFILER_MAX_SCOPES", Kind.INT, "likewise", "Intel GPUs are not recorded"),
-    _without_effect("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS", Kind.INT, "poll period", _NO_POLL),
-    _without_effect("ENABLE_IPC_FABRIC", Kind.BOOL, "connect to a daemon", _NO_POLL),
-    _without_effect("VERBOSE_LOG_LEVEL", Kind.INT, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
-    _without_effect("VERBOSE_LOG_MODULES", Kind.LIST, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
-    _without_effect("CUSTOM_CONFIG", Kind.TEXT, "text for plug-ins of libkineto", "there are none"),
-    _renamed("CLIENT_INTERFACE_ENABLE_OP_INPUTS_COLLECTION", Kind.BOOL, "record_shapes", "PROFILE_REPORT_INPUT_SHAPES"),
-    _renamed("PYTHON_STACK_TRACE", Kind.BOOL, "with_stack", "PROFILE_WITH_STACK"),
+    _without_effect("CUPTI_PM_SAMPLING_METRICS", Type.LIST, "counters by PM sampling", _NO_COUNTERS),
+    _without_effect("CUPTI_PM_SAMPLING_DEVICE_ID", Type.INT, "its device", _NO_COUNTERS),
+    _without_effect("ROCTRACER_MAX_EVENTS", Type.INT, "row limit on AMD", "AMD GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_METRICS", Type.LIST, "counters on Intel", "Intel GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_ENABLE_PER_KERNEL", Type.BOOL, "likewise", "Intel GPUs are not recorded"),
+    _without_effect("XPUPTI_PROFILER_MAX_SCOPES", Type.INT, "likewise", "Intel GPUs are not recorded"),
+    _without_effect("ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS", Type.INT, "poll period", _NO_POLL),
+    _without_effect("ENABLE_IPC_FABRIC", Type.BOOL, "connect to a daemon", _NO_POLL),
+    _without_effect("VERBOSE_LOG_LEVEL", Type.INT, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
+    _without_effect("VERBOSE_LOG_MODULES", Type.LIST, "libkineto's log", "the agent logs to the file KINETO_AGENT_LOG"),
+    _without_effect("CUSTOM_CONFIG", Type.TEXT, "text for plug-ins of libkineto", "there are none"),
+    _renamed("CLIENT_INTERFACE_ENABLE_OP_INPUTS_COLLECTION", Type.BOOL, "record_shapes", "PROFILE_REPORT_INPUT_SHAPES"),
+    _renamed("PYTHON_STACK_TRACE", Type.BOOL, "with_stack", "PROFILE_WITH_STACK"),
     _gone("EVENTS", _EVENTS),
     _gone("METRICS", _EVENTS),
     _gone("SAMPLE_PERIOD_MSECS", _EVENTS),
@@ -172,26 +172,26 @@ _ROWS = (
     _gone("ENABLE_SIGUSR2", "a trace on SIGUSR2"),
     _gone("REQUEST_TIMESTAMP", "when the request was made"),
 )  # fmt: skip
-KEYS: Mapping[str, Key] = {row.name: row for row in _ROWS}
+KEYS: Mapping[str, ConfigKey] = {row.name: row for row in _ROWS}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it came on a command line."""
+    """A value that was given. where: `FILE:LINE: KEY`, or only the key if it was given on the command line."""
 
     value: Any  # bool, int, str or a tuple of str, as the key's kind says
     where: str
 
 
 @dataclass(slots=True)
-class Config:
-    """Settings by field, and what people should know about the text."""
+class KinetoConfig:
+    """Settings by field, and notes for the user."""
 
     settings: dict[str, Setting] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Of a field."""
+        """The value of a field."""
         setting = self.settings.get(name)
         return default if setting is None else setting.value
 
@@ -200,49 +200,49 @@ class Config:
 
 
 def is_inline(text: str) -> bool:
-    """Whether this is KEY=VALUE,… or a whole text; else it names a file."""
+    """Whether this is KEY=VALUE,… or a complete text; otherwise it names a file."""
     return "\n" in text or _INLINE.match(text) is not None
 
 
-def parse_inline(text: str) -> Config:
-    """KEY=VALUE,KEY=VALUE,…, where a value may be a list itself, or lines. Raises ConfigError."""
+def parse_inline(text: str) -> KinetoConfig:
+    """KEY=VALUE,KEY=VALUE,…, where a value may be a list itself, or lines. Raises KinetoConfigError."""
     if "\n" in text:
         return parse(text)
-    config = Config()
+    config = KinetoConfig()
     for part in _NEXT_SETTING.split(text):
         _read_line(config, part, "")
     return config
 
 
-def parse(text: str, source: str = "") -> Config:
-    """A configuration text. source: the file it is from, for messages. Raises ConfigError."""
-    config = Config()
+def parse(text: str, source: str = "") -> KinetoConfig:
+    """A configuration text. source: the file it is from, for messages. Raises KinetoConfigError."""
+    config = KinetoConfig()
     for number, line in enumerate(text.split("\n"), start=1):
         _read_line(config, line, f"{source}:{number}: " if source else f"line {number}: ")
     return config
 
 
-def merged(configs: Iterable[Config]) -> Config:
-    """One after another: what a later one sets, counts."""
-    result = Config()
+def merged(configs: Iterable[KinetoConfig]) -> KinetoConfig:
+    """All configurations in one; later ones take precedence."""
+    result = KinetoConfig()
     for each in configs:
         result.settings |= each.settings
         result.notes += each.notes
     return result
 
 
-def _read_line(config: Config, line: str, place: str) -> None:
+def _read_line(config: KinetoConfig, line: str, place: str) -> None:
     line = line.partition("#")[0].strip()
     if not line:
         return
     parts = [part.strip() for part in line.split("=")]
     if len(parts) != 2 or not parts[0]:
-        raise ConfigError(f"{place}expected KEY=VALUE, got {line!r:.200}")
+        raise KinetoConfigError(f"{place}expected KEY=VALUE, got {line!r:.200}")
     name, text = parts
     key = KEYS.get(name)
     where = f"{place}{name}"
     if key is None:
-        config.notes.append(f"{where:.200}: unknown key, left out")
+        config.notes.append(f"{where:.200}: unknown key, ignored")
         return
     value = _read_value(key, text, where)
     if key.effect is Effect.LEGACY:
@@ -253,18 +253,18 @@ def _read_line(config: Config, line: str, place: str) -> None:
         config.settings[key.field] = Setting(value, where)
 
 
-def _read_value(key: Key, text: str, where: str) -> bool | int | str | tuple[str, ...]:
-    if key.kind is Kind.BOOL:
+def _read_value(key: ConfigKey, text: str, where: str) -> bool | int | str | tuple[str, ...]:
+    if key.kind is Type.BOOL:
         if text.lower() not in _BOOLEANS:
-            raise ConfigError(f"{where}: expected yes or no (y, n, t, f, true, false, 1, 0), got {text!r:.80}")
+            raise KinetoConfigError(f"{where}: expected yes or no (y, n, t, f, true, false, 1, 0), got {text!r:.80}")
         return _BOOLEANS[text.lower()]
-    if key.kind in (Kind.INT, Kind.INT64):
-        most = MAX_INT32 if key.kind is Kind.INT else MAX_INT64
+    if key.kind in (Type.INT, Type.INT64):
+        most = MAX_INT32 if key.kind is Type.INT else MAX_INT64
         number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else -1
         if not 0 <= number <= most:
-            raise ConfigError(f"{where}: expected a whole number from 0 to {most}, got {text!r:.80}")
+            raise KinetoConfigError(f"{where}: expected a whole number from 0 to {most}, got {text!r:.80}")
         return number * key.factor
-    if key.kind is Kind.LIST:
+    if key.kind is Type.LIST:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return text
 
@@ -273,10 +273,10 @@ def _read_value(key: Key, text: str, where: str) -> bool | int | str | tuple[str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a configuration asks of a capture. origins: for each attribute that is set, which key said so.
+class RequestedCapture:
+    """The capture that a configuration requests. origins: attribute -> the key that set it.
 
-    None: not said. Times are Unix ns, durations ns, sizes bytes.
+    None means that no key set it. Times are in Unix ns, durations in ns, sizes in bytes.
     """
 
     duration: int | None = None
@@ -314,12 +314,12 @@ _SWITCHES = ("record_shapes", "with_stack", "with_modules", "with_flops", "memor
 _LABELS = ("request_trace_id", "request_group_trace_id")
 
 
-def request(config: Config, now_ns: int) -> Asked:
-    """The capture that a configuration describes. now_ns: Unix ns. Raises ConfigError."""
+def request(config: KinetoConfig, now_ns: int) -> RequestedCapture:
+    """The capture that a configuration describes. now_ns: Unix ns. Raises KinetoConfigError."""
     enabled = config.settings.get("enabled")
     if enabled is not None and not enabled.value:
-        raise ConfigError(f"{enabled.where}: tracing is switched off; leave the key out to trace")
-    asking = _Asking(config, now_ns)
+        raise KinetoConfigError(f"{enabled.where}: tracing is switched off; remove the key to trace")
+    asking = _RequestBuilder(config, now_ns)
     if config.value("snapshot"):
         asking.snapshot()
     else:
@@ -329,21 +329,21 @@ def request(config: Config, now_ns: int) -> Asked:
     return asking.asked()
 
 
-class _Asking:
-    """Collects what is asked for, field by field."""
+class _RequestBuilder:
+    """Collects the request, field by field."""
 
-    def __init__(self, config: Config, now_ns: int) -> None:
+    def __init__(self, config: KinetoConfig, now_ns: int) -> None:
         self._config = config
         self._now_ns = now_ns
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._notes = list(config.notes)
 
-    def asked(self) -> Asked:
+    def asked(self) -> RequestedCapture:
         """The result."""
         value = self._config.value
         labels = tuple((name, value(name)) for name in _LABELS if value(name))
-        return Asked(**self._values, labels=labels, origins=self._origins, notes=tuple(self._notes))
+        return RequestedCapture(**self._values, labels=labels, origins=self._origins, notes=tuple(self._notes))
 
     def _take(self, attribute: str, name: str, value: Any) -> None:
         self._values[attribute] = value
@@ -351,7 +351,7 @@ class _Asking:
             self._origins[attribute] = self._config.settings[name].where
 
     def take_if_set(self, *names: str) -> None:
-        """Fields that are attributes of the same name. 0, false and an empty text are Kineto's "not set"."""
+        """Takes fields over as attributes of the same name. In Kineto, 0, false and an empty text mean "not set"."""
         for name in names:
             if self._config.value(name):
                 self._take(name, name, self._config.value(name))
@@ -361,20 +361,20 @@ class _Asking:
         self._notes += (f"{self._config.settings[name].where}: no effect: {why}" for name in given)
 
     def snapshot(self) -> None:
-        """A memory snapshot has a duration and nothing else."""
+        """Requests a memory snapshot, which has a duration and nothing else."""
         self._take("activities", "snapshot", (MEMORY_SNAPSHOT,))
         self._take("duration", "snapshot_ns", self._config.value("snapshot_ns") or DEFAULT_SNAPSHOT_NS)
         others = (*_TIMED, *_ITERATED, *_SWITCHES, "duration_ns", "iterations", "activities")
-        self._leave_out(others, "PROFILE_MEMORY takes a snapshot only")
+        self._leave_out(others, "PROFILE_MEMORY requests only a snapshot")
 
     def extent(self) -> None:
-        """How long and when."""
+        """Takes over the length and the start."""
         value = self._config.value
         if value("iterations"):
             self.take_if_set("iterations", *_ITERATED)
             if value("duration_ns"):
                 self._take("or_duration", "duration_ns", value("duration_ns"))
-            self._leave_out(_TIMED, "ACTIVITIES_ITERATIONS counts")
+            self._leave_out(_TIMED, "ACTIVITIES_ITERATIONS takes precedence")
             return
         self._take("duration", "duration_ns", value("duration_ns") or DEFAULT_DURATION_NS)
         if value("warmup_ns"):
@@ -386,14 +386,14 @@ class _Asking:
     def _start_time(self, start: Setting) -> None:
         late_ns = self._now_ns - start.value
         if late_ns > MAX_START_TIME_AGE_NS:
-            raise ConfigError(f"{start.where}: lies {late_ns / S:.0f} s in the past; 0 starts at once")
+            raise KinetoConfigError(f"{start.where}: is {late_ns / S:.0f} s in the past; use 0 to start at once")
         if late_ns >= 0:
-            self._notes.append(f"{start.where}: lies {late_ns / S:.1f} s in the past: starts at once")
+            self._notes.append(f"{start.where}: is {late_ns / S:.1f} s in the past, so the capture starts at once")
         else:
             self._take("start_at", "start_time_ns", start.value)
 
     def recording(self) -> None:
-        """What."""
+        """Takes over what to record."""
         if self._config.value("activities"):
             self._take("activities", "activities", self._activities(self._config.settings["activities"]))
         self.take_if_set(*_SWITCHES)
@@ -402,13 +402,13 @@ class _Asking:
         names = [name.lower() for name in setting.value]
         for name in names:
             if not _NAME.fullmatch(name):
-                raise ConfigError(f"{setting.where}: expected names like kernel,gpu_memcpy, got {name!r:.80}")
+                raise KinetoConfigError(f"{setting.where}: expected names like kernel,gpu_memcpy, got {name!r:.80}")
         unserved = [name for name in names if name in NEVER_RECORDED]
         kept = tuple(name for name in names if name not in NEVER_RECORDED)
         if not kept:
-            raise ConfigError(f"{setting.where}: this version records none of these: {', '.join(unserved)}")
+            raise KinetoConfigError(f"{setting.where}: this version records none of these: {', '.join(unserved)}")
         if unserved:
             self._notes.append(
-                f"{setting.where}: left out, since this version does not record it: {', '.join(unserved)}"
+                f"{setting.where}: ignored, because this version does not record it: {', '.join(unserved)}"
             )
         return kept

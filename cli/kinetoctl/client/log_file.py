@@ -1,11 +1,11 @@
-"""File names as ACTIVITIES_LOG_FILE asks for them: Kineto's rule, on this side only. Pure."""
+"""File names that ACTIVITIES_LOG_FILE requests, by Kineto's rule; they apply on this machine only. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from kineto_trace.store.output_formats import STORED_SUFFIXES
 
-_ENDINGS = {  # what a name may end in -> what stays in front of a format's suffix, and the format
+_ENDINGS = {  # suffix of the requested name -> (what stays before the suffix of a format, format)
     ".pt.trace.json.gz": (".pt.trace", "chrome"),
     ".pt.trace.json": (".pt.trace", "chrome-json"),
     ".json.gz": ("", "chrome"),
@@ -16,9 +16,9 @@ _ENDINGS = {  # what a name may end in -> what stays in front of a format's suff
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """Where one trace file per process goes: STEM_PIDINFIX and the suffix of its format.
+    """Names of one trace file per process: STEM_PIDINFIX and the suffix of its format.
 
-    infix None: the name ends in nothing that is known. Such a name is kept as it is for the only trace, as Kineto does.
+    infix: None if the name has no known suffix. A single trace then gets exactly this name, as with Kineto.
     """
 
     directory: Path
@@ -27,7 +27,7 @@ class LogFile:
     format: str
 
     def name(self, pid: int, file_format: str, *, alone: bool) -> str:
-        """Of a file of this process. alone: the capture has no other process."""
+        """The name of a file of this process. alone: whether the capture has no other process."""
         if self.infix is None and file_format == self.format:
             return self.stem if alone else f"{self.stem}_{pid}"
         return (

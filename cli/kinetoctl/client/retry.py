@@ -1,4 +1,4 @@
-"""How long to try again when the daemon is gone for a moment: growing pauses, up to a limit without progress."""
+"""Retries while the daemon is briefly unreachable: growing pauses, up to a time limit without progress."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Patience:
-    """Raises the error again once nothing has come for limit_s seconds; sleeps a little otherwise."""
+    """Pauses between retries. After limit_s seconds without progress, the error is raised instead."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Patience:
         self.progressed()
 
     def progressed(self) -> None:
-        """Something has come: start again from zero."""
+        """Notes progress: the limit and the pauses start again."""
         self._since = self._clock()
         self._pause_s = FIRST_PAUSE_S
 

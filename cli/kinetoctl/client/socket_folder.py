@@ -1,17 +1,17 @@
-"""Whose Unix socket an address names, found out before anything is said there.
+"""Checks who owns the Unix socket at an address before anything is sent to it.
 
 Theory of operation
-    Anybody can make a folder in /tmp and a socket in it. So kinetoctl speaks only to a daemon of root, of its own
-    user, or of a user to whom root has given the socket's folder in /run: the agent's rule
+    Anybody can create a folder in /tmp and a socket in it. Therefore kinetoctl only connects to a daemon of root, of
+    its own user, or of a user to whom root has given the socket's folder in /run. The agent has the same rule
     (`kineto_agent.control.link`).
 
-    gRPC connects by itself, again and again, and shows nothing of the other end. What is checked here must therefore
-    stay true. The folder is opened, its owner and mode are those of the open folder, and gRPC gets a path through its
-    descriptor: whatever becomes of the way to it, only the folder's owner and root can put a socket there. What lies
-    there is then connected to once, for the kernel to name the peer, and let go again. That is left out where folder
-    and socket are both the caller's own, as those of tunnels are: nobody else can have made them.
+    gRPC connects on its own, repeatedly, and does not reveal the peer, so what is checked here must stay true. The
+    folder is opened, and its owner and mode are read from the open folder. gRPC gets a path through the folder's
+    descriptor: whatever happens to the original path, only the folder's owner and root can put a socket there. One
+    connection is then made and closed, so that the kernel names the peer. This is skipped if the caller owns both
+    folder and socket, as with tunnels: nobody else can have made them.
 
-    A daemon that starts anew may have made its folder anew, too; `is_there` says whether the path still leads here.
+    A restarted daemon may have made a new folder; `is_there` says whether the path still leads to this one.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ _ROOT = 0
 
 
 class SocketFolder:
-    """The folder of a daemon's socket, held open. Blocking, for a moment."""
+    """The folder of a daemon's socket, held open. Making one blocks briefly."""
 
     def __init__(self, path: str, *, uid: int | None = None, run: Path = SYSTEM_PARENT) -> None:
-        """uid: the caller's; run: where only root makes folders. Raises UntrustedSocket, OSError."""
+        """uid: that of the caller; run: a folder in which only root makes folders. Raises UntrustedSocket, OSError."""
         self._given = Path(path)
         self._path = self._given.resolve()
         self._uid = os.geteuid() if uid is None else uid
@@ -49,7 +49,7 @@ class SocketFolder:
 
     @property
     def address(self) -> str:
-        """The gRPC address of the socket in this very folder."""
+        """The gRPC address of the socket, by way of the open folder."""
         return f"unix:{self._within}"
 
     @property
@@ -65,7 +65,7 @@ class SocketFolder:
         return os.path.samestat(found, os.fstat(self._fd))
 
     def close(self) -> None:
-        """Let it go; its address leads nowhere any more."""
+        """Close the folder; its address is invalid afterwards."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -73,21 +73,21 @@ class SocketFolder:
     def _check(self) -> None:
         folder = os.fstat(self._fd)
         if not self._is_known(folder.st_uid):
-            raise self._untrusted(f"{self._path.parent} belongs to {_name(folder.st_uid)}, neither root nor you")
+            raise self._untrusted(f"{self._path.parent} belongs to {_name(folder.st_uid)}, not to root or you")
         if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise self._untrusted(f"others than its owner can put sockets into {self._path.parent}")
+            raise self._untrusted(f"users other than its owner can put sockets into {self._path.parent}")
         found = os.stat(self._path.name, dir_fd=self._fd, follow_symlinks=False)
         if folder.st_uid == found.st_uid == self._uid:
             return
         peer = self._peer()
         if peer is not None and not self._is_known(peer):
-            raise self._untrusted(f"it is a socket of {_name(peer)}, neither root nor you")
+            raise self._untrusted(f"{_name(peer)} listens there, not root or you")
 
     def _is_known(self, uid: int) -> bool:
         return uid in (_ROOT, self._uid) or vouched_for(self._path, uid, self._run)
 
     def _peer(self) -> int | None:
-        """The user who listens; None: nobody does, or not now."""
+        """The user who listens, or None if nobody answers."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(_CONNECT_LIMIT_S)
             connection.connect(self._within)

@@ -1,10 +1,10 @@
-"""The whole way of a trace: create the capture, follow it to its end, bring its files here.
+"""One capture on one daemon: create it, follow it to its end, download its files.
 
 Theory of operation
-    The daemon owns the capture; this side only follows it. A broken stream is opened again, and the first
-    answer of a watch is the whole capture, so nothing is missed. The first Ctrl-C cancels the capture in
-    its targets and keeps following until the daemon confirms; the second leaves. While the capture is
-    being created Ctrl-C is only noted, since there is no id yet that could be cancelled.
+    The daemon owns the capture; this side only follows it. A broken stream is reopened, and a watch starts with
+    the complete capture, so nothing is missed. The first Ctrl-C cancels the capture in its targets and keeps
+    following until the daemon confirms; the second exits. While the capture is being created, Ctrl-C is only
+    noted, because there is no id yet to cancel.
 """
 
 import signal
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -23,7 +24,6 @@ from kinetoctl.client.log_file import LogFile
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.errors import CliError, DownloadFailed, FileConflict, TimedOut, Unreachable
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.capture_progress import Progress
 
 STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
     pb.CAPTURE_STATUS_DONE: ExitCode.DONE,
@@ -34,11 +34,24 @@ STATUS_CODES: dict[pb.CaptureStatus, ExitCode] = {
 FileKey = tuple[int, int, str]  # pid, start time (ns), format
 
 
+class Progress(Protocol):
+    """How a capture on one host reports its progress."""
+
+    def note(self, text: str) -> None:
+        """A message for the person who waits."""
+
+    def update(self, capture: pb.Capture) -> None:
+        """The capture in its current state."""
+
+    def fetching(self, target: pb.Target, received: int, file: pb.TraceFile) -> None:
+        """The number of bytes of a file that have arrived."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
     """What to capture and where its files go. directory None: leave them in the daemon's store.
 
-    log_file: names for the files, if they are not to have their usual ones.
+    log_file: names of the files; None for the usual ones.
     """
 
     spec: pb.CaptureSpec
@@ -49,7 +62,7 @@ class TraceRequest:
 
 @dataclass(slots=True)
 class Outcome:
-    """How it ended. paths: the verified files on this machine; problems: files that are not here."""
+    """How it ended. paths: the verified files on this machine; problems: one error per missing file."""
 
     capture: pb.Capture
     interrupted: bool = False
@@ -57,7 +70,7 @@ class Outcome:
     problems: list[CliError] = field(default_factory=list)
 
     def exit_code(self) -> ExitCode:
-        """The exit code of the command: 0 only if all files asked for are there."""
+        """The exit code of the command: DONE only if all requested files are here."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
         if self.problems:
@@ -103,7 +116,7 @@ def follow(client: Client, capture: pb.Capture, patience: Patience) -> Iterator[
 
 
 def _ask_again(client: Client, capture: pb.Capture, patience: Patience) -> None:
-    """Whether the daemon is still there, and how the capture is. Raises TimedOut if it does not answer."""
+    """Updates the capture, if the daemon still answers. Raises TimedOut if it does not."""
     try:
         capture.CopyFrom(client.capture(capture.id))
     except TimedOut:
@@ -116,7 +129,7 @@ def _ask_again(client: Client, capture: pb.Capture, patience: Patience) -> None:
 
 @contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Collects the first Ctrl-C instead of raising it; the second is raised as always."""
+    """Collects the first Ctrl-C instead of raising it; the second raises KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -139,7 +152,7 @@ def _cancel(client: Client, capture: pb.Capture, progress: Progress) -> None:
     count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
     progress.note(
         f"cancelling capture {capture.id} in {count} {'process' if count == 1 else 'processes'}; "
-        "Ctrl-C again leaves at once"
+        "press Ctrl-C again to exit at once"
     )
     capture.CopyFrom(client.cancel(capture.id))
     progress.update(capture)
@@ -162,8 +175,8 @@ def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetching:
-    """Files of a capture on their way into a folder."""
+class _Download:
+    """Downloads files of a capture into a folder."""
 
     client: Client
     outcome: Outcome
@@ -172,7 +185,7 @@ class _Fetching:
     log_file: LogFile | None
 
     def fetch(self, target: pb.Target, file: pb.TraceFile) -> None:
-        """One file. A failure is noted in the outcome."""
+        """Downloads one file. A failure is recorded in the outcome."""
         try:
             self.outcome.paths[file_key(target, file)] = self._download(target, file)
         except CliError as exc:
@@ -185,7 +198,7 @@ class _Fetching:
             try:
                 return self._download_as(self.log_file.name(target.pid, file.format, alone=alone), target, file)
             except FileConflict as exc:
-                self.progress.note(f"{enum_names.target(target)}: {exc}; the file gets its usual name")
+                self.progress.note(f"{enum_names.target(target)}: {exc}; using the usual file name")
         return self._download_as("", target, file)
 
     def _download_as(self, name: str, target: pb.Target, file: pb.TraceFile) -> Path:
@@ -214,7 +227,7 @@ def fetch_files(
 
     pid 0 means every target, an empty file_format every format, no log_file the usual names.
     """
-    fetching = _Fetching(client, outcome, directory, progress, log_file)
+    fetching = _Download(client, outcome, directory, progress, log_file)
     for target in outcome.capture.targets:
         for file in target.files:
             if pid in (0, target.pid) and file_format in ("", file.format):
@@ -222,7 +235,7 @@ def fetch_files(
 
 
 def _check_promise(outcome: Outcome, progress: Progress) -> None:
-    """A capture that is called DONE has files; a daemon that says otherwise must not lead to exit code 0."""
+    """A target that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
     for target in outcome.capture.targets:
         if target.verdict == pb.VERDICT_DONE and not target.files:
             problem = f"{enum_names.target(target)}: the daemon reports DONE, but no file"
@@ -231,7 +244,7 @@ def _check_promise(outcome: Outcome, progress: Progress) -> None:
 
 
 def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
-    """Run one capture to its end and fetch its files. KeyboardInterrupt leaves at once."""
+    """Run one capture to its end and download its files. KeyboardInterrupt exits at once."""
     with _noted_interrupts() as interrupts:
         outcome = Outcome(client.create(request.spec, request.idempotency_key))
     outcome.interrupted = bool(interrupts)
@@ -240,7 +253,7 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
     try:
         _follow_or_cancel(client, outcome, progress)
     except RETRYABLE:
-        progress.note(f"`kinetoctl captures show {outcome.capture.id}` tells how it went on")
+        progress.note(f"`kinetoctl captures show {outcome.capture.id}` shows how the capture ended")
         raise
     if request.directory is not None and not outcome.interrupted:
         fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)

@@ -3,8 +3,8 @@
 import click
 from click.shell_completion import get_completion_class
 
-from kinetoctl.app import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.base.common_options import common_options
+from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
 
@@ -13,7 +13,7 @@ from kinetoctl.output.console import say_text
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @common_options
 def command(shell: str) -> int:
-    """Print the completion script of a shell.
+    """Print the completion script for a shell.
 
     \b
     bash  eval "$(kinetoctl completion bash)"         in ~/.bashrc

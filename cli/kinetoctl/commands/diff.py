@@ -1,12 +1,13 @@
-"""`kinetoctl diff`: two traces beside each other."""
+"""`kinetoctl diff`: compares two traces."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from kinetoctl.base.common_options import current, table_options
+from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
 
 if TYPE_CHECKING:
     from kineto_trace.model.context import Context
@@ -26,21 +27,23 @@ ROOT = "0"
     "--by",
     type=click.Choice([*VIEWS, MODULES]),
     multiple=True,
-    help=f"What is compared; may be given several times.  [default: {', '.join(DEFAULT_BY)}]",
+    help=f"What to compare; repeatable.  [default: {', '.join(DEFAULT_BY)}]",
 )
 @click.option(
     "--path",
     metavar="PATH",
-    help="A node of the modules, like 0-2, as the column path names it: its children, with --by ops its operators.",
+    help="Node of the module tree (column path), for example 0-2: its children, or with --by ops its operators.",
 )
 @click.option(
-    "--compat", type=click.Choice(["plugin"]), help="Modules and their operators with the TensorBoard plug-in's times."
+    "--compat",
+    type=click.Choice(["plugin"]),
+    help="Compute times of modules and their operators by the rules of the TensorBoard plug-in.",
 )
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(0),
-    help=f"Rows of each table; 0: all.  [default: {DEFAULT_LIMIT} in tables, else all]",
+    help=f"Rows per table; 0 for all.  [default: {DEFAULT_LIMIT} in tables, otherwise all]",
 )
 @table_options
 def command(
@@ -53,7 +56,7 @@ def command(
     kinetoctl diff --by kernels -o csv before.json.gz after.json.gz
     kinetoctl diff --by modules --path 0-2 before.json.gz after.json.gz
 
-    The largest changes come first. What a trace lacks counts as zero.
+    The largest changes come first. What is missing in one trace counts as zero.
     """
     settings = current()
     names = dict.fromkeys(by or ((MODULES, "ops") if path is not None else DEFAULT_BY))

@@ -15,12 +15,12 @@ from kinetoctl.output.json_yaml import emit, plain
 @click.argument("pid", type=click.IntRange(1, MAX_PID), required=False, shell_complete=completed("pids"))
 @common_options
 def command(pid: int | None) -> int:
-    """Can this process be traced, and if not, what to do about it?
+    """Check whether a process can be traced, and if not, what to do about it.
 
-    Shows how a capture would get into process PID, and every condition with OK, NOTE (works, but costs something or
-    leaves something out), PROBLEM (no trace until this is mended) or UNKNOWN (may not be looked at). The process is
-    not touched. Without PID it is about the daemon's host: its rights, other profilers, GPUs, disk and clock. The
-    exit code is 0 if the process can be traced, or nothing on the host is a PROBLEM, and 5 if not.
+    Shows how a capture would attach to process PID, and the result of every check: OK, NOTE (works, at a cost or with
+    something left out), PROBLEM (no trace until this is fixed) or UNKNOWN (not allowed to look). The process is not
+    touched. Without PID, it checks the daemon's host: rights, other profilers, GPUs, disk and clock. The exit code is
+    5 if the process cannot be traced, or if a check of the host is a PROBLEM.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

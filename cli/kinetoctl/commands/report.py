@@ -1,4 +1,4 @@
-"""`kinetoctl report`: what the analyses say of one or many traces."""
+"""`kinetoctl report`: analyses of one or many traces."""
 
 import re
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import Settings, current, table_options
 from kinetoctl.base.view_settings import options_of, parse_setting
+from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, trace_errors, traces_argument, write_errors
+from kinetoctl.options.trace_arguments import found_traces, traces_argument
 from kinetoctl.options.worker_options import COMPATS, executor_for, job_options
 from kinetoctl.output import units
 from kinetoctl.output.console import say
@@ -80,32 +81,36 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     metavar="NAME",
     multiple=True,
     shell_complete=_complete,
-    help="Analysis to show; may be given several times.  [default: overview and top findings]",
+    help="View (analysis) to show; repeatable.  [default: overview and top findings]",
 )
-@click.option("--list", "listing", is_flag=True, help="List all views, one line each.")
-@click.option("--describe", is_flag=True, help="With --view: its rules, options and columns instead of its result.")
+@click.option("--list", "listing", is_flag=True, help="List all views, one per line.")
 @click.option(
-    "--set", "settings", type=SETTING, multiple=True, help="An option of the views; VIEW.NAME=VALUE: of one of them."
+    "--describe", is_flag=True, help="With --view: describe its rules, options and columns instead of running it."
 )
 @click.option(
-    "--compat", type=click.Choice(COMPATS), help="Figures of the TensorBoard plug-in or of HTA, by their rules."
+    "--set",
+    "settings",
+    type=SETTING,
+    multiple=True,
+    help="Set an option of the views, or of one of them with VIEW.NAME=VALUE; repeatable.",
+)
+@click.option(
+    "--compat", type=click.Choice(COMPATS), help="Compute figures by the rules of the TensorBoard plug-in or of HTA."
 )
 @click.option(
     "--limit",
     metavar="N",
     type=click.IntRange(0),
-    help=f"Rows of each table; 0: all.  [default: {DEFAULT_LIMIT} in tables, else all]",
+    help=f"Rows per table; 0 for all.  [default: {DEFAULT_LIMIT} in tables, otherwise all]",
 )
 @click.option(
     "--html",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one page with charts and tables that works offline, instead of printing.",
+    help="Write a self-contained page with charts and tables instead of printing.",
 )
-@click.option("--columns", metavar="NAMES", help="Only these columns, in this order, like name,total_us.")
-@click.option(
-    "--fleet", metavar="ID", default="", help="Of the captures at a URL, only those of this capture of several hosts."
-)
+@click.option("--columns", metavar="NAMES", help="Columns to show, in this order, for example name,total_us.")
+@click.option("--fleet", metavar="ID", default="", help="With a URL: only the parts of this capture of several hosts.")
 @job_options
 @table_options
 def command(**values: Any) -> int:
@@ -119,9 +124,9 @@ def command(**values: Any) -> int:
     kinetoctl report --scheduler tcp://host:8786 's3://traces/cluster/*/20260131-*'
     kinetoctl report --list
 
-    TRACE is a Chrome trace of Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of columns,
-    a folder of any of these, a pattern, a URL of an object store, or the id of a capture. Several are the ranks of
-    one job.
+    TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of
+    columns, a folder of any of these, a glob pattern, the URL of an object store, or the id of a capture. Several
+    traces are taken as the ranks of one job.
     """
     options = ReportOptions(**values)
     settings = current()
@@ -180,7 +185,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     if not options.views:  # a trace without samples of Python needs no empty table of them
         results = [result for result in results if result.view != "python_samples" or len(result)]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
-    note = f"{wanted} has no such figures: these are the right ones"
+    note = f"{wanted} has no such view: these figures follow kinetod's own rules"
     return {
         result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
         for result in results
@@ -204,7 +209,9 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
     known = {column.name: column for column in result.columns}
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
-        raise UsageProblem(f"view {result.view} has no column {', '.join(unknown)}; there are: {', '.join(known)}")
+        raise UsageProblem(
+            f"view {result.view} has no column {', '.join(unknown)}; its columns are: {', '.join(known)}"
+        )
     return replace(result, columns=tuple(known[name] for name in wanted), table=result.table.select(wanted))
 
 
@@ -225,7 +232,7 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: S
     from kineto_trace.html.report import write_report
 
     if options.views or options.compat or options.settings or options.columns:
-        raise click.UsageError("--html has views of its own: leave out --view, --compat, --set and --columns")
+        raise click.UsageError("--html chooses its own views: leave out --view, --compat, --set and --columns")
     assert options.html is not None
     with write_errors(options.html), executor_for(sources, options.workers, options.scheduler) as executor:
         size = write_report(options.html, sources, executor=executor)

@@ -3,26 +3,29 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 from rich.live import Live
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.selection_options import Selection, selector_options
+from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import captured, rich_console, say_text
 from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
 from kinetoctl.output.top_screen import ORDERS, ordered, render
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 LEAST_INTERVAL_NS = 500_000_000
 MOST_INTERVAL_NS = 3600 * 10**9
-SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not opened again
+SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not reopened
 
 
 def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
@@ -31,19 +34,19 @@ def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
-def _samples(client: Client, request: pb.WatchHostRequest) -> Iterator[pb.HostSample]:
-    """As long as the daemon sends them: a stream that reaches its deadline is opened again."""
+def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.HostSample]":
+    """Yields samples as long as the daemon sends them; reopens a stream that reaches its deadline."""
     while True:
         began = time.monotonic()
         try:
-            yield from client.watch_host(request)
+            yield from watch()
             return
         except TimedOut:
             if time.monotonic() - began < SHORTEST_STREAM_S:
                 raise
 
 
-def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, settings: Settings) -> None:
+def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool, settings: Settings) -> None:
     console = rich_console(sys.stdout, no_color=not settings.color)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for sample in samples:
@@ -52,7 +55,7 @@ def _show_live(samples: Iterator[pb.HostSample], *, order: str, reverse: bool, s
             live.update(picture, refresh=True)
 
 
-def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settings) -> None:
+def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: Settings) -> None:
     if sys.stdout.isatty():
         console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))
@@ -60,7 +63,7 @@ def _print(sample: pb.HostSample, *, order: str, reverse: bool, settings: Settin
     say_text("\n".join(captured(render(sample, order=order, reverse=reverse))))
 
 
-def _document(sample: pb.HostSample, *, order: str, reverse: bool) -> dict[str, Any]:
+def _document(sample: "pb.HostSample", *, order: str, reverse: bool) -> dict[str, Any]:
     document = plain(sample)
     document["processes"] = [plain(each) for each in ordered(sample.processes, order, reverse=reverse)]
     return document
@@ -77,7 +80,7 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
 
 @click.command("top")
 @click.option(
-    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between two samples."
+    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between samples."
 )
 @click.option(
     "--sort",
@@ -85,11 +88,13 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
     type=click.Choice(tuple(ORDERS)),
     default="gpu",
     show_default=True,
-    help="Order of the processes.",
+    help="Sort order of the processes.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--once", is_flag=True, help="One sample, then end. Without it, a terminal shows them live.")
-@click.option("--all", "include_without_agent", is_flag=True, help="Also processes without an agent that use no GPU.")
+@click.option("--reverse", is_flag=True, help="Reverse the sort order.")
+@click.option("--once", is_flag=True, help="Print one sample and exit. Otherwise a terminal shows a live view.")
+@click.option(
+    "--all", "include_without_agent", is_flag=True, help="Include processes that have no agent and use no GPU."
+)
 @selector_options
 @common_options
 def command(
@@ -97,18 +102,17 @@ def command(
 ) -> int:
     """Show the host, its GPUs and the processes on them, live.
 
-    UTIL is the time in which a kernel ran, MEM the time in which GPU memory was used. CPU 150% is one and a
-    half CPUs. Ctrl-C ends it. In a pipe, or with -o json or yaml, the samples follow one another: JSON has a
-    line for each.
+    UTIL is the share of time during which a kernel ran, MEM the share during which GPU memory was accessed. CPU
+    150% means one and a half CPUs. Ctrl-C ends the view. In a pipe, or with -o json or yaml, samples are printed
+    one after the other, in JSON one per line.
     """
     settings = current()
-    request = pb.WatchHostRequest(
-        interval_ns=interval,
-        selector=selection.to_proto(),
-        include_without_agent=include_without_agent,
-    )
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        samples = _samples(client, request)
+        samples = _samples(
+            lambda: client.watch_host(
+                selection.to_proto(), interval_ns=interval, include_without_agent=include_without_agent
+            )
+        )
         if settings.output == "table" and not once and sys.stdout.isatty():
             with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
                 _show_live(samples, order=order, reverse=reverse, settings=settings)

@@ -4,10 +4,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.output_formats import SUFFIXES
 
 from kinetoctl.base.common_options import Settings, common_options, current
@@ -15,9 +14,12 @@ from kinetoctl.base.help_sections import SectionedCommand
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.fleet_run import FleetRequest
+from kinetoctl.client.fleet.event_loop import run_fleet
+from kinetoctl.client.fleet.fleet_files import check_promises
+from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
+from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
-from kinetoctl.client.fleet.workflow import new_id, trace_fleet
+from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
@@ -28,21 +30,49 @@ from kinetoctl.options.selection_options import PARAMETERS, selector_options
 from kinetoctl.output.capture_progress import show_progress
 from kinetoctl.output.capture_result import show_capture
 from kinetoctl.output.console import say
+from kinetoctl.output.fleet_progress import show_fleet
+from kinetoctl.output.fleet_summary import note_merged, show_fleet_result
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
 F = TypeVar("F", bound=Callable[..., Any])
-MAX_STACK_HZ = 1000  # above that the sampler would take more time than it tells
+MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
 
 
 def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outcome:
-    """Trace and print the result. The demo takes this very path."""
+    """Trace and print the result. `kinetoctl demo` and `kinetoctl memory` use it too."""
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         outcome = trace(client, request, progress)
         if outcome.interrupted and any(target.files for target in outcome.capture.targets):
-            progress.note(f"it had ended already: `kinetoctl captures fetch {outcome.capture.id}` gets the trace")
+            progress.note(
+                f"the capture had already ended: `kinetoctl captures fetch {outcome.capture.id}` downloads the trace"
+            )
         elif outcome.interrupted:
-            progress.note(f"capture {outcome.capture.id} is cancelled; no trace was kept")
+            progress.note(f"capture {outcome.capture.id} was cancelled; no trace was kept")
     show_capture(outcome.capture, outcome.paths, settings)
     return outcome
+
+
+def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Settings, *, merge: bool) -> Fleet:
+    """Run the capture and print the result. directory None: the files stay in the daemons' stores.
+
+    Raises UsageProblem for a start that is too near. KeyboardInterrupt leaves at once.
+    """
+    fleet = request.new_fleet()
+    folder, merged = None, None
+    with show_fleet(fleet.members, quiet=settings.quiet, color=settings.color) as progress:
+        progress.note(f"capture {fleet.id} on {len(fleet.members):,} hosts")
+        run = FleetRun(request, fleet, progress)
+        run_fleet(run, run.begin, run.finish)
+        check_promises(fleet)
+        if directory is not None and not fleet.interrupted and not fleet.unmet:
+            folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s)
+            if merge and folder is not None:
+                merged = merge_files(fleet, directory, progress)
+                note_merged(merged, progress)
+    show_fleet_result(fleet, folder, merged, settings)
+    return fleet
 
 
 SECTIONS = {
@@ -73,11 +103,11 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 
 
 def _fleet_request(
-    options: TraceOptions, spec: pb.CaptureSpec, places: Sequence[Place], require: str | None, settings: Settings
+    options: TraceOptions, spec: "pb.CaptureSpec", places: Sequence[Place], require: str | None, settings: Settings
 ) -> FleetRequest:
     """Raises UsageError."""
     if options.wait_for_user_profiler:
-        raise click.UsageError("--wait-for-user-profiler: hosts that begin at one time cannot wait; leave it out")
+        raise click.UsageError("--wait-for-user-profiler: hosts that start at the same time cannot wait; leave it out")
     if options.iterations is None and options.warmup is None:
         spec.warmup_ns = WARMUP_NS
     return FleetRequest(
@@ -95,84 +125,94 @@ def _fleet_request(
 @click.option(
     "--require",
     type=click.Choice(REQUIREMENTS),
-    help="Hosts that must be ready before any begins: all with all processes, more than half, or any.  [default: any]",
+    help="Hosts that must be ready before any starts: all with all processes, more than half, or any.  [default: any]",
 )
-@click.option("--duration", type=DURATION, help="Length of the trace, like 500ms, 5s, 2min.  [default: 5s]")
+@click.option("--duration", type=DURATION, help="Length of the trace, for example 500ms, 5s or 2min.  [default: 5s]")
 @click.option(
-    "--iterations", metavar="N", type=click.IntRange(1), help="Length in training iterations instead of time."
-)
-@click.option(
-    "--start-iteration", metavar="N", type=click.IntRange(0), help="First iteration to record.  [default: the next one]"
-)
-@click.option(
-    "--roundup", metavar="N", type=click.IntRange(1), help="Round the first iteration up to a multiple of this."
+    "--iterations",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Length of the trace in training iterations, instead of --duration.",
 )
 @click.option(
-    "--warmup-iterations", metavar="N", type=click.IntRange(0), help="Iterations with collection on that are not kept."
+    "--start-iteration", metavar="N", type=click.IntRange(0), help="First iteration to record.  [default: the next]"
+)
+@click.option("--roundup", metavar="N", type=click.IntRange(1), help="Round the first iteration up to a multiple of N.")
+@click.option(
+    "--warmup-iterations",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Iterations to collect and discard before the first one.",
 )
 @click.option(
     "--or-duration",
     type=DURATION,
-    help="With --iterations, where none comes in this time: record for this long instead.  [default: refuse]",
+    help="With --iterations: if none starts within this time, record for this long instead.  [default: refuse]",
 )
-@click.option("--warmup", type=DELAY, help="Time with collection on that is not kept, before --duration starts.")
-@click.option("--start-at", type=START, help="When to start: +10s, or a local time like 2030-01-31T12:00:00.")
+@click.option("--warmup", type=DELAY, help="Time to collect and discard before --duration starts.")
+@click.option("--start-at", type=START, help="Start time: +10s from now, or a local time such as 2030-01-31T12:00:00.")
 @_switch(
-    "--wait-for-user-profiler", "While the program's own torch.profiler works: wait for its end.  [default: refuse]"
+    "--wait-for-user-profiler",
+    "Wait until the program's own torch.profiler has finished, if it is running.  [default: refuse]",
 )
 @click.option(
     "--activities",
     type=ACTIVITIES,
     shell_complete=completed("activities"),
-    help="Kineto's activity types, like cpu_op,kernel,gpu_memcpy.  [default: all that cost little]",
+    help="Kineto's activity types, for example cpu_op,kernel,gpu_memcpy.  [default: all with a low overhead]",
 )
-@_switch("--record-shapes", "Shapes and types of operators' inputs.")
+@_switch("--record-shapes", "Record the shapes and types of operator inputs.")
 @click.option(
     "--with-stack",
     type=click.Choice(STACKS),
     is_flag=False,
     flag_value="sample",
-    help="Python stacks beside what --activities names. --with-stack=trace: every call instead of samples.",
+    help="Record Python stacks too: samples of them, or, with --with-stack=trace, every call.",
 )
 @click.option(
     "--stack-hz",
     metavar="N",
     type=click.IntRange(1, MAX_STACK_HZ),
-    help="Python stack samples a second.  [default: 100]",
+    help="Python stack samples per second.  [default: 100]",
 )
-@_switch("--with-modules", "Module hierarchy of operators, by torch's profiler.")
-@_switch("--with-flops", "Estimated FLOPs of operators, by torch's profiler.")
-@_switch("--memory", "Allocations and frees of CUDA memory as [memory] events.")
-@click.option("--buffer-limit", type=SIZE, help="Most memory for records in each target, like 256MiB.")
+@_switch("--with-modules", "Record the module hierarchy of operators; uses torch's profiler.")
+@_switch("--with-flops", "Record estimated FLOPs of operators; uses torch's profiler.")
+@_switch("--memory", "Record allocations and frees of CUDA memory as [memory] events.")
+@click.option("--buffer-limit", type=SIZE, help="Limit of the memory for records in each process, for example 256MiB.")
 @click.option(
     "--kineto-config",
     type=KINETO_CONFIG,
     metavar="FILE|KEY=VALUE,…",
     shell_complete=completed("kineto_config"),
     multiple=True,
-    help="Kineto's or Dynolog's configuration; may be given several times. Other options count more than its keys.",
+    help="Configuration of Kineto or Dynolog; repeatable. Command-line options take precedence over its keys.",
 )
-@click.option("--no-attach", is_flag=True, help="Only processes that have an agent; bring none into any other.")
+@click.option("--no-attach", is_flag=True, help="Trace only processes that already have an agent; attach to no others.")
 @click.option(
     "--keep-agent",
     type=KEEP,
-    help="How long an agent that was brought in stays afterwards; 0: it leaves at once.  [default: the daemon's]",
+    help="How long an attached agent stays after the capture; 0 removes it at once.  [default: the daemon's]",
 )
 @click.option(
     "--format",
     "formats",
     type=click.Choice(list(SUFFIXES)),
     multiple=True,
-    help="File to write; may be given several times.  [default: chrome, which is .json.gz]",
+    help="Format of the file to write; repeatable.  [default: chrome, a .json.gz file]",
 )
-@click.option("--label", "labels", type=LABEL, multiple=True, help="Label of the capture, like team=vision.")
+@click.option(
+    "--label", "labels", type=LABEL, multiple=True, help="Label of the capture, for example team=vision; repeatable."
+)
 @click.option("--output-dir", type=FOLDER, help="Folder for the files.  [default: .]")
-@click.option("--idempotency-key", help="The same key again gives the first capture instead of a second one.")
+@click.option(
+    "--idempotency-key",
+    help="Return the existing capture if one was started with this key, instead of starting another.",
+)
 @click.option("--no-fetch", is_flag=True, help="Leave the files in the daemon's store.")
-@click.option("--no-merge", is_flag=True, help="With several hosts: do not make one trace of all.")
+@click.option("--no-merge", is_flag=True, help="With several hosts: do not merge the traces into one.")
 @common_options
 def command(**values: Any) -> int:
-    """Trace running processes and bring the trace here.
+    """Trace running processes and download the traces.
 
     \b
     kinetoctl trace --pid 1234 --duration 5s
@@ -181,15 +221,15 @@ def command(**values: Any) -> int:
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
     kinetoctl trace --hosts @nodes --rank all --duration 5s
 
-    At least one condition on the processes is needed; with several, all must hold. Launchers and DataLoader
-    workers are left out: `kinetoctl ps` with the same options lists what is meant. A process needs no
-    preparation: the daemon brings an agent into it, which leaves again after a while. Ctrl-C cancels the
-    capture in the processes; a second Ctrl-C leaves without waiting for that. Of several hosts all begin at
-    one time; hosts that fail are told, and the files are also put into one trace.
+    Select the processes with at least one condition; if several are given, all must hold. Launchers and
+    DataLoader workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process
+    needs no preparation: the daemon attaches an agent, which is removed again after a while. Ctrl-C cancels the
+    capture in the processes; a second Ctrl-C exits without waiting for that. Several hosts all start at the same
+    time; hosts that fail are reported, and the traces are also merged into one.
 
-    Without options it records PyTorch's operators, Python stacks, CUDA calls and GPU work. Meanwhile steps take
-    about 1.2 times as long where the GPU waits for launches, and 1.01 times elsewhere. Options that torch's own
-    profiler has to serve say so: then steps take 1.5 to 2 times as long.
+    By default it records PyTorch operators, Python stacks, CUDA calls and GPU activity. While it records, steps
+    take about 1.2 times as long if the GPU waits for launches, and 1.01 times otherwise. Options that use torch's
+    profiler say so; with them, steps take 1.5 to 2 times as long.
     """
     places = named_places(values)
     require, no_merge = values.pop("require"), values.pop("no_merge")
@@ -204,14 +244,15 @@ def command(**values: Any) -> int:
     if places:
         if log_file is not None:
             _tell(
-                ["the name of ACTIVITIES_LOG_FILE has no effect: the files of several hosts have their own"], settings
+                ["the name in ACTIVITIES_LOG_FILE has no effect: with several hosts, files keep their usual names"],
+                settings,
             )
         fleet = _fleet_request(options, spec, places, require, settings)
-        return trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
+        return _trace_fleet(fleet, directory, settings, merge=not no_merge).exit_code()
     for option, given in (("--require", require), ("--no-merge", no_merge)):
         if given:
             raise click.UsageError(
-                f"{option} is for several hosts: name them with --host, --hosts, --slurm-job or --kube"
+                f"{option} needs several hosts: name them with --host, --hosts, --slurm-job or --kube"
             )
     request = TraceRequest(
         spec=spec,

@@ -1,12 +1,12 @@
-"""The steps of an installation on a host, and of its end.
+"""The steps of installing kinetod on a host, and of uninstalling it.
 
 Theory of operation
-    What is installed is the same however it comes: `kinetoctl host install` does all of it; a package brings the
-    files (`FILES`, laid down when it is built) and its scripts do the rest (`SETUP`). Only the folders differ: an
-    administrator's units are in /etc, a package's in /usr/lib.
+    Both ways of installing have the same result: `kinetoctl host install` does all of it; a package contains the files
+    (`FILES`, written when it is built), and its scripts do the rest (`SETUP`). Only the folders differ: units from an
+    administrator are in /etc, those of a package in /usr/lib.
 
-    The programs themselves are not installed here: the units name the folder they lie in. That folder must be root's
-    alone, with everything above it and the interpreter, since the attach helper has rights over every process.
+    The programs themselves are not installed here: the units name their folder. Only root may be able to write to that
+    folder, everything above it and the interpreter, because the attach helper has rights over every process.
 """
 
 import os
@@ -21,11 +21,11 @@ from kinetoctl.errors import NotInstalled, UsageProblem
 from kinetoctl.installation.conflicts import check_file, check_folder, check_users
 from kinetoctl.installation.steps import (
     Control,
-    Enabled,
-    Folder,
+    EnabledUnits,
     Host,
     NoUsers,
     Owned,
+    OwnedFolder,
     Remove,
     Step,
     Users,
@@ -45,27 +45,27 @@ _DATA = Path(__file__).parent / "data"
 _CHECKOUT = Path(__file__).parents[3] / "deploy"
 
 
-class Part(Flag):
-    """Of an installation."""
+class InstallPart(Flag):
+    """The parts of an installation."""
 
-    FILES = auto()  # units and the lists of users and folders
+    FILES = auto()  # units, and the lists of users and folders
     SETUP = auto()  # users, folders, configuration, starting
     ALL = FILES | SETUP
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the files go."""
+class FileLayout:
+    """The paths of the files."""
 
     units: Path
     sysusers: Path
     tmpfiles: Path
 
 
-ADMINISTRATORS = Layout(
+ADMINISTRATORS = FileLayout(
     Path("/etc/systemd/system"), Path("/etc/sysusers.d/kinetod.conf"), Path("/etc/tmpfiles.d/kinetod.conf")
 )
-PACKAGES = Layout(
+PACKAGES = FileLayout(
     Path("/usr/lib/systemd/system"),
     Path("/usr/lib/sysusers.d/kinetod.conf"),
     Path("/usr/lib/tmpfiles.d/kinetod.conf"),
@@ -77,66 +77,66 @@ def data(name: str) -> bytes:
     for folder in (_DATA, _CHECKOUT):
         if (path := folder / name).is_file():
             return path.read_bytes()
-    raise NotInstalled(f"this kinetoctl comes without its {name}; install it from its wheel or package")
+    raise NotInstalled(f"this kinetoctl lacks its file {name}; install kinetoctl from its wheel or package")
 
 
 def unit(name: str, programs: Path) -> bytes:
-    """A unit for programs that lie in that folder."""
+    """A unit for programs in that folder. Raises UsageProblem for a folder that a unit cannot name."""
     text = data(f"systemd/{name}").decode()
     if re.search(r"[\s%\"'\\$]", str(programs)):
-        raise UsageProblem(f"--programs: a unit cannot name {str(programs)!r}: it has blanks or special characters")
+        raise UsageProblem(f"--programs: a unit cannot name {str(programs)!r}, which has blanks or special characters")
     text = text.replace(f"{DEFAULT_PROGRAMS}/", f"{programs}/")
     return text.replace(f"file:{DEFAULT_PROGRAMS.parent}/share", f"file:{programs.parent}/share").encode()
 
 
-def install(layout: Layout, parts: Part, *, programs: Path, start: bool) -> list[Step]:
-    """Raises NotInstalled, UsageProblem."""
+def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bool) -> list[Step]:
+    """The steps of an installation. Raises NotInstalled, UsageProblem."""
     steps: list[Step] = []
-    if Part.FILES in parts:
+    if InstallPart.FILES in parts:
         steps += [Write(layout.units / name, unit(name, programs)) for name in UNITS]
         steps += [
             Write(layout.sysusers, data("systemd/sysusers.d.conf")),
             Write(layout.tmpfiles, data("systemd/tmpfiles.d.conf")),
         ]
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [
             Users((USER, HELPER_USER), layout.sysusers),
-            Folder(CONFIG_DIR, Owned(mode=0o755)),
-            Folder(CREDENTIALS_DIR, Owned(mode=0o700)),
-            Folder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
+            OwnedFolder(CONFIG_DIR, Owned(mode=0o755)),
+            OwnedFolder(CREDENTIALS_DIR, Owned(mode=0o700)),
+            OwnedFolder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
             Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
             Write(CONFIG_DIR / "attach.toml", data("config/attach.toml"), keep=True),
             Control(("daemon-reload",), if_changed=True),
-            Enabled((SERVICE, HELPER_SOCKET)),
+            EnabledUnits((SERVICE, HELPER_SOCKET)),
         ]
         if start:
-            steps += _started(always=Part.FILES not in parts)
+            steps += _started(always=InstallPart.FILES not in parts)
     return steps
 
 
 def _started(*, always: bool) -> list[Step]:
-    """A package's scripts run when the programs are new, which shows in no file that is written here."""
+    """The steps that start the service. always: even if no file has changed, because a package has new programs."""
     running = "" if always else HELPER_SOCKET
     return [
         Control(("start", HELPER_SOCKET), unless_active=running),
-        # The next request starts the new one.
+        # The next request starts the new helper.
         Control(("stop", HELPER), if_active=HELPER, if_changed=not always),
         Control(("restart", SERVICE), unless_active="" if always else SERVICE, says=f"start {SERVICE}"),
     ]
 
 
-def uninstall(layout: Layout, parts: Part, *, purge: bool) -> list[Step]:
-    """Without `purge` captures, configuration and users stay."""
+def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[Step]:
+    """The steps of an uninstallation. Without purge, captures, configuration and users are kept."""
     steps: list[Step] = []
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [
             *(Control(("stop", name), if_active=name) for name in UNITS),
-            Enabled((SERVICE, HELPER_SOCKET), wanted=False),
+            EnabledUnits((SERVICE, HELPER_SOCKET), wanted=False),
         ]
-    if Part.FILES in parts:
+    if InstallPart.FILES in parts:
         steps += [Remove(layout.units / name) for name in UNITS]
         steps += [Remove(layout.sysusers), Remove(layout.tmpfiles)]
-    if Part.SETUP in parts:
+    if InstallPart.SETUP in parts:
         steps += [*(Remove(path) for path in RUN_DIRS), Control(("daemon-reload",), if_changed=True)]
         if purge:
             steps += [Remove(STATE_DIR), Remove(CONFIG_DIR), NoUsers((USER, HELPER_USER))]
@@ -144,7 +144,7 @@ def uninstall(layout: Layout, parts: Part, *, purge: bool) -> list[Step]:
 
 
 def kept(host: Host) -> list[Path]:
-    """What an uninstallation without purge leaves behind."""
+    """The folders that an uninstallation without purge keeps."""
     return [path for path in (STATE_DIR, CONFIG_DIR) if host.at(path).exists()]
 
 
@@ -159,7 +159,7 @@ def own_programs() -> Path:
 
 
 def check_leftovers(host: Host) -> None:
-    """Raises NotInstalled if there is something of others that would become kinetod's."""
+    """Raises NotInstalled if an installation would take over something that belongs to others."""
     check_users(host, (USER, HELPER_USER))
     check_folder(host, CONFIG_DIR)
     check_folder(host, CREDENTIALS_DIR)
@@ -169,24 +169,27 @@ def check_leftovers(host: Host) -> None:
 
 
 def check_programs(host: Host, programs: Path) -> None:
-    """Raises NotInstalled if they are not there, or somebody but root could replace them."""
+    """Raises NotInstalled if the programs are missing, or if users other than root could replace them."""
     for name in PROGRAMS:
         path = host.at(programs / name)
         if not path.is_file() or not os.access(path, os.X_OK):
-            raise NotInstalled(f"there is no program {programs / name}; --programs says where kinetod is installed")
+            raise NotInstalled(
+                f"there is no program {programs / name}; use --programs to say where kinetod is installed"
+            )
     if host.is_image:
         return
     for name in (*PROGRAMS, "python3"):
         path = (programs / name).resolve()
         if str(path).startswith(tuple(f"{home}/" for home in _HOMES)):
             raise NotInstalled(
-                f"{path} lies in somebody's home, which the service does not see; install kinetod in /opt/kinetod, "
-                "with an interpreter of the system"
+                f"{path} is in a home folder, which the service cannot see; install kinetod in /opt/kinetod, with an "
+                "interpreter of the system"
             )
         for part in (path, *path.parents):
             status = part.stat()
             if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
                 raise NotInstalled(
-                    f"others than root can write {part}, and the attach helper, which has rights over every process, "
-                    f"runs {path}; install kinetod in a folder of root's, such as /opt/kinetod"
+                    f"users other than root can write to {part}, and the attach helper, which has rights "
+                    f"over every process, runs {path}; install kinetod in a folder that only root can write to, "
+                    "such as /opt/kinetod"
                 )

@@ -1,10 +1,10 @@
-"""What an installation is made of: small steps, each of which knows whether it is still to be done.
+"""The steps that an installation consists of; each knows whether it still has to be done.
 
 Theory of operation
-    A step looks at the host (or at an image below another root) and says what it would do, or nothing if all is as it
-    should be. So an installation can be repeated and shown beforehand, and one that was interrupted is finished by the
-    next. Files are replaced as a whole (written beside, then renamed). Paths are those of the installed host; only
-    `Host` knows that they may lie below another root.
+    A step inspects the host (or an image below another root) and says what it would do, or nothing if that is done. So
+    an installation can be repeated and shown in advance, and the next run completes an interrupted one. Files are
+    replaced atomically (written beside, then renamed). Paths are those of the installed host; only `Host` knows that
+    they may be below another root.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from kinetoctl.errors import NotInstalled
 
 @dataclass(slots=True)
 class Host:
-    """The host itself, or an image. changed: what a step has changed so far."""
+    """The host itself, or an image. changed: whether a step has changed a file so far."""
 
     root: Path = Path("/")
     changed: bool = field(default=False)
 
     @property
     def is_image(self) -> bool:
-        """Whether it is not the host that this runs on."""
+        """Whether it is an image rather than the host that this runs on."""
         return self.root != Path("/")
 
     @property
@@ -38,26 +38,26 @@ class Host:
         return not self.is_image and Path("/run/systemd/system").is_dir()
 
     def at(self, path: Path) -> Path:
-        """Where a path of the host is for us. Raises NotInstalled if links in an image lead out of it."""
+        """The local path of a path of the host. Raises NotInstalled if links in an image lead out of it."""
         here = self.root / path.relative_to("/")
         if self.is_image and not here.parent.resolve().is_relative_to(self.root.resolve()):
-            raise NotInstalled(f"{path} is not in the image: a link leads to {here.parent.resolve()} instead")
+            raise NotInstalled(f"{path} is not in the image: a link leads to {here.parent.resolve()}")
         return here
 
     def entries(self, file: str) -> list[list[str]]:
-        """The lines of /etc/passwd or /etc/group that have a name and a number, in their fields."""
+        """The lines of /etc/passwd or /etc/group that have a name and a number, split into fields."""
         with contextlib.suppress(OSError):
             lines = self.at(Path("/etc") / file).read_text(errors="replace").splitlines()
             return [fields for line in lines if len(fields := line.split(":")) > 2 and fields[2].isdecimal()]
         return []
 
     def number(self, file: str, name: str) -> int | None:
-        """Of a user (`passwd`) or group (`group`); None if there is none of that name."""
+        """The number of a user (`passwd`) or group (`group`), or None if there is none of that name."""
         found = next((int(fields[2]) for fields in self.entries(file) if fields[0] == name), None)
         return 0 if found is None and name == "root" else found
 
     def run(self, *command: str) -> None:
-        """Raises NotInstalled."""
+        """Runs a command. Raises NotInstalled if it fails."""
         try:
             done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
         except OSError as exc:
@@ -72,45 +72,47 @@ _NO_SHELLS = ("nologin", "false")
 
 
 def is_another_ones(entry: Sequence[str]) -> bool:
-    """Whether a line of passwd is root's, or of somebody who logs in."""
+    """Whether a line of passwd belongs to root or to a person who can log in."""
     uid = int(entry[2])
     return uid == 0 or (uid >= FIRST_PERSON and Path(entry[-1]).name not in _NO_SHELLS)
 
 
 class Step(Protocol):
-    """One thing to be done."""
+    """One step."""
 
     def missing(self, host: Host) -> str:
-        """What it would do, for people; empty if it is done."""
+        """What the step would do, for people; empty if it is done."""
 
     def do(self, host: Host) -> None:
-        """Does it. Raises OSError, NotInstalled."""
+        """Carries the step out. Raises OSError, NotInstalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owned:
-    """Who a file belongs to, by name, and its mode."""
+    """The owner of a file, by name, and its mode."""
 
     user: str = "root"
     group: str = "root"
     mode: int = 0o644
 
     def numbers(self, host: Host) -> tuple[int, int] | None:
-        """None while they do not exist."""
+        """The uid and gid, or None if one of them does not exist."""
         uid, gid = host.number("passwd", self.user), host.number("group", self.group)
         return None if uid is None or gid is None else (uid, gid)
 
     def differs(self, host: Host, status: os.stat_result) -> bool:
-        """Whether a file is another one's, or has another mode."""
+        """Whether a file has another owner or another mode."""
         return (status.st_uid, status.st_gid) != self.numbers(host) or stat.S_IMODE(status.st_mode) != self.mode
 
     def apply(self, host: Host, path: Path) -> None:
-        """Raises OSError, NotInstalled."""
+        """Sets owner and mode. Raises OSError, NotInstalled."""
         numbers = self.numbers(host)
         if numbers is None:
-            raise NotInstalled(f"there is no user {self.user} or no group {self.group}, to whom {path} should belong")
+            raise NotInstalled(
+                f"{path} should belong to {self.user}:{self.group}, but that user or group does not exist"
+            )
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:  # the same one for both, whatever is put in its place meanwhile
+        try:  # both apply to the same file, whatever is put in its place meanwhile
             os.fchown(descriptor, *numbers)
             os.fchmod(descriptor, self.mode)
         finally:
@@ -122,7 +124,7 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A file with this content. keep: one that is there stays as it is (configuration)."""
+    """A file with this content. keep: an existing file is not changed (configuration)."""
 
     path: Path
     content: bytes
@@ -167,8 +169,8 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder; what lies in it is not touched."""
+class OwnedFolder:
+    """A folder, whose content is not touched."""
 
     path: Path
     owned: Owned
@@ -204,10 +206,10 @@ class Users:
         return f"make the system user{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}" if lacking else ""
 
     def do(self, host: Host) -> None:
-        """By systemd-sysusers, else as useradd does it."""
+        """Uses systemd-sysusers or, without it, useradd."""
         root = [f"--root={host.root}"] if host.is_image else []
         if shutil.which("systemd-sysusers"):
-            host.run("systemd-sysusers", *root, self.file.name)  # looked for in the folders of the root
+            host.run("systemd-sysusers", *root, self.file.name)  # systemd-sysusers looks in the folders of the root
             return
         for name in self.names:
             if host.number("passwd", name) is None:
@@ -218,7 +220,7 @@ class Users:
 
 @dataclass(frozen=True, slots=True)
 class NoUsers:
-    """Removes system users. A person's account of that name stays: kinetod was never installed beside it."""
+    """Removes system users. A person's account of that name is kept: kinetod was never installed with it."""
 
     names: tuple[str, ...]
 
@@ -243,7 +245,7 @@ class NoUsers:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A file, or a folder with everything in it. What a link leads to stays."""
+    """Removes a file, or a folder with everything in it. The target of a link is kept."""
 
     path: Path
 
@@ -265,8 +267,8 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Enabled:
-    """Units that start with the host."""
+class EnabledUnits:
+    """Units that are started at boot, or no longer."""
 
     units: tuple[str, ...]
     wanted: bool = True
@@ -278,22 +280,24 @@ class Enabled:
 
     def _is_wanted(self, name: str, host: Host) -> bool:
         folders = host.at(Path("/etc/systemd/system")).glob("*.wants")
-        return any(os.path.lexists(folder / name) for folder in folders)  # in an image the link leads nowhere
+        return any(
+            os.path.lexists(folder / name) for folder in folders
+        )  # in an image, the target of the link is missing
 
     def do(self, host: Host) -> None:
         """See Step."""
         if not shutil.which("systemctl"):
-            raise NotInstalled("there is no systemctl: these units are for systemd")
+            raise NotInstalled("systemctl is missing; kinetod's units need systemd")
         root = [f"--root={host.root}"] if host.is_image else []
         host.run("systemctl", *root, "--quiet", "enable" if self.wanted else "disable", *self.units)
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Tells the running systemd something. if_changed: only after another step has changed a file."""
+    """A command for the running systemd. if_changed: only if another step has changed a file."""
 
     command: tuple[str, ...]
-    unless_active: str = ""  # not if this unit runs already
+    unless_active: str = ""  # not if this unit is already running
     if_active: str = ""
     if_changed: bool = False
     says: str = ""
@@ -321,7 +325,7 @@ def _is_active(unit: str) -> bool:
 
 
 def carry_out(steps: Sequence[Step], host: Host, *, dry_run: bool) -> list[str]:
-    """What was done, or would be. Raises NotInstalled."""
+    """Carries the steps out and returns what was done, or, with dry_run, would be done. Raises NotInstalled."""
     done = []
     for step in steps:
         if said := step.missing(host):
@@ -331,6 +335,6 @@ def carry_out(steps: Sequence[Step], host: Host, *, dry_run: bool) -> list[str]:
                 except OSError as exc:
                     raise NotInstalled(f"could not {said}: {exc}") from exc
             elif isinstance(step, (Write, Remove)):
-                host.changed = True  # what would follow from it is shown as well
+                host.changed = True  # so that the steps that follow from it are shown too
             done.append(said)
     return done

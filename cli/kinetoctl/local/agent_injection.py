@@ -1,4 +1,4 @@
-"""How `kinetoctl run` gets the agent into the Python processes of a command: by their environment alone."""
+"""Loads the agent into the Python processes of a command for `kinetoctl run`, through the environment only."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ def inject_folder() -> Path:
 
 
 def agent_environment(environ: Mapping[str, str], *, agent_socket: Path | None) -> dict[str, str]:
-    """The environment of the command: every interpreter finds the agent first, unless KINETO_AGENT says 0."""
+    """The environment of the command: every interpreter loads the agent first, unless KINETO_AGENT is 0."""
     paths = [str(inject_folder()), *filter(None, [environ.get("PYTHONPATH")])]
     changed = {AGENT_VARIABLE: "1", **environ, "PYTHONPATH": os.pathsep.join(paths)}
     if agent_socket is not None:
@@ -45,7 +45,7 @@ def agent_socket_paths(environ: Mapping[str, str]) -> list[Path]:
 
 
 def execute(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the command."""
+    """Replace this process with the command."""
     try:
         os.execvpe(arguments[0], list(arguments), dict(environment))  # noqa: S606  # that is the command's purpose
     except FileNotFoundError as exc:

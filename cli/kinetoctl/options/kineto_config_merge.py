@@ -1,4 +1,4 @@
-"""Options of `kinetoctl trace` joined with a Kineto configuration: what is given as an option counts."""
+"""Merges a Kineto configuration into the options of `kinetoctl trace`; the options take precedence."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +8,16 @@ from typing import Any
 import click
 from kineto_protos.options import Parsed
 
-from kinetoctl.client.kineto_config import Asked, Config, ConfigError, is_inline, merged, parse, parse_inline, request
+from kinetoctl.client.kineto_config import (
+    KinetoConfig,
+    KinetoConfigError,
+    RequestedCapture,
+    is_inline,
+    merged,
+    parse,
+    parse_inline,
+    request,
+)
 from kinetoctl.client.log_file import LogFile, parse_log_file
 from kinetoctl.options.capture_spec import OPERATOR_OPTIONS, TraceOptions
 
@@ -21,7 +30,7 @@ _RECORDING = (
 MAX_FILE_CHARS = 1 << 20
 
 
-def read_config(text: str) -> Config:
+def read_config(text: str) -> KinetoConfig:
     """The configuration in KEY=VALUE,… or in the file that the text names. Raises ValueError."""
     if is_inline(text):
         return parse_inline(text)
@@ -31,7 +40,7 @@ def read_config(text: str) -> Config:
     except OSError as exc:
         raise ValueError(f"expected KEY=VALUE,… or a file, got {text!r:.200}: {exc.strerror}") from exc
     if len(content) > MAX_FILE_CHARS:
-        raise ValueError(f"{text} is too long for a configuration")
+        raise ValueError(f"{text} is too large for a configuration (limit: 1 MiB)")
     return parse(content, text)
 
 
@@ -39,20 +48,20 @@ KINETO_CONFIG = Parsed("file|key=value,…", read_config)
 
 
 def option_name(attribute: str) -> str:
-    """As it is typed: --start-at for start_at."""
+    """The option of an attribute: --start-at for start_at."""
     return f"--{attribute.replace('_', '-')}"
 
 
-def asked_for(configs: Sequence[Config], now_ns: int) -> Asked:
-    """What all configurations together ask for, the later ones first. Raises UsageError."""
+def asked_for(configs: Sequence[KinetoConfig], now_ns: int) -> RequestedCapture:
+    """What all configurations together request; later ones take precedence. Raises UsageError."""
     try:
         return request(merged(configs), now_ns)
-    except ConfigError as exc:
+    except KinetoConfigError as exc:
         raise click.UsageError(f"--kineto-config: {exc}") from exc
 
 
-def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFile | None, list[str]]:
-    """The options with the configuration's values where none was given, the files' names, and what to tell people.
+def configured(options: TraceOptions, asked: RequestedCapture) -> tuple[TraceOptions, LogFile | None, list[str]]:
+    """The options, completed by the configuration; the file names that it requests; and notes for the user.
 
     Raises UsageError.
     """
@@ -65,7 +74,7 @@ def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFi
         if given is None or given == value or value is None:
             continue
         if origin := asked.origins.get(name):
-            notes.append(f"{origin}: no effect: {option_name(name)} counts")
+            notes.append(f"{origin}: no effect: {option_name(name)} takes precedence")
     values = {name: value for name, value in wanted.items() if value is not None and getattr(options, name) is None}
     notes += _drop_operator_options(options, values, asked)
     labels = dict(asked.labels) | dict(options.labels)
@@ -73,8 +82,8 @@ def configured(options: TraceOptions, asked: Asked) -> tuple[TraceOptions, LogFi
     return *_with_files(result, asked, notes), notes
 
 
-def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: Asked) -> Iterator[str]:
-    """A duration on the command line leaves no iterations from the configuration, and the other way round."""
+def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: RequestedCapture) -> Iterator[str]:
+    """Drops the configuration's iterations if a duration is given on the command line, and vice versa."""
     if options.duration is not None:
         chosen, others = "duration", frozenset(_ITERATED)
     elif options.iterations is not None:
@@ -83,11 +92,11 @@ def _drop_other_extent(options: TraceOptions, wanted: dict[str, Any], asked: Ask
         return
     for name in sorted(others & wanted.keys()):
         if wanted.pop(name) is not None and name in asked.origins:
-            yield f"{asked.origins[name]}: no effect: {option_name(chosen)} counts"
+            yield f"{asked.origins[name]}: no effect: {option_name(chosen)} takes precedence"
 
 
-def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked: Asked) -> Iterator[str]:
-    """Kineto takes them without operators, and so they mean nothing there."""
+def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked: RequestedCapture) -> Iterator[str]:
+    """Drops options that describe operators if none are recorded: Kineto accepts and ignores them there."""
     activities = options.activities or values.get("activities")
     if activities and "cpu_op" not in activities:
         for name in OPERATOR_OPTIONS:
@@ -95,7 +104,9 @@ def _drop_operator_options(options: TraceOptions, values: dict[str, Any], asked:
                 yield f"{asked.origins[name]}: no effect: it describes cpu_op, which is not recorded"
 
 
-def _with_files(options: TraceOptions, asked: Asked, notes: list[str]) -> tuple[TraceOptions, LogFile | None]:
+def _with_files(
+    options: TraceOptions, asked: RequestedCapture, notes: list[str]
+) -> tuple[TraceOptions, LogFile | None]:
     if asked.log_file is None:
         return options, None
     where = asked.origins["log_file"]
@@ -105,9 +116,9 @@ def _with_files(options: TraceOptions, asked: Asked, notes: list[str]) -> tuple[
         raise click.UsageError(f"--kineto-config: {where}: {exc}") from exc
     directory = log_file.directory
     if options.output_dir is not None and options.output_dir.absolute() != directory.absolute():
-        notes.append(f"{where}: its folder has no effect: --output-dir counts")
+        notes.append(f"{where}: its folder has no effect: --output-dir takes precedence")
         directory = options.output_dir
     if options.formats and log_file.format not in options.formats:
-        notes.append(f"{where}: its ending has no effect: --format counts")
+        notes.append(f"{where}: its suffix has no effect: --format takes precedence")
     formats = options.formats or (log_file.format,)
     return replace(options, output_dir=Path(directory), formats=formats), log_file

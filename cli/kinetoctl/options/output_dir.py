@@ -1,4 +1,4 @@
-"""The folder that traces are written into: checked before anything is recorded."""
+"""The output folder of traces, which is checked before anything is recorded."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def prepare_folder(folder: Path, option: str = "--output-dir") -> Path:
-    """Make the folder if it is missing. Raises UsageError if nothing can be written there."""
+    """Create the folder if it is missing. Raises UsageError if it cannot be created or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise click.UsageError(f"{option}: {folder} cannot be made: {exc.strerror}") from exc
+        raise click.UsageError(f"{option}: {folder} cannot be created: {exc.strerror}") from exc
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.UsageError(f"{option}: {folder} is not writable")
     return folder

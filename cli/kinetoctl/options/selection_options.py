@@ -2,41 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import CONTAINER_ID, GPUS, POD_UID, RANKS_OR_ALL, REGEX
+from kinetoctl.client.selection import Selection
 
 R = TypeVar("R")
 MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """All given conditions must hold; empty means no condition. The fields are those of `pb.Selector`."""
-
-    pids: tuple[int, ...] = ()
-    children: bool = False  # with pids: also what descends from them
-    command_regex: str = ""
-    user: str = ""
-    ranks: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    job_ids: tuple[str, ...] = ()
-    job_step: str = ""
-    pod_uids: tuple[str, ...] = ()
-    container_ids: tuple[str, ...] = ()
-    helpers: bool = False  # no condition: also launchers and DataLoader workers
-
-    def __bool__(self) -> bool:
-        return any(value for name, value in asdict(self).items() if name not in ("children", "helpers"))
-
-    def to_proto(self) -> pb.Selector:
-        """The request's form."""
-        return pb.Selector(**asdict(self))
 
 
 PARAMETERS = tuple(field.name for field in fields(Selection))
@@ -50,41 +26,48 @@ _OPTIONS = (
         type=click.IntRange(1, MAX_PID),
         multiple=True,
         shell_complete=completed("pids"),
-        help="Process id; may be given several times.",
+        help="Process id; repeatable.",
     ),
-    click.option("--children", is_flag=True, help="With --pid: also all processes that descend from these."),
+    click.option("--children", is_flag=True, help="With --pid: select the descendants of these processes too."),
     click.option(
-        "--command", "command_regex", type=REGEX, help="Regular expression (RE2) searched in the command line."
+        "--command", "command_regex", type=REGEX, help="Regular expression (RE2) to search for in the command line."
     ),
-    click.option("--user", shell_complete=completed("users"), help="User that the process runs as."),
+    click.option("--user", shell_complete=completed("users"), help="User that runs the process."),
     click.option(
-        "--rank", "ranks", type=RANKS_OR_ALL, help="Ranks of the training job, like 0,8-15; all: whatever has a rank."
+        "--rank",
+        "ranks",
+        type=RANKS_OR_ALL,
+        help="Ranks of the training job, for example 0,8-15, or all for every process that has a rank.",
     ),
-    click.option("--gpu", "gpus", type=GPUS, help="GPUs that the process is on, like 0,2-3: N of /dev/nvidiaN."),
+    click.option(
+        "--gpu", "gpus", type=GPUS, help="GPUs that the process uses, for example 0,2-3: the N of /dev/nvidiaN."
+    ),
     click.option(
         "--job-id",
         "job_ids",
         multiple=True,
         shell_complete=completed("job_ids"),
-        help="Id that the launcher gave the job (Slurm and others); may be given several times.",
+        help="Job id from the launcher, such as Slurm; repeatable.",
     ),
-    click.option("--job-step", metavar="STEP", help="Step of the Slurm job of --job-id, like 0 or batch."),
+    click.option(
+        "--job-step", metavar="STEP", help="Step of the Slurm job that --job-id names, for example 0 or batch."
+    ),
     click.option(
         "--pod-uid",
         "pod_uids",
         type=POD_UID,
         multiple=True,
-        help="UID of a Kubernetes pod; may be given several times.",
+        help="UID of a Kubernetes pod; repeatable.",
     ),
     click.option(
         "--container-id",
         "container_ids",
         type=CONTAINER_ID,
         multiple=True,
-        help="Id of a container, or its first 12 digits or more; may be given several times.",
+        help="Container id, or at least its first 12 digits; repeatable.",
     ),
     click.option(
-        "--helpers", is_flag=True, help="Also launchers and DataLoader workers, which are left out otherwise."
+        "--helpers", is_flag=True, help="Include launchers and DataLoader workers, which are otherwise left out."
     ),
 )
 
@@ -110,9 +93,9 @@ def _selection(values: dict[str, Any]) -> Selection:
     }
     selection = Selection(**given)
     if selection.children and not selection.pids:
-        raise click.UsageError("--children needs --pid: whose children?")
+        raise click.UsageError("--children needs --pid, which names the parents")
     if selection.job_step and not selection.job_ids:
-        raise click.UsageError("--job-step needs --job-id: a step of which job?")
+        raise click.UsageError("--job-step needs --job-id, which names the job")
     return selection
 
 
@@ -120,7 +103,7 @@ def required(selection: Selection) -> Selection:
     """The same. Raises click.UsageError if there is no condition at all."""
     if not selection:
         raise click.UsageError(
-            "which processes? Give --pid, --command, --user, --rank, --gpu, --job-id, --pod-uid or --container-id "
-            "(`kinetoctl ps` lists candidates)"
+            "no process is selected: give --pid, --command, --user, --rank, --gpu, --job-id, --pod-uid or "
+            "--container-id (`kinetoctl ps` lists candidates)"
         )
     return selection

@@ -1,12 +1,12 @@
-"""What people name on the command line as traces: files, folders, patterns, captures; and what can be wrong with them.
+"""Traces that are named on the command line: files, folders, patterns, URLs, captures.
 
 Theory of operation
-    An argument that is a path or a pattern is looked for by the trace library. Anything else that looks like the id of
-    a capture is asked of the daemon: if its store is on this machine and may be read, the stored columns are used as
-    they are; otherwise the files are fetched into a temporary folder and verified like those of `captures fetch`.
-    URLs of object stores are listed by the trace library; commands that cannot read from there get a temporary copy.
+    The trace library resolves arguments that are paths or patterns. Any other argument that looks like the id of a
+    capture is looked up at the daemon: if its store is on this machine and may be read, the stored columns are used in
+    place; otherwise the files are downloaded into a temporary folder and verified as by `captures fetch`. The trace
+    library lists URLs of object stores; commands that cannot read from there get a temporary copy.
 
-    The trace library is imported only here and in functions, so that commands which need none of it start at once.
+    The trace library is imported in functions only, so that commands which do not need it start at once.
 """
 
 import glob
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from kineto_trace.errors import FormatError, QueryError, TraceError, ViewError
 
 from kinetoctl.base.common_options import Settings
-from kinetoctl.errors import NoSuchTrace, NotFound, NotWritten, TraceUnreadable, WrongAnalysis
+from kinetoctl.client.file_errors import trace_errors
+from kinetoctl.errors import NoSuchTrace, NotFound
 from kinetoctl.output.console import say
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 CAPTURE_ID = re.compile(r"\d{8}-\d{6}-[\w-]+")
-_WRONG = (ViewError, QueryError, FormatError)
 _FOLDER_PREFIX = "kinetoctl-"
 
 
@@ -45,46 +44,26 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
 
 def traces_argument(function: F) -> F:
-    """Adds the argument TRACE..., maybe none: the command says whether it needs one."""
+    """Adds the argument TRACE..., which may be empty: the command checks whether it needs one."""
     return click.argument("traces", metavar="TRACE...", nargs=-1, shell_complete=_complete)(function)
 
 
 def trace_argument(name: str) -> Callable[[F], F]:
-    """Adds one argument that names a trace."""
+    """Adds an argument that names one trace."""
     return click.argument(name.lower(), metavar=name, shell_complete=_complete)
-
-
-@contextmanager
-def trace_errors() -> Iterator[None]:
-    """Turns the errors of the trace library into those of kinetoctl."""
-    try:
-        yield
-    except _WRONG as exc:
-        raise WrongAnalysis(str(exc), reason_code=exc.reason_code) from exc
-    except TraceError as exc:
-        raise TraceUnreadable(str(exc), reason_code=exc.reason_code) from exc
-
-
-@contextmanager
-def write_errors(path: Path) -> Iterator[None]:
-    """Says which file could not be written, and why."""
-    try:
-        yield
-    except OSError as exc:
-        raise NotWritten(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
 @contextmanager
 def found_traces(
     arguments: Sequence[str], settings: Settings, *, fleet: str = "", here: bool = True
 ) -> Iterator[list["Source"]]:
-    """All traces that these arguments name, in the order of ranks; what had to be fetched is there meanwhile.
+    """All traces that these arguments name, in the order of ranks. Downloaded files exist until the context ends.
 
-    fleet: of what is at URLs, only the captures of this one. here: what is in an object store is fetched too.
-    Raises NotFound, TraceUnreadable, the client's errors for captures.
+    fleet: of captures at URLs, only the parts of this one. here: whether to download traces from object stores too.
+    Raises NotFound, TraceUnreadable, and the client's errors for captures.
     """
     if not arguments:
-        raise click.UsageError("name a trace: a file, a folder, a pattern, a URL or the id of a capture")
+        raise click.UsageError("name a trace: a file, a folder, a glob pattern, a URL or the id of a capture")
     with ExitStack() as stack, trace_errors():
         paths: list[str | Path] = []
         for text in arguments:
@@ -97,7 +76,7 @@ def found_traces(
 
 @contextmanager
 def one_trace(argument: str, settings: Settings) -> Iterator["Source"]:
-    """The only trace that this argument names. Raises UsageError if there are several."""
+    """The one trace that this argument names. Raises UsageError if there are several."""
     with found_traces([argument], settings) as sources:
         if len(sources) != 1:
             names = ", ".join(str(source.path) for source in sources[:3])
@@ -106,7 +85,7 @@ def one_trace(argument: str, settings: Settings) -> Iterator["Source"]:
 
 
 def open_context(source: "Source") -> "Context":
-    """The trace, ready to be analysed. Raises TraceUnreadable."""
+    """Opens the trace for analysis. Raises TraceUnreadable."""
     with trace_errors():
         from kineto_trace.model.context import Context
         from kineto_trace.open.trace_opener import open_trace
@@ -115,7 +94,7 @@ def open_context(source: "Source") -> "Context":
 
 
 def source_names(sources: Sequence["Source"]) -> list[str]:
-    """A short name for each: that of the file, with as many folders in front as it takes to tell them apart."""
+    """A short, unique name for each: its file name with as many parent folders as it takes."""
     parts = [source.path.parts for source in sources]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(each[-depth:]) for each in parts]
@@ -125,7 +104,7 @@ def source_names(sources: Sequence["Source"]) -> list[str]:
 
 
 def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> list["Source"]:
-    """The traces with those of object stores in a temporary folder. Raises FileError."""
+    """The traces, with those of object stores copied into a temporary folder. Raises FileError."""
     if all(source.remote is None for source in sources):
         return sources
     from kineto_trace.open.remote_traces import fetch
@@ -151,7 +130,7 @@ def _paths(text: str, settings: Settings, stack: ExitStack) -> Sequence[str | Pa
         return [path]
     if glob.has_magic(text):
         if not glob.glob(text, recursive=True):  # noqa: PTH207 - absolute patterns too
-            raise NoSuchTrace(f"no file is called {text}")
+            raise NoSuchTrace(f"no file matches {text}")
         return [path]
     if CAPTURE_ID.fullmatch(text):
         return _capture(text, settings, stack)
@@ -169,7 +148,7 @@ def _capture(capture_id: str, settings: Settings, stack: ExitStack) -> list[Path
 
 
 def _stored(folder: Path) -> list[Path]:
-    """The targets in a store of this machine that have columns, if it may be read."""
+    """The targets with columns in a store on this machine, if it may be read."""
     try:
         return sorted(entry for entry in folder.iterdir() if (entry / "columns" / "trace.json").is_file())
     except OSError:
@@ -183,7 +162,7 @@ def _fetched(client: Any, capture: Any, settings: Settings, stack: ExitStack) ->
     formats = {file.format for target in capture.targets for file in target.files}
     wanted = next((name for name in ("chrome", "chrome-json") if name in formats), None)
     if wanted is None:
-        raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` tells why")
+        raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` says why")
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
     outcome = Outcome(capture)
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:

@@ -19,13 +19,15 @@ def job_options(function: Any) -> Any:
     """Adds --workers and --scheduler."""
     for option in (
         click.option(
-            "--scheduler", metavar="ADDRESS", help="Dask scheduler that works on the ranks, like tcp://host:8786."
+            "--scheduler",
+            metavar="ADDRESS",
+            help="Dask scheduler that analyses the ranks, for example tcp://host:8786.",
         ),
         click.option(
             "--workers",
             metavar="N",
             type=click.IntRange(1),
-            help="Processes that work on the ranks.  [default: by cores and memory]",
+            help="Number of processes that analyse the ranks.  [default: by cores and memory]",
         ),
     ):
         function = option(function)
@@ -36,7 +38,7 @@ def job_options(function: Any) -> Any:
 def executor_for(
     sources: Sequence["Source"], workers: int | None, scheduler: str | None
 ) -> Iterator["Executor | None"]:
-    """None: the trace library decides. Raises UsageError, TraceError."""
+    """Yields None to let the trace library choose. Raises UsageError, TraceError."""
     if workers and scheduler:
         raise click.UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
     from kineto_trace.analysis.view_runner import cluster, pool

@@ -1,14 +1,14 @@
-"""What a capture brought: per target the file, what it holds, what it cost and how to open it.
+"""The result of a capture: for each target its files, what they hold, the overhead, and how to open them.
 
-`target_lines` is pure: pairs of a label and a text. `print_capture` writes them to stdout.
+`target_lines` is pure and returns pairs of a label and a text. `print_capture` writes them to stdout.
 """
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kineto_protos.units import format_duration
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
 from rich.console import Console
@@ -19,18 +19,21 @@ from kinetoctl.output import units
 from kinetoctl.output.console import stdout_console
 from kinetoctl.output.file_status import damage, kept_lines
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 Line = tuple[str, str]
 NAME_WIDTH = 76
 LABEL_WIDTH = 12
 WAYS = {
     "torch_ops": "ops by",
     "memory_snapshot": "snapshot",
-}  # a source that has several ways -> the label of the one that it took
+}  # a source with several methods -> the label of the method that it used
 TIMES = "\N{MULTIPLICATION SIGN}"
 STYLES = {"DONE": "bold green", "PARTIAL": "bold yellow", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
 
-def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+def _file_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line]:
     for file in target.files:
         path = paths.get(file.format)
         if path is not None:
@@ -42,19 +45,19 @@ def _file_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path
             yield "damaged", text
 
 
-def _window_lines(target: pb.Target) -> Iterator[Line]:
+def _window_lines(target: "pb.Target") -> Iterator[Line]:
     start, end = target.summary.window_start_ns, target.summary.window_end_ns
     if end > start:
         yield "window", f"{format_duration(end - start)} from {units.moment(start)}"
 
 
-def _iteration_lines(summary: pb.Summary) -> Iterator[Line]:
+def _iteration_lines(summary: "pb.Summary") -> Iterator[Line]:
     first, last = summary.first_iteration, summary.first_iteration + summary.iterations - 1
     if summary.iterations > 0:
         yield "iterations", f"{first}" if first == last else f"{first}-{last}"
 
 
-def _content_lines(summary: pb.Summary) -> Iterator[Line]:
+def _content_lines(summary: "pb.Summary") -> Iterator[Line]:
     counts = sorted(summary.activities.items(), key=lambda item: (-item[1], item[0]))
     if counts:
         yield "holds", ", ".join(f"{units.count(number)} {activity}" for activity, number in counts)
@@ -62,14 +65,14 @@ def _content_lines(summary: pb.Summary) -> Iterator[Line]:
         yield "GPU busy", f"{summary.gpu_busy_fraction:.1%} of the window"
 
 
-def _top_lines(label: str, stats: Iterable[tuple[str, pb.KernelStat]], unit: str) -> Iterator[Line]:
+def _top_lines(label: str, stats: "Iterable[tuple[str, pb.KernelStat]]", unit: str) -> Iterator[Line]:
     for position, (name, stat) in enumerate(stats):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} {unit}"
         yield label if position == 0 else "", f"{amount}  {units.shortened(name, NAME_WIDTH)}"
 
 
-def _python_lines(summary: pb.Summary) -> Iterator[Line]:
-    """The functions that ran most, with their lines; then what other samples were of, and threads without Python."""
+def _python_lines(summary: "pb.Summary") -> Iterator[Line]:
+    """The functions with the most samples, with their lines; the states of threads; and threads without Python."""
     for position, stat in enumerate(summary.top_functions):
         amount = f"{format_duration(stat.total_ns):>8}  {units.count(stat.count):>9} samples"
         name = units.shortened(units.function_name(stat.name), NAME_WIDTH)
@@ -84,8 +87,8 @@ def _python_lines(summary: pb.Summary) -> Iterator[Line]:
         yield "no Python" if position == 0 else "", f"{amount}  {name} (thread {thread.thread})"
 
 
-def _hot_lines(stat: pb.KernelStat) -> str:
-    """' · line 57' or ' · lines 57 (61%), 63 (20%)', the one with the most samples first; what waited for the GIL."""
+def _hot_lines(stat: "pb.KernelStat") -> str:
+    """' · line 57' or ' · lines 57 (61%), 63 (20%)', most samples first, and the samples that waited for the GIL."""
     shares = [f"{entry.line} ({entry.count / max(stat.count, 1):.0%})" for entry in stat.lines]
     text = f" · lines {', '.join(shares)}" if len(shares) > 1 else ""
     if len(stat.lines) == 1:
@@ -93,18 +96,18 @@ def _hot_lines(stat: pb.KernelStat) -> str:
     return text + (f" · {units.count(stat.waiting)} more waiting for the GIL" if stat.waiting else "")
 
 
-def _way_lines(counts: Iterable[pb.SourceCounts]) -> Iterator[Line]:
+def _way_lines(counts: "Iterable[pb.SourceCounts]") -> Iterator[Line]:
     for each in counts:
         if each.way:
             yield WAYS.get(each.source, each.source), each.way
 
 
-def _loss_line(target: pb.Target) -> Line:
+def _loss_line(target: "pb.Target") -> Line:
     losses = [f"{c.source} {units.count(c.dropped)}" for c in target.counts if c.dropped]
     return "dropped", ", ".join(losses) or "nothing"
 
 
-def _attach_lines(target: pb.Target) -> Iterator[Line]:
+def _attach_lines(target: "pb.Target") -> Iterator[Line]:
     if not target.HasField("attach"):
         return
     attach = target.attach
@@ -112,7 +115,7 @@ def _attach_lines(target: pb.Target) -> Iterator[Line]:
     yield "attach", f"{attach.method}: in the process after {format_duration(attach.latency_ns)}, {stopped}"
 
 
-def _overhead_lines(target: pb.Target) -> Iterator[Line]:
+def _overhead_lines(target: "pb.Target") -> Iterator[Line]:
     cost = target.overhead
     parts = [
         f"{label} {format_duration(value)}"
@@ -134,7 +137,7 @@ def _overhead_lines(target: pb.Target) -> Iterator[Line]:
         yield "delays", f"{to_start} from the request to the first record, {to_file} from the last to the stored file"
 
 
-def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
+def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line]:
     trace = next((path for file_format, path in paths.items() if file_format not in ATTACHMENT_SUFFIXES), None)
     if trace is not None:
         rank = target.process.rank if target.process.HasField("rank") else 0
@@ -146,8 +149,8 @@ def _open_lines(target: pb.Target, paths: Mapping[str, Path]) -> Iterator[Line]:
         yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
 
 
-def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> list[Line]:
-    """All about one target. paths: its verified files on this machine, by format."""
+def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> list[Line]:
+    """The lines about one target. paths: its verified files on this machine, by format."""
     lines: list[Line] = []
     if target.reason:
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
@@ -169,7 +172,7 @@ def target_lines(capture: pb.Capture, target: pb.Target, paths: Mapping[str, Pat
     return lines
 
 
-def _title(target: pb.Target) -> str:
+def _title(target: "pb.Target") -> str:
     process = target.process
     command = units.shortened(" ".join(process.command), NAME_WIDTH)
     facts = [enum_names.target(target), enum_names.pod(process), process.framework, command]
@@ -180,16 +183,16 @@ def _status(name: str) -> Text:
     return Text(name, style=STYLES.get(name, "bold"))
 
 
-def _print_target(console: Console, capture: pb.Capture, target: pb.Target, paths: Mapping[str, Path]) -> None:
-    ended = target.state == pb.TARGET_STATE_ENDED
+def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> None:
+    ended = enum_names.target_state(target.state) == "ENDED"
     name = enum_names.verdict(target.verdict) if ended else enum_names.target_state(target.state)
     console.print(Text.assemble("\n", (one_line(_title(target)), "bold"), ": ", _status(name)))
     for label, text in target_lines(capture, target, paths):
         console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 
 
-def print_capture(capture: pb.Capture, paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
-    """The whole capture on stdout. paths: verified files by pid, start time and format."""
+def print_capture(capture: "pb.Capture", paths: Mapping[tuple[int, int, str], Path], *, color: bool) -> None:
+    """Prints the capture on stdout. paths: verified files by pid, start time and format."""
     console = stdout_console(color=color)
     status = _status(enum_names.capture_status(capture.status))
     console.print(Text.assemble(one_line(f"capture {capture.id} on {capture.host}: "), status))

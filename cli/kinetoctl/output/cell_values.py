@@ -1,9 +1,8 @@
-"""Values of result tables as people read them, and as JSON has them. Pure."""
+"""Formats values of result tables for people. Pure."""
 
 import math
 import time
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -14,9 +13,9 @@ from kinetoctl.output import units
 
 NOTHING = "-"
 US = 1000  # ns
-# Unit -> the ending that a column's name has for it.
+# Unit -> the suffix of the names of columns with that unit.
 SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
-MAX_WHOLE = 1 << 53  # larger integers are ids or times and are not grouped
+MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 
 
 def human(value: Any, unit: str = "") -> str:
@@ -74,32 +73,13 @@ def _plain(value: float) -> str:
 
 
 def heading(name: str, unit: str = "") -> str:
-    """A column's name over a table, whose values tell their unit."""
+    """The title of a column, whose values show their unit."""
     title = name.removesuffix(SUFFIXES.get(unit, "")).replace("_", " ").upper()
     return f"{title} %" if unit == "%" else title
 
 
-def exact(value: Any) -> Any:
-    """The same value for JSON: nothing is rounded; what JSON lacks becomes null or a text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, dict):
-        return {str(key): exact(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [exact(item) for item in value]
-    if isinstance(value, (datetime, date)):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.hex()
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return str(value.total_seconds()) if isinstance(value, timedelta) else str(value)
-
-
 def is_number(values: Sequence[Any]) -> bool:
-    """Whether a column is set to the right: it has numbers, or nothing."""
+    """Whether a column is aligned to the right: it has only numbers or nothing."""
     return all(
         value is None or (isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)) for value in values
     )

@@ -1,7 +1,7 @@
-"""What is printed: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
+"""Printing: lines, Rich consoles for stdout (results) and stderr (progress), and tables that survive a pipe.
 
-Everything that kinetoctl prints goes through `say`, `say_text` or `rich_console` (a test holds it): much of it are
-texts of others, whose controls are spelled out here (`kineto_trace.base.visible_text`). Styles are added afterwards.
+Everything that kinetoctl prints goes through `say`, `say_text` or `rich_console` (a test checks this). Much of it comes
+from other people, so control characters are spelled out here (`kineto_trace.base.visible_text`). Styles come later.
 """
 
 import os
@@ -24,13 +24,13 @@ PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it
 
 
 def say(text: str, *, err: bool = False, label: str = "", bold: bool = False) -> None:
-    """One line on stdout or stderr. label: stands before it as it is, with its style; bold: all of it."""
+    """Prints one line on stdout or stderr. label: printed before it, unchanged and with its style; bold: the line."""
     shown = one_line(text)
     click.echo(label + (click.style(shown, bold=True) if bold else shown), err=err)
 
 
 def say_text(text: str, *, err: bool = False, nl: bool = True, label: str = "") -> None:
-    """Likewise, but a text whose lines are meant. nl: whether one ends it."""
+    """Like say, for a text of several lines. nl: whether to end it with a newline."""
     click.echo(label + visible(text), err=err, nl=nl)
 
 
@@ -39,7 +39,7 @@ def _console_class() -> "type[Console]":
     from rich.console import Console  # 30 ms, which plain tables do without
 
     class VisibleConsole(Console):
-        """Spells controls out in what is rendered; Rich itself lets most of them pass."""
+        """Spells out control characters in what is rendered; Rich itself lets most of them pass."""
 
         def render(self, renderable: "RenderableType", options: "ConsoleOptions | None" = None) -> "Iterable[Segment]":
             for segment in super().render(renderable, options):
@@ -64,7 +64,7 @@ def stderr_console(*, color: bool) -> "Console":
 
 
 def pipe_console() -> "Console":
-    """The console for what is captured and goes to a pipe: nothing is cut."""
+    """A console whose output is captured for a pipe: nothing is cut."""
     return rich_console(sys.stdout, width=PIPE_WIDTH, color_system=None)
 
 
@@ -83,9 +83,9 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folds: bool
 
 
 def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str] | None:
-    """The lines as Rich would make them, the last column cut to fit.
+    """The lines as Rich would render them, with the last column cut to fit.
 
-    None where only Rich can: a column must fold, or a cell has characters whose width only it knows.
+    None if only Rich can: a column must fold, or a cell has characters whose width only Rich knows.
     """
     if not all(cell.isascii() and cell.isprintable() for row in (columns, *rows) for cell in row):
         return None
@@ -104,7 +104,7 @@ def _fitted(cell: str, size: int) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool, folds: bool = False) -> None:
-    """A table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is."""
+    """Prints a table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is cut."""
     terminal = sys.stdout.isatty()
     rows = [[one_line(cell) for cell in row] for row in rows]
     lines = None if terminal and folds else _plain_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
@@ -119,7 +119,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color:
 
 
 def captured(*renderables: "RenderableType") -> list[str]:
-    """The lines of what is printed in a pipe."""
+    """The lines that are printed in a pipe."""
     printer = pipe_console()
     with printer.capture() as capture:
         printer.print(*renderables)

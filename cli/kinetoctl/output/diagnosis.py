@@ -1,9 +1,9 @@
-"""What stands in the way of traces, check by check. In a terminal long texts are wrapped."""
+"""Prints what prevents traces, check by check. Long texts are wrapped in a terminal."""
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from rich.table import Table
 from rich.text import Text
@@ -11,33 +11,36 @@ from rich.text import Text
 from kinetoctl.client import enum_names
 from kinetoctl.output.console import captured, rich_console, say_text
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 STYLES = {"OK": "green", "NOTE": "yellow", "PROBLEM": "bold red", "UNKNOWN": "magenta"}
 ARROW = "\N{RIGHTWARDS ARROW}"
 
 
-def problems(checks: Iterable[pb.Check]) -> list[str]:
-    """The names of the checks that found one, each once."""
-    return list(dict.fromkeys(check.name for check in checks if check.status == pb.CHECK_STATUS_PROBLEM))
+def problems(checks: "Iterable[pb.Check]") -> list[str]:
+    """The names of the checks that found a problem, without duplicates."""
+    return list(dict.fromkeys(check.name for check in checks if enum_names.check_status(check.status) == "PROBLEM"))
 
 
-def verdict(diagnosis: pb.Diagnosis) -> str:
+def verdict(diagnosis: "pb.Diagnosis") -> str:
     """One line for the end."""
     process = diagnosis.process
     if diagnosis.method:
         return f"process {process.pid} can be traced ({diagnosis.method})"
     causes = [name for name in problems(diagnosis.checks) if name != "method"]
-    return f"process {process.pid} cannot be traced: {', '.join(causes) or 'no way in'}"
+    return f"process {process.pid} cannot be traced: {', '.join(causes) or 'no method works'}"
 
 
-def host_verdict(diagnosis: pb.HostDiagnosis) -> str:
+def host_verdict(diagnosis: "pb.HostDiagnosis") -> str:
     """One line for the end."""
     found = problems(diagnosis.checks)
     if not found:
-        return f"nothing on {diagnosis.hostname} stands in the way of traces"
+        return f"nothing on {diagnosis.hostname} prevents traces"
     return f"problems on {diagnosis.hostname}: {', '.join(found)}"
 
 
-def _table(checks: Iterable[pb.Check]) -> Table:
+def _table(checks: "Iterable[pb.Check]") -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("CHECK", no_wrap=True)
     table.add_column("STATUS", no_wrap=True)
@@ -51,20 +54,20 @@ def _table(checks: Iterable[pb.Check]) -> Table:
     return table
 
 
-def print_diagnosis(diagnosis: pb.Diagnosis, *, color: bool) -> None:
-    """On stdout: who it is, the checks, and the verdict."""
+def print_diagnosis(diagnosis: "pb.Diagnosis", *, color: bool) -> None:
+    """Prints the process, the checks and the verdict on stdout."""
     process = diagnosis.process
     title = f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
     print_checks(title, diagnosis.checks, verdict(diagnosis), color=color)
 
 
-def print_host_diagnosis(diagnosis: pb.HostDiagnosis, *, color: bool) -> None:
-    """On stdout: which host it is, the checks, and the verdict."""
+def print_host_diagnosis(diagnosis: "pb.HostDiagnosis", *, color: bool) -> None:
+    """Prints the host, the checks and the verdict on stdout."""
     print_checks(f"host {diagnosis.hostname}", diagnosis.checks, host_verdict(diagnosis), color=color)
 
 
-def print_checks(title: str, checks: Iterable[pb.Check], last: str, *, color: bool) -> None:
-    """On stdout."""
+def print_checks(title: str, checks: "Iterable[pb.Check]", last: str, *, color: bool) -> None:
+    """Prints a title, the checks and a last line on stdout."""
     title, last = one_line(title), one_line(last)
     if sys.stdout.isatty():
         console = rich_console(sys.stdout, no_color=not color)

@@ -1,59 +1,33 @@
-"""What is going on in a capture of many hosts, on stderr: a live table in a terminal, plain lines elsewhere."""
+"""The progress of a capture of many hosts, on stderr: a live table in a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.client import enum_names
+from kinetoctl.client.fleet.host_run import FleetProgress, FleetQuiet, HostRun
 from kinetoctl.output import units
 from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
 from kinetoctl.output.console import say, stderr_console
 
 if TYPE_CHECKING:
-    from kinetoctl.client.fleet.host_run import Member
+    from kineto_protos.v1 import profiler_pb2 as pb
 
-FEW = 16  # so many processes have a line each
+FEW = 16  # up to this many processes have a line each
 LINES_EVERY_S = 1.0
-SHOWN_HOSTS = 40  # in the live table: those that are not done first
+SHOWN_HOSTS = 40  # in the live table; hosts that are not done come first
 
 
-class FleetProgress(Protocol):
-    """How a capture of many hosts reports itself."""
-
-    def note(self, text: str) -> None:
-        """A message for the person who waits."""
-
-    def update(self, member: "Member") -> None:
-        """A host has changed."""
-
-    def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """So many files are here."""
-
-
-class FleetQuiet:
-    """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Not said."""
-
-    def update(self, member: "Member") -> None:
-        """Not shown."""
-
-    def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """Not shown."""
-
-
-def rank_state(member: "Member", target: pb.Target) -> str:
-    """The state or verdict of a process, or that nobody knows it."""
+def rank_state(member: HostRun, target: "pb.Target") -> str:
+    """The state or verdict of a process, or UNKNOWN if its host was lost."""
     return "UNKNOWN HOST_LOST" if member.is_lost(target) else state_text(target)
 
 
@@ -63,22 +37,22 @@ def states_text(states: Mapping[str, int]) -> str:
 
 
 class FleetLines:
-    """A line for each change of a process; of many processes, one for how many are in which state."""
+    """Prints a line for each change of a process, or, for many processes, the number in each state."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, HostRun] = {}
         self._said: dict[tuple[int, int, int], str] = {}
         self._are_many = False
         self._states = ""
         self._next_s = 0.0
 
     def note(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         say(text, err=True)
 
-    def update(self, member: "Member") -> None:
-        """A line if there is something new to say."""
+    def update(self, member: HostRun) -> None:
+        """Prints a line if something has changed."""
         self._members[id(member)] = member
         self._are_many = self._are_many or sum(len(each.targets) for each in self._members.values()) > FEW
         if not self._are_many:
@@ -87,11 +61,11 @@ class FleetLines:
             self._next_s = self._clock() + LINES_EVERY_S
             self._all()
 
-    def _each(self, member: "Member") -> None:
+    def _each(self, member: HostRun) -> None:
         for target in member.targets:
             key = id(member), target.pid, target.start_time_ns
             text = rank_state(member, target)
-            if target.state != pb.TARGET_STATE_PENDING and self._said.get(key) != text:
+            if enum_names.target_state(target.state) != "PENDING" and self._said.get(key) != text:
                 self._said[key] = text
                 say(f"{member.place.host} {enum_names.target(target)}: {text}", err=True)
 
@@ -102,20 +76,20 @@ class FleetLines:
             say(text, err=True)
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
-        """Once all are here."""
+        """Prints a line once all files are here."""
         if files == total:
-            say(f"{units.count(files)} files, {units.size(size_bytes)}, are here", err=True)
+            say(f"{units.count(files)} files, {units.size(size_bytes)}, downloaded", err=True)
 
 
-def counted(members: Iterable["Member"]) -> Counter[str]:
-    """State -> how many processes are in it."""
+def counted(members: Iterable[HostRun]) -> Counter[str]:
+    """State -> number of processes in it."""
     return Counter(rank_state(member, target) for member in members for target in member.targets)
 
 
 class FleetTable:
-    """A table that is redrawn: the processes, or, of many, how many of each host are in which state."""
+    """A live table of the processes, or, for many, of the number of each host's processes in each state."""
 
-    def __init__(self, live: Live, members: Sequence["Member"]) -> None:
+    def __init__(self, live: Live, members: Sequence[HostRun]) -> None:
         self._live, self._members = live, members
         self._fetched = ""
 
@@ -123,7 +97,7 @@ class FleetTable:
         """A line above the table."""
         self._live.console.print(text, markup=False)
 
-    def update(self, member: "Member") -> None:
+    def update(self, member: HostRun) -> None:
         """Shown at the next refresh."""
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
@@ -169,8 +143,8 @@ class FleetTable:
 
 
 @contextmanager
-def show_fleet(members: Sequence["Member"], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
-    """The display that fits: nothing, lines or a live table."""
+def show_fleet(members: Sequence[HostRun], *, quiet: bool, color: bool) -> Iterator[FleetProgress]:
+    """Yields the right display: none, lines or a live table."""
     if quiet:
         yield FleetQuiet()
     elif not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""What a capture of many hosts brought: a verdict for each process, what failed and why, and how to go on."""
+"""The result of a capture of many hosts: a verdict for each process, what failed and why, and what to do next."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kineto_protos.units import format_duration
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import Offset
-from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, Member, Rank, began_ns
+from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
 from kinetoctl.output import units
 from kinetoctl.output.capture_result import capture_document
 from kinetoctl.output.console import print_table, say
 from kinetoctl.output.fleet_progress import counted, states_text
-from kinetoctl.output.json_yaml import emit, plain
+from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
     from kinetoctl.client.fleet.fleet_files import MergedFile
 
 COLUMNS = ("HOST", "RANK", "PID", "VERDICT", "RECORDS", "CLOCK", "REASON")
-MANY = 64  # of more processes those of a host that are all done have one line
+MANY = 64  # with more processes, a host whose processes are all done has one line
 
 
 def ranks_text(numbers: Sequence[int]) -> str:
@@ -39,25 +40,25 @@ def ranks_text(numbers: Sequence[int]) -> str:
 def _verdict(rank: Rank) -> str:
     if rank.member.is_lost(rank.target):
         return "UNKNOWN"
-    ended = rank.target.state == pb.TARGET_STATE_ENDED
-    return enum_names.verdict(rank.target.verdict) if ended else enum_names.target_state(rank.target.state)
+    state = enum_names.target_state(rank.target.state)
+    return enum_names.verdict(rank.target.verdict) if state == "ENDED" else state
 
 
 def _reason(rank: Rank, start_ns: int) -> str:
     target = rank.target
     if rank.member.is_lost(target):
         return f"{rank.member.error} [{LOST}]"
-    if rank.member.error is not None and target.verdict == pb.VERDICT_CANCELLED:
+    if rank.member.error is not None and enum_names.verdict(target.verdict) == "CANCELLED":
         return _error(rank.member)
     text = f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason
     begin_ns = began_ns(rank)
     if not text and start_ns and begin_ns is not None and abs(begin_ns - start_ns) > STARTED_APART_NS:
         late = "after" if begin_ns > start_ns else "before"
-        return f"began {format_duration(abs(begin_ns - start_ns))} {late} the common start"
+        return f"started {format_duration(abs(begin_ns - start_ns))} {late} the common start"
     return text
 
 
-def _rank_number(target: pb.Target) -> str:
+def _rank_number(target: "pb.Target") -> str:
     return str(target.process.rank) if target.process.HasField("rank") else "-"
 
 
@@ -71,8 +72,8 @@ def _row(rank: Rank, start_ns: int) -> tuple[str, ...]:
     )
 
 
-def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
-    """All processes of a host in one row; None: there is something to say of one of them."""
+def _host_row(member: HostRun, start_ns: int) -> tuple[str, ...] | None:
+    """One row for all processes of a host, or None if one of them needs a row of its own."""
     ranks = [Rank(member, target) for target in member.targets]
     if any(_verdict(rank) != "DONE" or _reason(rank, start_ns) for rank in ranks):
         return None
@@ -84,7 +85,7 @@ def _host_row(member: Member, start_ns: int) -> tuple[str, ...] | None:
 
 
 def rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
-    """One for each process, and for each host that has none."""
+    """One row for each process, and for each host that has none."""
     many = sum(len(member.targets) for member in fleet.members) > MANY
     for member in fleet.members:
         if not member.targets:
@@ -98,7 +99,7 @@ def rows(fleet: Fleet) -> Iterator[tuple[str, ...]]:
             yield from (_row(Rank(member, target), fleet.start_ns) for target in member.targets)
 
 
-def _error(member: Member) -> str:
+def _error(member: HostRun) -> str:
     if member.error is None:
         return "-"
     code = f" [{member.error.reason_code}]" if member.error.reason_code else ""
@@ -106,7 +107,7 @@ def _error(member: Member) -> str:
 
 
 def notes(fleet: Fleet) -> Iterator[str]:
-    """What is to be said beside the table."""
+    """The notes below the table."""
     for member in fleet.members:
         for warning in member.warnings:
             yield f"{member.place.host}: {warning}"
@@ -118,8 +119,8 @@ def notes(fleet: Fleet) -> Iterator[str]:
     spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()
     if fleet.start_ns and spread_ns is not None and uncertainty_ns is not None:
         yield (
-            f"the windows begin within {format_duration(spread_ns)} of each other, "
-            f"by clocks that are known to ±{format_duration(uncertainty_ns)}"
+            f"the windows start within {format_duration(spread_ns)} of each other, "
+            f"with a clock uncertainty of ±{format_duration(uncertainty_ns)}"
         )
 
 
@@ -132,24 +133,35 @@ def _status(fleet: Fleet) -> str:
 
 
 def merged_text(result: "MergedFile") -> str:
-    """Where the merged file is, and how far its clocks may be off."""
+    """The path of the merged file and the uncertainty of its clocks."""
     merged = result.merged
     known = merged.alignment.uncertainty_ns
-    apart = "how far their clocks are apart is not known for all"
+    apart = "the offset of some clocks is unknown"
     if known is not None:
         apart = f"their clocks within {format_duration(known)} of rank {merged.reference_rank}'s"
     size = units.size(merged.written.size_bytes)
     return f"{merged.written.path} ({size}): {len(merged.ranks)} ranks, {apart}"
 
 
+def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
+    """Reports the merged file, if there is one, and what to know about it."""
+    if result is None:
+        return
+    progress.note(f"merged: {merged_text(result)}")
+    for note in result.merged.written.notes:
+        progress.note(f"note: {note}")
+    if result.renumbered:
+        progress.note("note: ranks are missing or duplicated, so the processes are numbered in their order")
+
+
 def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: Settings) -> None:
-    """Print it in the form that --output asks for. folder: where the files of the processes are."""
+    """Print the result in the format of --output. folder: where the files of the processes are."""
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)
         return
     say(_status(fleet))
     if fleet.unmet:
-        say(f"not begun: {fleet.unmet}")
+        say(f"not started: {fleet.unmet}")
     print_table(COLUMNS, list(rows(fleet)), color=settings.color, folds=True)
     for note in notes(fleet):
         say(f"note: {note}")
@@ -163,7 +175,7 @@ def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | N
 
 
 def fleet_document(fleet: Fleet, folder: Path | None = None, merged: "MergedFile | None" = None) -> dict[str, Any]:
-    """Everything as plain values: captures as in profiler.proto, with the paths of files that are here."""
+    """The result as plain values: captures as in profiler.proto, with the paths of downloaded files."""
     return {
         "id": fleet.id,
         "exit_code": int(fleet.exit_code()),
@@ -190,7 +202,7 @@ def _merged_document(result: "MergedFile") -> dict[str, Any]:
     }
 
 
-def _host_document(member: Member) -> dict[str, Any]:
+def _host_document(member: HostRun) -> dict[str, Any]:
     return {
         "host": member.place.host,
         "address": member.place.address,
@@ -204,4 +216,4 @@ def _host_document(member: Member) -> dict[str, Any]:
 
 
 def _clock_document(clock: Offset) -> dict[str, int]:
-    return plain(pb.ClockOffset(offset_ns=clock.offset_ns, uncertainty_ns=clock.uncertainty_ns))
+    return {"offset_ns": clock.offset_ns, "uncertainty_ns": clock.uncertainty_ns}

@@ -10,20 +10,20 @@ from kinetoctl.output.console import say_text
 
 
 def emit(value: Any, output: str) -> None:
-    """Print a JSON value on stdout. output: "json" or "yaml"."""
-    if output == "json":
-        say_text(as_json(value, indent=2))
-    else:
+    """Print a JSON value on stdout, as YAML if output is "yaml", else as JSON."""
+    if output == "yaml":
         say_text(as_yaml(value), nl=False)
+    else:
+        say_text(as_json(value, indent=2))
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """As JSON text in which nothing steers a terminal."""
+    """JSON text without characters that could steer a terminal."""
     return in_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def as_yaml(value: Any) -> str:
-    """Likewise as YAML; what is not ASCII is escaped if there is anything of that kind."""
+    """YAML text without such characters: if there are any, everything that is not ASCII is escaped."""
     import yaml  # 10 ms that no other form needs
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

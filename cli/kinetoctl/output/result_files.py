@@ -1,22 +1,23 @@
-"""Results into files, by the suffix of their names."""
+"""Writes results into files, in the format of their suffix."""
 
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kinetoctl.base.common_options import Settings
-from kinetoctl.options.trace_arguments import write_errors
+from kinetoctl.client.file_errors import write_errors
+from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output.console import say
-from kinetoctl.output.result_tables import documents, limited, one_of, plain_rows, tell_notes
+from kinetoctl.output.result_tables import documents, limited, one_of, tell_notes
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
 
 
 def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, named: bool = True) -> None:
-    """Writes the file that --output names, whole or not at all. Raises UsageError, NotWritten.
+    """Writes the file that --output names atomically. Raises UsageError, NotWritten.
 
-    limit: rows of each; 0: all. named: JSON says the names and columns of the results; else it is a list of rows.
+    limit: rows of each, 0 for all. named: whether JSON has the names and columns of the results or only the rows.
     """
     path = settings.file
     assert path is not None

@@ -2,9 +2,9 @@
 
 Theory of operation
     A table for people fits the terminal: texts are shortened in the middle, and columns that do not fit are left out
-    from the right and named below. In a pipe all columns are there, and texts are shortened only if they are very
+    from the right and named below. In a pipe all columns are printed, and texts are shortened only if they are very
     long. Columns without any value are left out. JSON, YAML, CSV and files have everything, unrounded, with the
-    columns' own names, which say the unit; what the reader must know then goes to stderr.
+    columns' own names, which give the unit; notes then go to stderr.
 """
 
 import sys
@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kinetoctl.base.common_options import Settings
+from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import NOTHING, exact, heading, human, is_number
+from kinetoctl.output.cell_values import NOTHING, heading, human, is_number
 from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
 from kinetoctl.output.json_yaml import emit
 
@@ -45,7 +46,7 @@ class _Shown:
     number: bool
 
     def width(self, text_width: int) -> int:
-        """In a terminal, if texts have at most text_width characters."""
+        """Its width in a terminal if texts have at most text_width characters."""
         widest = max((len(cell) for cell in self.cells), default=0)
         return max(len(self.title), widest if self.number else min(widest, text_width))
 
@@ -58,7 +59,7 @@ def show_results(
     limits: Mapping[str, int] | None = None,
     title: bool = True,
 ) -> None:
-    """Several results under their names. limit: rows of each; 0: all. limits: other ones for some tables for people."""
+    """Prints results under their names. limit: rows of each, 0 for all; limits: exceptions for tables for people."""
     if settings.output == "table":
         told: set[str] = set()
         for place, (name, result) in enumerate(results.items()):
@@ -77,7 +78,7 @@ def show_results(
 
 
 def show_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
-    """One result without its name: a table, CSV, or a list of objects."""
+    """Prints one result without its name: a table, CSV, or a list of objects."""
     if settings.output == "table":
         print_result(result, settings, limit=limit)
     elif settings.output == "csv":
@@ -99,29 +100,15 @@ def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]
     }
 
 
-def plain_rows(result: "Result") -> list[dict[str, Any]]:
-    """The rows as values for JSON: nothing is rounded, NaN is null."""
-    names = [column.name for column in result.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*_plain_columns(result), strict=True)]
-
-
-def _plain_columns(result: "Result") -> list[list[Any]]:
-    columns = [result.table.column(place).to_pylist() for place in range(len(result.columns))]
-    return [
-        values if column.type in ("int", "bool") else [exact(value) for value in values]
-        for column, values in zip(result.columns, columns, strict=True)
-    ]
-
-
 def one_of(results: Mapping[str, "Result"], what: str) -> "Result":
     """The only result. Raises UsageError if there are several."""
     if len(results) > 1:
-        raise click.UsageError(f"{what} holds one table: name one of {', '.join(results)}")
+        raise click.UsageError(f"{what} can only hold one table: choose one of {', '.join(results)}")
     return next(iter(results.values()))
 
 
 def limited(result: "Result", limit: int) -> "Result":
-    """Its first rows; limit 0: all."""
+    """The result's first rows; limit 0 for all."""
     return replace(result, table=result.table.slice(0, limit)) if limit else result
 
 
@@ -133,13 +120,13 @@ def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
 
 
 def tell_notes(notes: Iterable[str], settings: Settings) -> None:
-    """On stderr, beside a form for programs."""
+    """Prints notes on stderr, beside a format for programs."""
     for note in () if settings.quiet else notes:
         say(f"note: {note}", err=True)
 
 
 def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
-    """A table for people, with what is left out and the notes below."""
+    """Prints a table for people, with the notes and what is left out below."""
     count = min(limit, len(result)) if limit else len(result)
     if not count:
         say("(nothing)")
@@ -150,13 +137,13 @@ def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> Non
     else:
         _print_columns(_columns(result, count), settings)
     if count < len(result):
-        say(f"… {len(result) - count:,} more rows: --limit 0 shows all")
+        say(f"… {len(result) - count:,} more rows (--limit 0 shows all)")
     for note in result.notes:
         say(f"note: {note}")
 
 
 def _title(result: "Result", column: "ResultColumn") -> str:
-    """Over a column: names in queries are the asker's own."""
+    """The title of a column; in queries, the user has chosen the name."""
     return column.name.upper() if result.view == "query" else heading(column.name, column.unit)
 
 
@@ -173,7 +160,7 @@ def _columns(result: "Result", count: int) -> list[_Shown]:
 
 
 def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
-    """The only row, one value below the other."""
+    """Prints the only row, one value per line."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
     width = max(len(column.title) for column in columns) + GAP
     for column in columns:
@@ -182,7 +169,7 @@ def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
 
 
 def _print_records(result: "Result", count: int, settings: Settings) -> None:
-    """Each row as a heading with its figures, and below it its sentences and what they are about."""
+    """Prints each row as a heading with its figures, followed by its sentences and their subjects."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
     width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
     texts = [column.name for column in result.columns if column.type == "text" and column.name not in HIDDEN]
@@ -228,7 +215,7 @@ def _print_columns(columns: list[_Shown], settings: Settings) -> None:
 
 
 def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:
-    """The columns that fit into a terminal of this width, from the left, and how wide their texts may be."""
+    """The columns that fit into a terminal of this width, from the left, and the width of their texts."""
     chosen: list[_Shown] = []
     for column in columns:
         needed = sum(each.width(SHORTEST_TEXT) + GAP for each in (*chosen, column)) - GAP

@@ -13,21 +13,21 @@ COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
 
 
 def show_tables(settings: Settings) -> None:
-    """All tables, one line each; for programs with their columns."""
+    """Prints all tables, one per line; for programs, with their columns."""
     tables = sql_tables().values()
     if settings.output == "table":
         rows = [(table.name, str(len(table.columns)), table.summary) for table in tables]
         print_table(TABLES, rows, color=settings.color)
         say_text("`kinetoctl query --schema TABLE` describes the columns of a table")
     else:
-        emit([_document(table) for table in tables], _form(settings))
+        emit([_document(table) for table in tables], settings.output)
 
 
 def show_table(name: str, settings: Settings) -> None:
-    """All about one table. Raises QueryError."""
+    """Prints the description and columns of one table. Raises QueryError."""
     table = find_table(name)
     if settings.output != "table":
-        emit(_document(table), _form(settings))
+        emit(_document(table), settings.output)
         return
     say_text(f"{table.name}\n\n{table.description}\n")
     rows = [(column.name, column.type, column.unit or "-", column.meaning) for column in table.columns]
@@ -40,7 +40,3 @@ def _document(table: SqlTable) -> dict[str, Any]:
         for column in table.columns
     ]
     return {"name": table.name, "group": table.group, "description": table.description, "columns": columns}
-
-
-def _form(settings: Settings) -> str:
-    return "yaml" if settings.output == "yaml" else "json"

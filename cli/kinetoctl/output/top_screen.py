@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.base.visible_text import one_line
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,6 +12,9 @@ from rich.text import Text
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import NOTHING
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
 GPU_COLUMNS = (
     "GPU",
@@ -35,18 +38,18 @@ _POD = PROCESS_COLUMNS.index("POD")
 _GAP = 2
 
 
-def gpu_memory(sample: pb.ProcessSample) -> int:
+def gpu_memory(sample: "pb.ProcessSample") -> int:
     """Bytes on all GPUs."""
     return sum(use.memory_bytes for use in sample.gpus)
 
 
-def gpu_share(sample: pb.ProcessSample) -> float:
+def gpu_share(sample: "pb.ProcessSample") -> float:
     """GPUs that it keeps busy."""
     return sum(use.utilization for use in sample.gpus)
 
 
 # What --sort names: the key, and whether the largest comes first.
-ORDERS: dict[str, tuple[Callable[[pb.ProcessSample], tuple[object, ...]], bool]] = {
+ORDERS: "dict[str, tuple[Callable[[pb.ProcessSample], tuple[object, ...]], bool]]" = {
     "gpu": (lambda each: (gpu_share(each), gpu_memory(each), each.cpu), True),
     "gpu-memory": (lambda each: (gpu_memory(each),), True),
     "cpu": (lambda each: (each.cpu,), True),
@@ -58,14 +61,14 @@ ORDERS: dict[str, tuple[Callable[[pb.ProcessSample], tuple[object, ...]], bool]]
 }
 
 
-def ordered(processes: Sequence[pb.ProcessSample], order: str, *, reverse: bool = False) -> list[pb.ProcessSample]:
+def ordered(processes: "Sequence[pb.ProcessSample]", order: str, *, reverse: bool = False) -> "list[pb.ProcessSample]":
     """The processes by one of ORDERS; those that are equal stay by pid."""
     key, largest_first = ORDERS[order]
     return sorted(processes, key=key, reverse=largest_first is not reverse)
 
 
 def render(
-    sample: pb.HostSample, *, order: str, reverse: bool = False, rows: int | None = None, width: int | None = None
+    sample: "pb.HostSample", *, order: str, reverse: bool = False, rows: int | None = None, width: int | None = None
 ) -> RenderableType:
     """The whole picture; at most `rows` lines of processes. width: of the terminal, None for a pipe."""
     parts: list[RenderableType] = [*_head(sample), Text("")]
@@ -84,7 +87,7 @@ def render(
     return Group(*parts)
 
 
-def _head(sample: pb.HostSample) -> list[Text]:
+def _head(sample: "pb.HostSample") -> list[Text]:
     at = datetime.fromtimestamp(sample.time_ns / 1e9).astimezone().strftime("%H:%M:%S")
     used = sample.memory_total_bytes - sample.memory_available_bytes
     captures, agents = sample.captures_running, sample.agents
@@ -100,7 +103,7 @@ def _head(sample: pb.HostSample) -> list[Text]:
     return [Text(lines[0], style="bold"), *map(Text, lines[1:])]
 
 
-def _notes(sample: pb.HostSample) -> list[str]:
+def _notes(sample: "pb.HostSample") -> list[str]:
     """Why GPUs are missing: nothing to say of a library that is not needed beside one that works."""
     libraries = sample.gpu_libraries
     works = any(each.state == "ok" for each in libraries)
@@ -108,7 +111,7 @@ def _notes(sample: pb.HostSample) -> list[str]:
     return [f"GPUs: {one_line(detail)}" for detail in told]
 
 
-def gpu_row(gpu: pb.GpuSample, sample: pb.HostSample) -> tuple[str, ...]:
+def gpu_row(gpu: "pb.GpuSample", sample: "pb.HostSample") -> tuple[str, ...]:
     """The cells of GPU_COLUMNS."""
     if not gpu.works:
         return (str(gpu.gpu.index), one_line(gpu.gpu.name), "LOST", *[NOTHING] * 8)
@@ -137,14 +140,14 @@ def gpu_row(gpu: pb.GpuSample, sample: pb.HostSample) -> tuple[str, ...]:
     )
 
 
-def _both(gpu: pb.GpuSample, link: str) -> str:
+def _both(gpu: "pb.GpuSample", link: str) -> str:
     fields = [f"{link}_{direction}_bytes_per_second" for direction in ("receive", "transmit")]
     if not all(gpu.HasField(field) for field in fields):
         return NOTHING
     return " / ".join(_rate(getattr(gpu, field)) for field in fields)
 
 
-def process_row(sample: pb.ProcessSample, host: pb.HostSample) -> tuple[str, ...]:
+def process_row(sample: "pb.ProcessSample", host: "pb.HostSample") -> tuple[str, ...]:
     """The cells of PROCESS_COLUMNS."""
     process = sample.process
     gpus = sorted({use.gpu for use in sample.gpus}) or sorted(process.gpus)

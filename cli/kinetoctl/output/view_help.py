@@ -1,4 +1,4 @@
-"""What views there are, and what one of them computes, as text or for programs."""
+"""The list of views, and the description of each, as text or for programs."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from kinetoctl.output.json_yaml import emit
 if TYPE_CHECKING:
     from kineto_trace.view_api.view import View
 
-LIST_COLUMNS = ("VIEW", "COMPAT", "WHAT IT SAYS")
+LIST_COLUMNS = ("VIEW", "COMPAT", "WHAT IT SHOWS")
 
 
 def summary(view: "View") -> str:
@@ -21,25 +21,25 @@ def summary(view: "View") -> str:
 
 
 def list_views(views: Sequence["View"], settings: Settings) -> None:
-    """One line each, by name."""
+    """Prints one line for each view, by name."""
     ordered = sorted(views, key=lambda view: view.name)
     if settings.output == "table":
         rows = [(view.name, ",".join(sorted(view.compat)) or "-", summary(view)) for view in ordered]
         print_table(LIST_COLUMNS, rows, color=settings.color)
     else:
-        emit([_document(view) for view in ordered], _document_form(settings))
+        emit([_document(view) for view in ordered], settings.output)
 
 
 def describe_views(views: Sequence["View"], settings: Settings) -> None:
-    """Rules, options and columns of each."""
+    """Prints the rules, options and columns of each view."""
     if settings.output == "table":
         say_text("\n\n".join(description(view) for view in views))
     else:
-        emit([_document(view) for view in views], _document_form(settings))
+        emit([_document(view) for view in views], settings.output)
 
 
 def description(view: "View") -> str:
-    """All about one view, as text."""
+    """The description of one view, as text."""
     lines = [view.name, "", textwrap.indent(view.description, "  ")]
     if view.options:
         lines += ["", "options (--set NAME=VALUE)"]
@@ -74,7 +74,3 @@ def _document(view: "View") -> dict[str, Any]:
         "options": _options(view),
         "columns": [column._asdict() for column in view.result_columns],
     }
-
-
-def _document_form(settings: Settings) -> str:
-    return "yaml" if settings.output == "yaml" else "json"

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kineto_protos import endpoints
 from kineto_trace.base.visible_text import in_json, one_line, visible
 from kinetoctl.base import value_types
 from kinetoctl.client import kineto_config
@@ -18,7 +19,7 @@ PARSERS: tuple[Callable[[str], object], ...] = (
     value_types.parse_positive_size_bytes, value_types.parse_ranks_or_all, value_types.parse_gpus,
     value_types.parse_pod_uid,
     value_types.parse_container_id, value_types.parse_label, value_types.parse_activities, value_types.parse_start_ns,
-    value_types.parse_regex, value_types.parse_address, slurm.parse_slurm_job, host_targets.parse_template,
+    value_types.parse_regex, endpoints.parse_address, slurm.parse_slurm_job, host_targets.parse_template,
 )  # fmt: skip
 _hosts = Path(tempfile.mkdtemp(prefix="fuzz-words-")) / "hosts"
 
@@ -33,7 +34,7 @@ def play(data: bytes) -> None:
     for read in (kineto_config.parse, kineto_config.parse_inline):
         try:
             kineto_config.request(read(text), NOW_NS)
-        except kineto_config.ConfigError:
+        except kineto_config.KinetoConfigError:
             continue
     _hosts.write_bytes(data)
     with contextlib.suppress(ValueError):

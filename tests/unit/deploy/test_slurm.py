@@ -84,14 +84,14 @@ def test_nothing_is_written_where_others_can_put_links(tmp_path: Path, mode: int
     for name in ("0", ".rest", ".lock"):
         (folder / name).symlink_to(another)
     for script in ("Prolog", "Epilog"):
-        assert "others can write in" in refused(script, folder)
+        assert "others can write to" in refused(script, folder)
     assert another.read_text() == "40\n41\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_nor_in_a_folder_of_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
-    assert "others can write in" in refused("Prolog", tmp_path)
+    assert "others can write to" in refused("Prolog", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""One question to many hosts at once, and the answers in their order."""
+"""Asks many hosts at once, and returns the answers in the order of the hosts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,8 +14,8 @@ T = TypeVar("T")
 CALLS_AT_ONCE = 256
 
 
-class Answer(NamedTuple, Generic[T]):
-    """Of one host: a value, or why there is none."""
+class HostAnswer(NamedTuple, Generic[T]):
+    """The answer of one host: a value, or an error."""
 
     place: Place
     value: T | None
@@ -24,39 +24,39 @@ class Answer(NamedTuple, Generic[T]):
 
 def ask(
     places: Sequence[Place], question: Callable[[HostClient, Place], Awaitable[T]], *, timeout_s: float
-) -> list[Answer[T]]:
-    """Every host's answer; errors are among them."""
+) -> list[HostAnswer[T]]:
+    """The answer or error of every host."""
 
-    async def all_of_them() -> list[Answer[T]]:
+    async def all_of_them() -> list[HostAnswer[T]]:
         at_once = asyncio.Semaphore(CALLS_AT_ONCE)
         return list(await asyncio.gather(*(one(place, at_once) for place in places)))
 
-    async def one(place: Place, at_once: asyncio.Semaphore) -> Answer[T]:
+    async def one(place: Place, at_once: asyncio.Semaphore) -> HostAnswer[T]:
         async with at_once:
             try:
                 client = HostClient(place.address, timeout_s=timeout_s)
                 try:
-                    return Answer(place, await question(client, place), None)
+                    return HostAnswer(place, await question(client, place), None)
                 finally:
                     await client.close()
             except CliError as exc:
-                return Answer(place, None, exc)
+                return HostAnswer(place, None, exc)
 
     return run(all_of_them)
 
 
-def errors(answers: Sequence[Answer[T]]) -> list[str]:
-    """What to tell of hosts without an answer."""
+def errors(answers: Sequence[HostAnswer[T]]) -> list[str]:
+    """One message for each host without an answer."""
     return [f"{answer.place.host}: {answer.error}" for answer in answers if answer.error is not None]
 
 
-def exit_code(answers: Sequence[Answer[T]]) -> ExitCode:
-    """Of a command that shows the answers: PARTIAL if a host has given none."""
+def exit_code(answers: Sequence[HostAnswer[T]]) -> ExitCode:
+    """The exit code of a command that shows the answers: PARTIAL if a host did not answer."""
     return ExitCode.DONE if all(answer.error is None for answer in answers) else ExitCode.PARTIAL
 
 
-def values(answers: Sequence[Answer[T]]) -> list[tuple[Place, T]]:
-    """The answers that there are. Raises the first error if there is none."""
+def values(answers: Sequence[HostAnswer[T]]) -> list[tuple[Place, T]]:
+    """The answers of the hosts that answered. Raises the first error if none did."""
     found = [(answer.place, answer.value) for answer in answers if answer.error is None and answer.value is not None]
     first = next((answer.error for answer in answers if answer.error is not None), None)
     if not found and first is not None:

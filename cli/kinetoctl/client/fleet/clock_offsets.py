@@ -1,14 +1,15 @@
-"""How far the clocks of hosts are from ours. Pure.
+"""Offsets of the clocks of hosts from ours. Pure.
 
 Theory of operation
-    One round trip has four times: we send, the host receives, the host answers, we receive. No message arrives before
-    it is sent: this bounds what is to be added to the host's times from both sides, and the bounds are as far apart as
-    the time that the trip spent outside the host. The shortest of several round trips has the closest bounds; those of
-    the others hold, too, and may be closer on one side. If no offset fits all of them, the clock has moved meanwhile.
+    A round trip has four times: we send, the host receives, the host answers, we receive. No message arrives before it
+    is sent. This bounds the offset, which is to be added to the host's times, from both sides; the distance between the
+    bounds is the time that the trip spent outside the host. The shortest of several round trips has the tightest
+    bounds; those of the others hold too, and may be tighter on one side. If no offset fits all of them, the clock has
+    moved meanwhile.
 
-    A capture is measured before its start and after its end. Two clocks drift apart by DRIFT_PPM at most, so that a
-    measurement says the less the longer ago it is: the one counts that says more of the window. If both differ by more
-    than they may, the clock was set or slewed in between, and the offset is somewhere between the two.
+    The clocks are measured before the start of a capture and after its end. Two clocks drift apart by at most
+    DRIFT_PPM, so a measurement loses precision with its age: the one that is more precise for the window is used. If
+    the two differ by more than that allows, the clock was set or slewed in between, and the offset is between the two.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ from typing import NamedTuple
 from kineto_protos.units import format_duration
 
 DRIFT_PPM = 100  # of two clocks, each within the 50 ppm of ordinary quartz
-READING_NS = 1_000  # by which one reading of a clock may be wrong
-SLACK_NS = 100_000  # what readings may contradict each other by: clocks are slewed, and read in steps
-FAR_NS = 1_000_000_000  # an offset that is worth telling: no host that keeps time is that far off
+READING_NS = 1_000  # error of one reading of a clock
+SLACK_NS = 100_000  # allowed contradiction between readings: clocks are slewed, and read in steps
+FAR_NS = 1_000_000_000  # a larger offset is reported: no host with a synchronised clock is that far off
 
 
 class RoundTrip(NamedTuple):
-    """One question for the time. sent_ns, returned_ns: by our clock; received_ns, answered_ns: by the host's."""
+    """One reading of a host's clock. sent_ns, returned_ns: by our clock; received_ns, answered_ns: by the host's."""
 
     sent_ns: int
     received_ns: int
@@ -33,15 +34,15 @@ class RoundTrip(NamedTuple):
 
     @property
     def travelled_ns(self) -> int:
-        """The time that it spent outside the host."""
+        """The time that the trip spent outside the host, in ns."""
         return (self.returned_ns - self.sent_ns) - (self.answered_ns - self.received_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Of a host's clock. offset_ns: what is to be added to its times; uncertainty_ns: how far that is off at most.
+    """The offset of a host's clock. offset_ns: to be added to the host's times; uncertainty_ns: its largest error.
 
-    at_ns: when it was measured, by our clock. trip_ns: the whole round trip.
+    at_ns: when it was measured, in Unix ns by our clock. trip_ns: the complete round trip.
     """
 
     offset_ns: int
@@ -55,13 +56,13 @@ class Offset:
 
 
 class UnusableClock(Exception):
-    """A clock that no start time can be given for. The text says why."""
+    """A clock for which no start time can be computed; the message says why."""
 
 
 def measured(trips: Sequence[RoundTrip]) -> Offset:
-    """The offset by at least one round trip. Raises UnusableClock."""
+    """The offset from at least one round trip. Raises UnusableClock."""
     if any(trip.received_ns <= 0 or trip.answered_ns < trip.received_ns or trip.travelled_ns < 0 for trip in trips):
-        raise UnusableClock("its clock went back, or stood, while it was read")
+        raise UnusableClock("its clock went backwards or stood still while it was read")
     low = max(trip.sent_ns - trip.received_ns for trip in trips)
     high = min(trip.returned_ns - trip.answered_ns for trip in trips)
     shortest = min(trips, key=lambda trip: trip.travelled_ns)
@@ -72,12 +73,12 @@ def measured(trips: Sequence[RoundTrip]) -> Offset:
 
 
 def _drift_ns(first_ns: int, second_ns: int) -> int:
-    """How far two clocks may drift apart between two moments."""
+    """How far two clocks may drift apart between two times, in ns."""
     return abs(second_ns - first_ns) * DRIFT_PPM // 1_000_000
 
 
 def joined(before: Offset, after: Offset, at_ns: int) -> tuple[Offset, str]:
-    """One offset for a moment between two measurements, and a warning if they contradict each other."""
+    """One offset for a time between two measurements, and a warning if they contradict each other."""
     apart_ns = abs(after.offset_ns - before.offset_ns)
     if apart_ns <= before.uncertainty_ns + after.uncertainty_ns + _drift_ns(before.at_ns, after.at_ns):
         then = (

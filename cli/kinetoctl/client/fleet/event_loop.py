@@ -1,4 +1,4 @@
-"""Runs what asks many hosts: on an event loop of its own, with Ctrl-C as the rest of kinetoctl has it."""
+"""Runs calls to many hosts on an event loop, with the same Ctrl-C handling as the rest of kinetoctl."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
-    """Does it to its end; in a thread of its own where this one has a running event loop."""
+    """Runs the work to its end, in a new thread if this thread has a running event loop."""
 
     async def awaited() -> T:
         return await work()
@@ -28,9 +28,9 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
 
 
 def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:
-    """These steps of a capture, one after the other. Raises KeyboardInterrupt on the second Ctrl-C.
+    """Runs the steps of a capture, one after the other. Raises KeyboardInterrupt on the second Ctrl-C.
 
-    The first one cancels the capture. Where Ctrl-C is ignored, or somebody else's, it stays so.
+    The first one cancels the capture. If Ctrl-C is ignored, or handled by the program, that is not changed.
     """
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     is_ours = is_ours and threading.current_thread() is threading.main_thread()

@@ -1,7 +1,7 @@
-"""The files of a capture of many hosts: fetched from some hosts at a time, and put into one.
+"""The files of a capture of many hosts: downloaded from several hosts at a time, and merged into one.
 
-Each process's files have the names that they have alone, with the host as it was asked for, in a folder of the
-capture's own; what is made of all of them lies beside that folder, which thus is the traces of the ranks and no more.
+The files of each process have their usual names, with the host as it was named, in a folder for the capture. The merged
+file lies beside that folder, which thus contains the traces of the ranks and nothing else.
 """
 
 import contextlib
@@ -19,10 +19,9 @@ from kineto_trace.store.output_formats import SUFFIXES
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.download import download, file_name
-from kinetoctl.client.fleet.host_run import Fleet, Member, Rank
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank
 from kinetoctl.client.tracing import file_key
 from kinetoctl.errors import CliError, DownloadFailed, Unreachable
-from kinetoctl.output.fleet_progress import FleetProgress
 
 if TYPE_CHECKING:
     from kineto_trace.merge.merged_export import Merged
@@ -31,10 +30,10 @@ HOSTS_AT_ONCE = 8
 
 
 class _Stopped(Exception):
-    """The user has gone."""
+    """The user has stopped the download."""
 
 
-class Wanted(NamedTuple):
+class WantedFile(NamedTuple):
     """One file of one process."""
 
     target: pb.Target
@@ -42,7 +41,7 @@ class Wanted(NamedTuple):
 
 
 def folder_of(fleet: Fleet, directory: Path) -> Path:
-    """Where the files of the processes go."""
+    """The folder for the files of the processes."""
     return directory / f"kineto-{_safe(fleet.id)}"
 
 
@@ -51,7 +50,7 @@ def _safe(text: str) -> str:
 
 
 def check_promises(fleet: Fleet) -> None:
-    """A process that is called DONE has files; a daemon that says otherwise must not lead to exit code 0."""
+    """A process that is DONE has files; a daemon that reports DONE without files must not lead to exit code 0."""
     for member, target in fleet.processes():
         if target.verdict == pb.VERDICT_DONE and not target.files:
             problem = f"{member.place.host} {enum_names.target(target)}: the daemon reports DONE, but no file"
@@ -61,13 +60,13 @@ def check_promises(fleet: Fleet) -> None:
 def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s: float, file_format: str = "") -> None:
     """Downloads and verifies the files of all hosts; failures are collected, not raised.
 
-    folder exists. file_format: only these; empty: all. KeyboardInterrupt leaves; what has come stays.
+    folder: must exist. file_format: empty for all. After a KeyboardInterrupt, completed files stay.
     """
     wanted = {
-        number: [Wanted(t, file) for t in member.targets for file in t.files if file_format in ("", file.format)]
+        number: [WantedFile(t, file) for t in member.targets for file in t.files if file_format in ("", file.format)]
         for number, member in enumerate(fleet.members)
     }
-    fetching = _Fetching(folder, progress, timeout_s, sum(map(len, wanted.values())))
+    fetching = _FleetDownload(folder, progress, timeout_s, sum(map(len, wanted.values())))
     with ThreadPoolExecutor(HOSTS_AT_ONCE, thread_name_prefix="fetch") as pool:
         futures = [
             pool.submit(fetching.of_host, fleet.members[number], files) for number, files in wanted.items() if files
@@ -81,18 +80,18 @@ def fetch_all(fleet: Fleet, folder: Path, progress: FleetProgress, *, timeout_s:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Fetching:
-    """Files on their way here, by several threads."""
+class _FleetDownload:
+    """Downloads files in several threads."""
 
     def __init__(self, folder: Path, progress: FleetProgress, timeout_s: float, total: int) -> None:
         self._stop = threading.Event()
-        self._clients: list[Client] = []  # of hosts that are being asked
+        self._clients: list[Client] = []  # of hosts that are downloading
         self._folder, self._progress, self._timeout_s, self._total = folder, progress, timeout_s, total
         self._lock = threading.Lock()
         self._files = self._bytes = 0
 
     def end(self) -> None:
-        """Nothing is fetched any more, also of a host that says nothing just now."""
+        """Stops all downloads, even from hosts that do not answer at the moment."""
         self._stop.set()
         with self._lock:
             clients = tuple(self._clients)
@@ -112,11 +111,11 @@ class _Fetching:
                 with self._lock:
                     self._clients.remove(client)
 
-    def of_host(self, member: Member, files: Sequence[Wanted]) -> None:
-        """All files of one host, one after the other. Ends early when the user has gone."""
+    def of_host(self, member: HostRun, files: Sequence[WantedFile]) -> None:
+        """Downloads all files of one host, one after the other, until the user stops it."""
         if member.error is not None:
             member.problems.append(
-                DownloadFailed(f"{member.place.host}: {len(files)} files are not here: {member.error}")
+                DownloadFailed(f"{member.place.host}: {len(files)} files were not downloaded: {member.error}")
             )
             return
         try:
@@ -139,7 +138,7 @@ class _Fetching:
         except _Stopped:
             return
 
-    def _one(self, client: Client, member: Member, target: pb.Target, file: pb.TraceFile) -> Path:
+    def _one(self, client: Client, member: HostRun, target: pb.Target, file: pb.TraceFile) -> Path:
         def arrived(_received: int) -> None:
             if self._stop.is_set():
                 raise _Stopped
@@ -155,7 +154,7 @@ class _Fetching:
             self._progress.fetched(self._files, self._total, self._bytes)
         return path
 
-    def _failed(self, member: Member, target: pb.Target, exc: CliError) -> None:
+    def _failed(self, member: HostRun, target: pb.Target, exc: CliError) -> None:
         self._progress.note(f"{member.place.host} {enum_names.target(target)}: {exc}")
         member.problems.append(exc)
 
@@ -165,14 +164,14 @@ class _Fetching:
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """What was made of all traces. renumbered: the processes have no ranks that tell them apart, and got some."""
+    """The merged trace. renumbered: whether the processes were numbered because ranks are missing or duplicated."""
 
     merged: "Merged"
     renumbered: bool
 
 
 def merge_all(fleet: Fleet, directory: Path) -> MergedFile | None:
-    """One trace of all that are here, beside their folder, by the measured clocks; None: there are none.
+    """Merges all downloaded traces by the measured clocks, beside their folder. Returns None if there are none.
 
     Raises the trace library's errors, OSError.
     """
@@ -202,13 +201,13 @@ class _Trace(NamedTuple):
 
 
 def _trace(rank: Rank) -> _Trace | None:
-    """The trace of a process, if it is here; of several the first format that there is. Other files do not count."""
+    """The downloaded trace of a process in the first of the known formats, or None. Ignores other files."""
     own = rank.target.pid, rank.target.start_time_ns
     here = ((name, rank.member.paths.get((*own, name))) for name in SUFFIXES)
     return next((_Trace(name, path) for name, path in here if path is not None), None)
 
 
 def _ranks(processes: Iterable[Rank]) -> list[int]:
-    """Of each process; none: some have no rank, or one that another has, too."""
+    """The rank of each process, or [] if a rank is missing or duplicated."""
     found = [rank.target.process.rank if rank.target.process.HasField("rank") else -1 for rank in processes]
     return found if -1 not in found and len(set(found)) == len(found) else []

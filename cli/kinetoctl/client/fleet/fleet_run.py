@@ -1,20 +1,20 @@
-"""A capture of many hosts: armed everywhere, begun everywhere at one time, followed to its end.
+"""A capture of many hosts: armed on all of them, started on all at the same time, followed to its end.
 
 Theory of operation
-    arm       CreateCapture everywhere: each host finds its processes, brings agents in, and waits. Hosts that fail are
-              noted. Once more than half are ready, the others get as long again as these took, and STRAGGLER_S at
-              least; with --require all they get the whole time limit. A host that was left out gives its processes
-              free by itself: what is armed lasts for a limited time.
-    clocks    A few round trips to two hosts at a time, so that they do not wait for each other in this process: that
-              would count as uncertainty. It matters less for hosts that are far away: of these more are asked at once.
-    start     StartCapture everywhere, with the same moment by each host's own clock, or the same iteration.
-    follow    WatchCapture everywhere. A stream is opened again every WATCH_S: thus a host that has died without a word
-              is noticed, and what has been missed is seen. A host that stays away is lost: its processes have no
-              verdict, and are never called done.
-    clocks    Once more, since clocks move.
+    arm       CreateCapture on every host: it finds its processes, attaches agents, and waits. Hosts that fail are
+              noted. Once more than half are ready, the others get as much time again, in total at least STRAGGLER_S;
+              with --require all they get the whole time limit. A host that was left out releases its processes on its
+              own, because an armed capture expires.
+    clocks    A few round trips to two hosts at a time, so that they do not wait for each other in this process, which
+              would count as uncertainty. That matters less for distant hosts, so more of these are asked at once.
+    start     StartCapture on every host, for the same time by each host's own clock, or for the same iteration.
+    follow    WatchCapture on every host. Streams are reopened every WATCH_S, to notice hosts that have died silently
+              and to catch up on missed changes. A host that stays unreachable is lost: its processes have no verdict,
+              and are never reported as done.
+    clocks    Again, because clocks move.
 
-    The daemons own the captures: who follows may go at any time, and everything still ends. The first Ctrl-C cancels
-    everywhere and keeps following; the second leaves.
+    The daemons own the captures: they end even if this client exits. The first Ctrl-C cancels on all hosts and keeps
+    following; the second exits.
 """
 
 import asyncio
@@ -33,37 +33,36 @@ from kineto_trace.open.trace_source import FLEET_LABEL
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
 from kinetoctl.client.fleet.host_client import HostClient, close_all
-from kinetoctl.client.fleet.host_run import Fleet, Member, Rank, stored_clock
+from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank, stored_clock
 from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.client.tracing import apply_event, has_ended
 from kinetoctl.errors import CliError, Refused, TimedOut, Unreachable
-from kinetoctl.output.fleet_progress import FleetProgress
 
 CALLS_AT_ONCE = 256
 FIRST_CLOCKS_AT_ONCE, NEAR_CLOCKS_AT_ONCE, FAR_CLOCKS_AT_ONCE = 16, 2, 32
 FAR_TRIP_NS = 10_000_000
-NEAR_S, FAR_S = 0.02, 1.0  # for the round trips to one host, if they are more than the fewest
+NEAR_S, FAR_S = 0.02, 1.0  # time limit of the round trips to one host, beyond the fewest
 FEWEST_TRIPS, ROUND_TRIPS = 2, 7  # after the first one
-SLOW_TRIPS = 3  # so many times as slow as usual: by chance, perhaps
+SLOW_TRIPS = 3  # a host whose trips are this many times slower than usual is measured again
 STRAGGLER_S = 5.0
 LEAVE_S = 2.0
-ARMED_FOR_S = 30.0  # beyond the time limit of the calls
-START_LATE_S = 2.0  # a start that is confirmed later than this after its moment has not worked
+ARMED_FOR_S = 30.0  # in addition to the time limit of the calls
+START_LATE_S = 2.0  # a start must be confirmed within this time after it was due
 WATCH_S = 20.0
-ALIVE_S = 10.0  # for a daemon to answer that has been silent
+ALIVE_S = 10.0  # limit for the answer of a daemon that has been silent
 SAMPLES = 4  # of the iterations
 SAMPLE_PAUSE_S = 0.1
-FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
-MEET_WITHIN_NS = 600 * 10**9  # for processes to get to a common iteration: the daemons' own limit, as it is by default
+FIRST_STEP_S = 5.0  # limit for the first iteration that a new agent sees
+MEET_WITHIN_NS = 600 * 10**9  # for processes to reach a common iteration: the default limit of the daemons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRequest:
-    """What to capture. spec.selector: the conditions that hold on all hosts; spec.start_time_ns: by our clock, or 0.
+    """What to capture. spec.selector: conditions on all hosts; spec.start_time_ns: Unix ns by our clock, or 0.
 
-    id: names the capture as a whole; the same again gives the same captures. timeout_s: for one answer.
+    id: of the whole capture; repeated, it finds the same captures. timeout_s: limit for each answer.
     """
 
     id: str
@@ -73,11 +72,11 @@ class FleetRequest:
     timeout_s: float = 30.0
 
     def new_fleet(self) -> Fleet:
-        """What is known before anybody is asked. Raises UsageProblem for conditions that cannot hold."""
+        """The state before any host is asked. Raises UsageProblem for conditions that cannot hold."""
         for place in self.places:
             place.selected(self.spec.selector)
         ranks = frozenset(self.spec.selector.ranks) - {ANY_RANK}
-        return Fleet(id=self.id, members=[Member(place) for place in self.places], ranks=ranks)
+        return Fleet(id=self.id, members=[HostRun(place) for place in self.places], ranks=ranks)
 
 
 class FleetRun:
@@ -87,11 +86,11 @@ class FleetRun:
         self.fleet = fleet
         self._request = request
         self._progress = progress
-        self._clients: dict[Member, HostClient] = {}
-        self._told = self._ready = 0  # hosts that have answered, and those of them that are ready
-        self._slowest_s = self._round_s = 0.0  # that a host took to get ready, and that asking each host once took
+        self._clients: dict[HostRun, HostClient] = {}
+        self._told = self._ready = 0  # numbers of hosts that have answered, and that are ready
+        self._slowest_s = self._round_s = 0.0  # longest time to get ready; time to ask each host once
         self._interrupted = asyncio.Event()
-        self._answered = asyncio.Event()  # a host has answered, or the user has
+        self._answered = asyncio.Event()  # set when a host has answered, or the user has interrupted
 
     async def __aenter__(self) -> "FleetRun":
         for member in self.fleet.members:
@@ -105,15 +104,15 @@ class FleetRun:
         await close_all(self._clients.values())
 
     def interrupt(self) -> None:
-        """Cancels everywhere; what follows goes on until that is confirmed."""
+        """Cancels on all hosts; following continues until they confirm."""
         self.fleet.interrupted = True
         self._interrupted.set()
         self._answered.set()
 
-    # ------------------------------------------------------------ beginning
+    # ------------------------------------------------------------ arming and starting
 
     async def begin(self) -> None:
-        """Arms and starts. What has come of it is in the fleet. Raises UsageProblem for a start that is too near."""
+        """Arms and starts; records the outcome in the fleet. Raises UsageProblem if the requested start is too near."""
         await self._arm()
         await self._measure([member for member in self.fleet.members if self._waits(member)], self._first_clock)
         members = self.fleet.members
@@ -134,8 +133,8 @@ class FleetRun:
         await self._at_once(self._cancel_one, [each for each in members if each.error is not None and each.is_running])
 
     @staticmethod
-    def _waits(member: Member) -> bool:
-        """Whether it is to be started now."""
+    def _waits(member: HostRun) -> bool:
+        """Whether the host has yet to be started."""
         return member.is_ready and not member.started
 
     async def _arm(self) -> None:
@@ -148,11 +147,13 @@ class FleetRun:
         }
         await self._until_armed(len(tasks), began)
         if self.fleet.interrupted and tasks:
-            await asyncio.wait(tasks.keys(), timeout=LEAVE_S)  # what is armed can be cancelled, once it is known
+            await asyncio.wait(
+                tasks.keys(), timeout=LEAVE_S
+            )  # an armed capture can only be cancelled once its id is known
         for task, member in tasks.items():
             if not task.done():
                 task.cancel()
-                member.error = TimedOut(f"the daemon at {member.place.address} was not ready when the others began")
+                member.error = TimedOut(f"the daemon at {member.place.address} was not ready when the others started")
         await asyncio.gather(*tasks, return_exceptions=True)
         ready = [member for member in self.fleet.members if member.is_ready]
         processes = sum(target.state != pb.TARGET_STATE_ENDED for member in ready for target in member.targets)
@@ -162,7 +163,7 @@ class FleetRun:
         )
 
     async def _until_armed(self, asked: int, began: float) -> None:
-        """Waits for all hosts that were asked, or not much longer than for most of them."""
+        """Waits for all hosts that were asked, but not much longer than for most of them."""
         half_s = 0.0
         while not self.fleet.interrupted:
             waited_s = time.monotonic() - began
@@ -177,7 +178,7 @@ class FleetRun:
             except TimeoutError:
                 return
 
-    async def _arm_one(self, number: int, member: Member, at_once: asyncio.Semaphore) -> None:
+    async def _arm_one(self, number: int, member: HostRun, at_once: asyncio.Semaphore) -> None:
         request = self._request
         spec = pb.CaptureSpec()
         spec.CopyFrom(request.spec)
@@ -204,11 +205,11 @@ class FleetRun:
 
     # ------------------------------------------------------------ clocks
 
-    async def _measure(self, members: Sequence[Member], tell: Callable[[Member, Offset], None]) -> None:
-        """One round trip to each shows who is near; then a few more, and again to hosts of which all were slow."""
-        trips: dict[Member, list[RoundTrip]] = {}
+    async def _measure(self, members: Sequence[HostRun], tell: Callable[[HostRun, Offset], None]) -> None:
+        """One round trip shows which hosts are near; then a few more, and again to hosts whose trips were all slow."""
+        trips: dict[HostRun, list[RoundTrip]] = {}
 
-        async def more(member: Member) -> None:
+        async def more(member: HostRun) -> None:
             found, client = trips.setdefault(member, []), self._clients[member]
             had, far = len(found), bool(found) and found[0].travelled_ns >= FAR_TRIP_NS
             until = time.monotonic() + (FAR_S if far else NEAR_S)
@@ -239,19 +240,19 @@ class FleetRun:
             except UnusableClock as exc:
                 self._without_clock(member, Refused(str(exc)))
 
-    def _without_clock(self, member: Member, exc: CliError) -> None:
+    def _without_clock(self, member: HostRun, exc: CliError) -> None:
         if member.clock is None:
             member.error = exc
         else:
             member.warnings.append(f"its clock was not measured again after the capture: {exc}")
 
-    def _first_clock(self, member: Member, offset: Offset) -> None:
+    def _first_clock(self, member: HostRun, offset: Offset) -> None:
         member.clock = offset
         if abs(offset.offset_ns) >= FAR_NS:
             ahead = "behind" if offset.offset_ns > 0 else "ahead"
             member.warnings.append(f"its clock is {format_duration(abs(offset.offset_ns))} {ahead} of this machine's")
 
-    def _last_clock(self, member: Member, offset: Offset) -> None:
+    def _last_clock(self, member: HostRun, offset: Offset) -> None:
         assert member.clock is not None
         member.clock, warning = joined(member.clock, offset, self.fleet.start_ns or member.clock.at_ns)
         if warning:
@@ -259,7 +260,7 @@ class FleetRun:
 
     # ------------------------------------------------------------ the start
 
-    async def _start(self, members: Sequence[Member]) -> None:
+    async def _start(self, members: Sequence[HostRun]) -> None:
         if not members:
             return  # all were begun before
         spec = self._request.spec
@@ -268,7 +269,7 @@ class FleetRun:
             round_ns=int(self._round_s * 1e9),
             armed_ns=int(self._slowest_s * 1e9),
         )
-        iterations: dict[Member, list[pb.IterationStart]] = {}
+        iterations: dict[HostRun, list[pb.IterationStart]] = {}
         if spec.WhichOneof("extent") == "iterations":
             iterations = await self._common_iterations(members, delivered_ns / 1e9)
         else:
@@ -280,20 +281,20 @@ class FleetRun:
         what = "a common iteration"
         if start_ns := self.fleet.start_ns:
             what = f"{time.strftime('%H:%M:%S', time.localtime(start_ns / 1e9))}.{start_ns // 10**6 % 1000:03}"
-        self._progress.note(f"{started:,} hosts begin at {what}")
+        self._progress.note(f"{started:,} hosts start at {what}")
 
     async def _at_once(
-        self, call: Callable[[Member], Awaitable[None]], members: Iterable[Member], most: int = CALLS_AT_ONCE
+        self, call: Callable[[HostRun], Awaitable[None]], members: Iterable[HostRun], most: int = CALLS_AT_ONCE
     ) -> None:
         at_once = asyncio.Semaphore(most)
 
-        async def one(member: Member) -> None:
+        async def one(member: HostRun) -> None:
             async with at_once:
                 await call(member)
 
         await asyncio.gather(*(one(member) for member in members))
 
-    async def _start_one(self, member: Member, iterations: Sequence[pb.IterationStart]) -> None:
+    async def _start_one(self, member: HostRun, iterations: Sequence[pb.IterationStart]) -> None:
         capture, clock = member.capture, member.clock
         assert capture is not None and clock is not None
         start_ns = self.fleet.start_ns
@@ -309,7 +310,7 @@ class FleetRun:
             async with asyncio.timeout(limit_s):
                 member.capture = await client.start(request)
             member.started = True
-        except (TimeoutError, Unreachable):  # whether it has begun, its daemon knows
+        except (TimeoutError, Unreachable):  # only its daemon knows whether it has started
             member.warnings.append("its daemon did not confirm the start")
             member.started = True
         except CliError as exc:
@@ -317,9 +318,9 @@ class FleetRun:
         self._progress.update(member)
 
     async def _common_iterations(
-        self, members: Sequence[Member], delivery_s: float
-    ) -> dict[Member, list[pb.IterationStart]]:
-        """By member: what each of its processes is to record."""
+        self, members: Sequence[HostRun], delivery_s: float
+    ) -> dict[HostRun, list[pb.IterationStart]]:
+        """The iterations that the processes of each host are to record."""
         ranks = [
             Rank(member, target)
             for member in members
@@ -336,7 +337,7 @@ class FleetRun:
         wanted = Iterations(window.start if window.HasField("start") else None, window.roundup, window.warmup)
         comparable = not any(rank.target.process.attached for rank in ranks)
         planned = plan(samples, wanted, comparable=comparable, patience_ns=MEET_WITHIN_NS, delivery_s=delivery_s)
-        found: dict[Member, list[pb.IterationStart]] = {}
+        found: dict[HostRun, list[pb.IterationStart]] = {}
         for rank, each in zip(ranks, planned, strict=True):
             if each.warning:
                 rank.member.warnings.append(f"{enum_names.target(rank.target)}: {each.warning}")
@@ -347,10 +348,10 @@ class FleetRun:
                 found.setdefault(rank.member, []).append(start)
         return found
 
-    async def _sample(self, members: Sequence[Member], ranks: Sequence[Rank]) -> Sample:
-        """At which iteration each process is. A host that does not answer keeps its counts."""
+    async def _sample(self, members: Sequence[HostRun], ranks: Sequence[Rank]) -> Sample:
+        """The current iteration of each process. A host that does not answer keeps its counts."""
 
-        async def one(member: Member) -> None:
+        async def one(member: HostRun) -> None:
             capture = member.capture
             assert capture is not None
             try:
@@ -367,7 +368,7 @@ class FleetRun:
     # ------------------------------------------------------------ the end
 
     async def finish(self) -> None:
-        """Follows to the end. What was not begun has ended already."""
+        """Follows all captures to the end. Those that were not started have ended already."""
         running = [member for member in self.fleet.members if member.is_running and member.error is None]
         following = asyncio.gather(*(self._follow(member) for member in running))
         interrupted = asyncio.create_task(self._interrupted.wait())
@@ -385,7 +386,7 @@ class FleetRun:
             there = [member for member in running if member.error is None and member.clock is not None]
             await self._measure(there, self._last_clock)
 
-    async def _follow(self, member: Member) -> None:
+    async def _follow(self, member: HostRun) -> None:
         client, capture = self._clients[member], member.capture
         assert capture is not None
         patience = Patience(self._request.timeout_s)
@@ -406,7 +407,7 @@ class FleetRun:
         self._progress.update(member)
 
     async def _alive(self, client: HostClient, capture_id: str, patience: Patience) -> pb.Capture:
-        """The capture, once its daemon answers. Raises the error of one that stays away."""
+        """The capture, once its daemon answers. Raises the error if the daemon stays unreachable."""
         while True:
             try:
                 capture = await client.capture(capture_id, limit_s=ALIVE_S)
@@ -417,13 +418,13 @@ class FleetRun:
                 return capture
 
     async def cancel(self) -> None:
-        """Stops the capture on every host that has it."""
+        """Cancels the capture on every host that has it."""
         running = [member for member in self.fleet.members if member.is_running]
         if running:
-            self._progress.note(f"cancelling on {len(running):,} hosts; Ctrl-C again leaves at once")
+            self._progress.note(f"cancelling on {len(running):,} hosts; press Ctrl-C again to exit at once")
         await self._at_once(self._cancel_one, running)
 
-    async def _cancel_one(self, member: Member) -> None:
+    async def _cancel_one(self, member: HostRun) -> None:
         assert member.capture is not None
         try:
             member.capture.CopyFrom(await self._clients[member].cancel(member.capture.id))
@@ -433,6 +434,6 @@ class FleetRun:
 
 
 def _is_awaited(ranks: Iterable[Rank]) -> bool:
-    """Whether an agent that was brought into a torch program has not seen an iteration yet."""
+    """Whether an attached agent of a torch program has not seen an iteration yet."""
     processes = (rank.target.process for rank in ranks)
     return any(each.attached and each.framework and each.iterations == NEVER for each in processes)

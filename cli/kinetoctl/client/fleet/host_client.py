@@ -1,8 +1,7 @@
-"""The client of many daemons at once: like `kinetoctl.client.daemon_client`, on an event loop, and with the same
-errors.
+"""The asynchronous client of kinetod, for many daemons at once; its errors are those of `client.daemon_client`.
 
-Every call has a deadline. One that cannot reach its daemon is made again for RETRY_S; every other error is an answer.
-A capture is made with an idempotency key, so that what is made again is made once.
+Every call has a deadline. A call that cannot reach its daemon is retried for RETRY_S; every other error is final.
+A capture is created with an idempotency key, so that a retry does not create it twice.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
-from kinetoctl.client.channel import Calls, open_async_line
+from kinetoctl.client.channel import StubCalls, open_async_connection
 from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
 from kinetoctl.client.fleet.clock_offsets import RoundTrip
 from kinetoctl.client.retry import Patience
@@ -27,8 +26,8 @@ CLOCK_DEADLINE_S = 2.0
 
 @functools.cache
 def _keep_grpc() -> None:
-    """Else gRPC would end and join its thread with the last channel, where a Ctrl-C leaves a traceback, and start it
-    anew. Not while this module is imported: gRPC asks for the thread's event loop, and there may be none any more.
+    """Keeps gRPC's thread alive. Otherwise gRPC joins it when the last channel is closed, where a Ctrl-C leaves a
+    traceback. Not at import time: gRPC then asks for the thread's event loop, which may not exist.
     """
     grpc.aio.init_grpc_aio()
 
@@ -41,14 +40,14 @@ class HostClient:
         _keep_grpc()
         self.address = address
         self.timeout_s = timeout_s
-        self._line = open_async_line(address, CHANNEL_OPTIONS)
-        self._stub = Calls(self._line, profiler_pb2_grpc.ProfilerStub)
+        self._connection = open_async_connection(address, CHANNEL_OPTIONS)
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
 
     async def close(self) -> None:
-        """Calls under way are cancelled."""
-        for channel in self._line.channels:
+        """Close the connection. Running calls are cancelled."""
+        for channel in self._connection.channels:
             await channel.close()
-        self._line.let_go()
+        self._connection.close_folders()
 
     async def _once(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
@@ -68,18 +67,18 @@ class HostClient:
                 await asyncio.sleep(patience.pause_s(exc))
 
     async def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:
-        """Start or arm a capture. The same key again gives the same capture."""
+        """Start or arm a capture. Repeated with the same key, it returns the same capture."""
         request = pb.CreateCaptureRequest(spec=spec, idempotency_key=idempotency_key)
         capture: pb.Capture = await self._call(self._stub.CreateCapture, request)
         return capture
 
     async def start(self, request: pb.StartCaptureRequest) -> pb.Capture:
-        """Let an armed capture begin. The same request again changes nothing."""
+        """Start an armed capture. Repeating the request changes nothing."""
         capture: pb.Capture = await self._call(self._stub.StartCapture, request)
         return capture
 
     async def check(self) -> None:
-        """Raises Unsupported if the daemon is too old to wait for a start: it would begin at once."""
+        """Raises Unsupported if the daemon is too old to arm captures: it would start them at once."""
         await self._call(self._stub.GetClock, pb.GetClockRequest())
 
     async def clock(self) -> RoundTrip:
@@ -94,7 +93,7 @@ class HostClient:
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:
-        """The capture now, then each change. Ends with the capture, or with an error after limit_s."""
+        """The current capture, then each change. Ends with the capture, or with an error after limit_s seconds."""
         call = self._stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=limit_s)
         try:
             async for event in call:
@@ -105,7 +104,7 @@ class HostClient:
             call.cancel()  # a consumer that stops early must not leave the stream open
 
     async def capture(self, capture_id: str, *, limit_s: float | None = None) -> pb.Capture:
-        """One capture as it is now."""
+        """The current state of one capture."""
         request = pb.GetCaptureRequest(id=capture_id)
         capture: pb.Capture = await self._call(self._stub.GetCapture, request, limit_s)
         return capture
@@ -131,5 +130,5 @@ class HostClient:
 
 
 async def close_all(clients: Iterable[HostClient]) -> None:
-    """Closes them at the same time."""
+    """Closes all clients concurrently."""
     await asyncio.gather(*(client.close() for client in clients))

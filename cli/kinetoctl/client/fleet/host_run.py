@@ -1,9 +1,9 @@
-"""One host's part in a capture of many hosts, and what the parts come to."""
+"""The part of one host in a capture of many hosts, and the outcome of all parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
@@ -14,14 +14,14 @@ from kinetoctl.errors import CliError, NotFound
 from kinetoctl.exit_codes import ExitCode
 
 LOST = "HOST_LOST"  # the reason code of a process whose daemon went away before its verdict
-STARTED_APART_NS = 5_000_000  # windows that begin farther from the common start than that are told
+STARTED_APART_NS = 5_000_000  # windows that start farther from the common start than this are reported
 
 
 @dataclass(slots=True, eq=False)
-class Member:
-    """One host. error: why it takes no part, or no longer; clock: None: not measured.
+class HostRun:
+    """One host. error: why it does not take part, or no longer; clock: None if it was not measured.
 
-    paths: its verified files on this machine; problems: files that are not here.
+    paths: its verified files on this machine; problems: one error per missing file.
     """
 
     place: Place
@@ -35,84 +35,113 @@ class Member:
 
     @property
     def targets(self) -> Sequence[pb.Target]:
-        """Its processes; none: there is no capture."""
+        """Its processes; empty if it has no capture."""
         return () if self.capture is None else self.capture.targets
 
     @property
     def is_ready(self) -> bool:
-        """Whether a process waits for the start there."""
+        """Whether a process on it is waiting for the start."""
         return self.error is None and any(target.state != pb.TARGET_STATE_ENDED for target in self.targets)
 
     @property
     def is_wholly_ready(self) -> bool:
-        """Whether all processes do."""
+        """Whether all its processes are waiting for the start."""
         return self.is_ready and all(target.state != pb.TARGET_STATE_ENDED for target in self.targets)
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a capture that has not ended, as far as is known."""
+        """Whether it has a capture that is not known to have ended."""
         return self.capture is not None and not has_ended(self.capture)
 
     def is_lost(self, target: pb.Target) -> bool:
-        """Whether nobody can say what became of a process."""
+        """Whether the outcome of a process is unknown because its host was lost."""
         return self.error is not None and target.state != pb.TARGET_STATE_ENDED
+
+
+class FleetProgress(Protocol):
+    """How a capture of many hosts reports its progress."""
+
+    def note(self, text: str) -> None:
+        """A message for the person who waits."""
+
+    def update(self, member: HostRun) -> None:
+        """The state of a host has changed."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """The number of files that have arrived, of how many, and their total size."""
+
+
+class FleetQuiet:
+    """Reports nothing."""
+
+    def note(self, text: str) -> None:
+        """Discards the message."""
+
+    def update(self, member: HostRun) -> None:
+        """Shows nothing."""
+
+    def fetched(self, files: int, total: int, size_bytes: int) -> None:
+        """Shows nothing."""
 
 
 class Rank(NamedTuple):
     """One process of a capture of many hosts."""
 
-    member: Member
+    member: HostRun
     target: pb.Target
 
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """A capture of many hosts. unmet: why it was not begun; start_ns: when, by our clock; 0: not at one moment."""
+    """A capture of many hosts. unmet: why it was not started.
+
+    start_ns: when it started, in Unix ns by our clock; 0 if there was no common start time.
+    """
 
     id: str
-    members: list[Member]
-    ranks: frozenset[int] = frozenset()  # those that are asked for
+    members: list[HostRun]
+    ranks: frozenset[int] = frozenset()  # the requested ones
     start_ns: int = 0
     unmet: str = ""
     interrupted: bool = False
-    problems: list[CliError] = field(default_factory=list)  # with what was made of all files together
+    problems: list[CliError] = field(default_factory=list)  # with the files of all hosts together
 
     def processes(self) -> Iterator[Rank]:
-        """Those of all hosts, in their order."""
+        """The processes of all hosts, in their order."""
         for member in self.members:
             for target in member.targets:
                 yield Rank(member, target)
 
     def missing_ranks(self) -> list[int]:
-        """The ranks that were asked for and that no host has."""
+        """The requested ranks that no host has."""
         found = {rank.target.process.rank for rank in self.processes() if rank.target.process.HasField("rank")}
         return sorted(self.ranks - found)
 
-    def has_no_part(self, member: Member) -> bool:
-        """Whether nothing was meant there: certain ranks are asked for, and others have them."""
+    def has_no_part(self, member: HostRun) -> bool:
+        """Whether the host has none of the requested ranks."""
         return isinstance(member.error, NotFound) and member.capture is None and bool(self.ranks)
 
-    def failed(self) -> list[Member]:
-        """The hosts that should have taken part and did not, or not to the end."""
+    def failed(self) -> list[HostRun]:
+        """The hosts that should have taken part but did not, or not until the end."""
         return [member for member in self.members if member.error is not None and not self.has_no_part(member)]
 
     def counted(self) -> int:
-        """The hosts that count for a requirement."""
+        """The number of hosts that count for a requirement."""
         return sum(not self.has_no_part(member) for member in self.members)
 
     def spread_ns(self) -> int | None:
-        """How far from each other the windows of timed processes begin, by our clock; None: that is not known."""
+        """The time between the first and the last start of a window, in ns by our clock; None if unknown."""
         begins = [begin for rank in self.processes() if (begin := began_ns(rank)) is not None]
         return max(begins) - min(begins) if begins else None
 
     def uncertainty_ns(self) -> int | None:
-        """Of the clock that is known worst, of hosts with a trace; None: of some host nothing is known."""
+        """The largest clock uncertainty of the hosts with a trace, in ns; None if that of any is unknown."""
         clocks = [member.clock for member in self.members if any(target.files for target in member.targets)]
         known = [clock.uncertainty_ns for clock in clocks if clock is not None]
         return max(known, default=None) if len(known) == len(clocks) else None
 
     def exit_code(self) -> ExitCode:
-        """0 only if every process of every host is done, and all files that were asked for are here."""
+        """DONE only if every process of every host is done, and all requested files are here."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
         verdicts = [rank.target.verdict for rank in self.processes()]
@@ -132,7 +161,7 @@ class Fleet:
 
 
 def stored_clock(capture: pb.Capture) -> Offset | None:
-    """As it was measured when the capture began; None: it was not."""
+    """The clock offset that was measured when the capture started, or None."""
     if not capture.HasField("clock"):
         return None
     offset_ns = capture.clock.offset_ns
@@ -140,7 +169,7 @@ def stored_clock(capture: pb.Capture) -> Offset | None:
 
 
 def began_ns(rank: Rank) -> int | None:
-    """When the window of a process began, by our clock; None: it has no trace, or its clock is not known."""
+    """When the window of a process started, in Unix ns by our clock; None without a trace or a known clock."""
     begin_ns = rank.target.summary.window_start_ns
     if not begin_ns or rank.member.clock is None:
         return None

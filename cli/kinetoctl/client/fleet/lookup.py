@@ -1,4 +1,4 @@
-"""A capture of many hosts that was taken before: found again by its id."""
+"""Finds an earlier capture of many hosts by its id."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from kineto_trace.open.trace_source import FLEET_LABEL
 
 from kinetoctl.client.fleet.broadcast import ask
 from kinetoctl.client.fleet.host_client import HostClient
-from kinetoctl.client.fleet.host_run import Fleet, Member, stored_clock
+from kinetoctl.client.fleet.host_run import Fleet, HostRun, stored_clock
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import NotFound
 
@@ -15,9 +15,9 @@ LIMIT = 1000  # captures of one host that are parts of one capture
 
 
 def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
-    """The parts of it on these hosts: captures with its label, or the one capture that has this id.
+    """The parts of the capture on these hosts: captures with its label, or the one capture with this id.
 
-    A host that does not answer is a member with its error. Raises NotFound if no host has a part.
+    A host that does not answer becomes a member with its error. Raises NotFound if no host has a part.
     """
 
     async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
@@ -30,8 +30,8 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
     members = []
     for place, captures, error in ask(places, parts, timeout_s=timeout_s):
         if error is not None:
-            members.append(Member(place, error=error))
-        members += [Member(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
+            members.append(HostRun(place, error=error))
+        members += [HostRun(place, each, clock=stored_clock(each), started=True) for each in captures or ()]
     if not any(member.capture for member in members):
         raise next((m.error for m in members if m.error), NotFound(f"no host has a capture {capture_id}"))
     return Fleet(id=capture_id, members=members)

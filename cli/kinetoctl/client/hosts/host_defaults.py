@@ -1,6 +1,6 @@
-"""What is meant where a command line does not say it; the help texts show it."""
+"""Defaults of the command line that the help texts show."""
 
 KINETOD_NAMESPACE = "kineto"
 HOST_FIELD = "{host}"
-ADDRESS_FIELD = "{address}"  # what the cluster says that the host's address is; where it says nothing, its name
+ADDRESS_FIELD = "{address}"  # the host's address in the cluster; its name if the cluster knows none
 DEFAULT_TEMPLATE = f"{HOST_FIELD}:50051"

@@ -1,5 +1,5 @@
-"""Where a capture of many hosts runs: hosts that are named on the command line, one below the other in a file, or
-known to whatever runs the job. Each becomes a Place.
+"""Where a capture of many hosts runs: hosts named on the command line, listed in a file, or known to the job's
+scheduler. Each becomes a Place.
 """
 
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 from kineto_protos import endpoints
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.base.value_types import parse_address
 from kinetoctl.client.hosts.host_defaults import ADDRESS_FIELD, DEFAULT_TEMPLATE, HOST_FIELD, KINETOD_NAMESPACE
 from kinetoctl.client.hosts.kube import KubeOptions, KubeTarget, kube_places
 from kinetoctl.client.hosts.slurm import Run, SlurmJob, expand, few, node_addresses, run_slurm
@@ -25,8 +24,8 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Place:
     """One daemon to ask, and what to select there.
 
-    host: its name for people; address: gRPC address of its daemon; selector: what is meant on this host, to which
-    the conditions of the command line are added.
+    host: its name for people; address: gRPC address of its daemon; selector: conditions for processes on this host,
+    to which those of the command line are added.
     """
 
     host: str
@@ -35,18 +34,18 @@ class Place:
 
     @property
     def selects(self) -> bool:
-        """Whether it says by itself which processes are meant."""
+        """Whether it selects processes itself."""
         return self.selector.ByteSize() > 0
 
     def selected(self, condition: pb.Selector) -> pb.Selector:
-        """What to select there with the conditions of the command line.
+        """The selector of this host with the conditions of the command line added.
 
-        Raises UsageProblem if one of them is what the place itself goes by: both could not hold.
+        Raises UsageProblem if a condition is one that the place sets itself: both could not hold.
         """
         given = {field.name for field, _ in condition.ListFields()}
         if twice := [field.name for field, _ in self.selector.ListFields() if field.name in given]:
             option = f"--{twice[0].removesuffix('s').replace('_', '-')}"
-            raise UsageProblem(f"{option}: the job or pod that is named says that already; leave one of them out")
+            raise UsageProblem(f"{option}: the named job or pod already sets this condition; leave one of them out")
         both = pb.Selector()
         both.CopyFrom(self.selector)
         both.MergeFrom(condition)
@@ -54,22 +53,22 @@ class Place:
 
 
 def parse_template(text: str) -> str:
-    """An address with {host} or {address} in it. Raises ValueError."""
+    """A template of an address with {host} or {address} in it. Raises ValueError."""
     if HOST_FIELD not in text and ADDRESS_FIELD not in text:
         raise ValueError(
             f"expected an address with {HOST_FIELD} or {ADDRESS_FIELD} in it, like {DEFAULT_TEMPLATE}, got {text!r}"
         )
-    parse_address(filled(text, "h"))
+    endpoints.parse_address(filled(text, "h"))
     return text
 
 
 def filled(address_template: str, host: str, address: str = "") -> str:
-    """The address of a host's daemon. address: the host's, where the cluster knows one."""
+    """The address of a host's daemon. address: that of the host, if the cluster knows one."""
     return address_template.replace(HOST_FIELD, host).replace(ADDRESS_FIELD, address or host)
 
 
 def template(given: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """How the address of a host's daemon is made from the host's name. Raises ValueError."""
+    """The template from which addresses of daemons are made. Raises ValueError."""
     if given:
         return given
     variable = endpoints.HOST_ADDRESS_VARIABLE
@@ -85,13 +84,13 @@ def place_of(text: str, address_template: str, selector: pb.Selector | None = No
     if _HOST.fullmatch(text):
         return Place(text, filled(address_template, text), selector)
     try:
-        return Place(text, parse_address(text), selector)
+        return Place(text, endpoints.parse_address(text), selector)
     except ValueError:
-        raise ValueError(f"expected the name of a host, host:port or unix:/path, got {text!r:.200}") from None
+        raise ValueError(f"expected a host name, host:port or unix:/path, got {text!r:.200}") from None
 
 
 def parse_hosts(text: str, address_template: str) -> list[Place]:
-    """The hosts of a,b,c or of the file in FILE or @FILE. Raises ValueError."""
+    """The hosts of a list a,b,c or of a file, FILE or @FILE. Raises ValueError."""
     if not text.startswith("@"):
         if "," in text:
             return [place_of(part.strip(), address_template) for part in text.split(",") if part.strip()]
@@ -104,10 +103,10 @@ def parse_hosts(text: str, address_template: str) -> list[Place]:
     except OSError as exc:
         raise ValueError(f"cannot read {path}: {exc.strerror}") from exc
     if len(content) > MAX_FILE_CHARS:
-        raise ValueError(f"{path} is too long for a file of hosts")
+        raise ValueError(f"{path} is too large for a list of hosts (limit: 4 MiB)")
     found = list(_of_lines(content.splitlines(), path, address_template))
     if not found:
-        raise ValueError(f"{path} names no host")
+        raise ValueError(f"{path} contains no host")
     return found
 
 
@@ -118,7 +117,7 @@ def _of_lines(lines: Iterable[str], path: Path, address_template: str) -> Iterat
             if len(words) == 1:
                 yield place_of(words[0], address_template)
             elif len(words) == 2:
-                yield Place(words[0], parse_address(words[1]))
+                yield Place(words[0], endpoints.parse_address(words[1]))
             elif words:
                 raise ValueError(f"expected `name` or `name address`, got {line.strip()!r:.200}")
         except ValueError as exc:
@@ -126,7 +125,7 @@ def _of_lines(lines: Iterable[str], path: Path, address_template: str) -> Iterat
 
 
 def distinct(found: Sequence[Place]) -> list[Place]:
-    """Each place once, in their order. Raises ValueError if one name stands for several addresses."""
+    """The places without duplicates, in their order. Raises ValueError if a host has several addresses."""
     kept: dict[tuple[str, str, bytes], Place] = {}
     addresses: dict[str, str] = {}
     for place in found:
@@ -139,10 +138,10 @@ def distinct(found: Sequence[Place]) -> list[Place]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceOptions:
-    """What a command line says of hosts; all empty: the one daemon at --address.
+    """The hosts that a command line names; if all fields are empty, the one daemon at --address.
 
-    hosts: by name; lists: each as `parse_hosts` takes it; host_address: from a host's name to its daemon's address;
-    slurm_job: of its nodes those that `hosts` and `lists` name, all if they name none. kube…: see KubeOptions.
+    hosts: by name; lists: each as `parse_hosts` takes it; host_address: template of a daemon's address;
+    slurm_job: a job, on those of its nodes that `hosts` and `lists` name, or on all. kube…: see KubeOptions.
     """
 
     hosts: tuple[str, ...] = ()
@@ -157,10 +156,9 @@ class PlaceOptions:
 
 
 def places(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
-    """All places that the options name, in their order; none: nothing names a host. Raises ValueError, CliError.
+    """All places that the options name, in their order; empty if they name no host. Raises ValueError, CliError.
 
-    tell: takes what the user should know besides.
-    Every further way to name hosts adds its places here.
+    tell: receives notes for the user. Every new way to name hosts adds its places here.
     """
     address_template = template(options.host_address)
     found = [place_of(host, address_template) for host in options.hosts]
@@ -182,7 +180,7 @@ def of_pods(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
     )
     if not kube.targets:
         if kube.selector:
-            raise ValueError("-l selects pods of a namespace: add --kube NAMESPACE")
+            raise ValueError("-l needs a namespace: add --kube NAMESPACE")
         return []
     return [Place(each.node, each.address, each.selector) for each in kube_places(kube, tell)]
 
@@ -190,7 +188,7 @@ def of_pods(options: PlaceOptions, tell: Callable[[str], None]) -> list[Place]:
 def of_slurm_job(
     job: SlurmJob, address_template: str, named: Sequence[Place], tell: Callable[[str], None], run: Run = run_slurm
 ) -> list[Place]:
-    """The places of a Slurm job. named: only these, at their addresses; none: all.
+    """The places of a Slurm job. named: only these, at their addresses; empty for all.
 
     Raises ValueError, NoSuchJob, JobNotRunning, SlurmFailed.
     """

@@ -1,12 +1,12 @@
-"""Pods of Kubernetes as places: on which nodes they run, and where the kinetod of each node is.
+"""Kubernetes pods as places: the nodes on which they run, and the kinetod of each node.
 
 Theory of operation
-    The API server says which pods are meant, on which nodes, and which pod of the DaemonSet is on each. With the
-    variables for certificates set, that pod is called at its own address. Else through the API server, as `kubectl
-    port-forward` does: whoever may forward ports to kinetod's pods needs no other way through the network. There
-    the token of the kubeconfig says who calls, and the daemon asks the API server what this user may trace.
+    The API server says which pods are selected, on which nodes, and which pod of the DaemonSet runs on each. If the
+    variables for certificates are set, that pod is called at its own address. Otherwise the call goes through the API
+    server, as with `kubectl port-forward`: users who may forward ports to kinetod's pods need no other network path.
+    The token of the kubeconfig then identifies the caller, and the daemon asks the API server what this user may trace.
 
-    Everything is asked by the official client, which is imported only here.
+    All questions go through the official client, which is imported only here.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeTarget:
-    """What --kube names; pod empty: those that -l selects."""
+    """What --kube names. pod: empty for the pods that -l selects."""
 
     namespace: str
     pod: str = ""
@@ -56,7 +56,7 @@ class KubeTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeOptions:
-    """All that a command line says about it. selector: of labels; namespace: that of kinetod."""
+    """The command line's options for Kubernetes. selector: label selector; namespace: that of kinetod."""
 
     targets: tuple[KubeTarget, ...]
     selector: str = ""
@@ -67,7 +67,7 @@ class KubeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubePlace:
-    """What Place says, of one node."""
+    """The place of one node: see Place."""
 
     node: str
     address: str
@@ -76,7 +76,7 @@ class KubePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """As much of one as is needed."""
+    """The part of a pod's description that is needed."""
 
     namespace: str
     name: str
@@ -106,7 +106,7 @@ def kube_places(
     tunnels: Tunnels = TUNNELS,
     environ: Mapping[str, str] = os.environ,
 ) -> list[KubePlace]:
-    """One for each node that the pods run on, by name. Raises ValueError, CliError."""
+    """One place for each node on which the pods run, ordered by name. Raises ValueError, CliError."""
     for target in options.targets:
         if bool(target.pod) == bool(options.selector):
             raise ValueError(
@@ -141,12 +141,12 @@ def _places(
 
 
 def namespace_of(context: str | None, kubeconfig: str | None) -> str:
-    """The namespace that kubectl would take. Raises KubeFailed."""
+    """The namespace that kubectl would use. Raises KubeFailed."""
     return Cluster(context, kubeconfig).namespace(context, kubeconfig or os.environ.get("KUBECONFIG") or None)
 
 
 def _running(cluster: "Cluster", options: KubeOptions, tell: Callable[[str], None]) -> list[Pod]:
-    """The pods that are meant. Raises NoSuchPod, PodNotRunning."""
+    """The selected pods that are running. Raises NoSuchPod, PodNotRunning."""
     found: dict[str, Pod] = {}
     waiting: list[Pod] = []
     for target in options.targets:
@@ -161,11 +161,11 @@ def _running(cluster: "Cluster", options: KubeOptions, tell: Callable[[str], Non
     if waiting and (not found or any(target.pod for target in options.targets)):
         pod = waiting[0]
         raise PodNotRunning(
-            f"the pod {pod} does not run: it is {pod.phase or 'not scheduled'}; `kubectl -n {pod.namespace} describe "
+            f"the pod {pod} is not running: it is {pod.phase or 'not scheduled'}; `kubectl -n {pod.namespace} describe "
             f"pod {pod.name}` says why"
         )
     if waiting:
-        tell(f"left out, since they do not run: {few(sorted(map(str, waiting)))}")
+        tell(f"left out because they are not running: {few(sorted(map(str, waiting)))}")
     return list(found.values())
 
 
@@ -176,7 +176,7 @@ def _runs(pod: Pod) -> bool:
 def _daemons(
     cluster: "Cluster", namespace: str, by_node: Mapping[str, Sequence[Pod]], tell: Callable[[str], None]
 ) -> dict[str, Pod]:
-    """kinetod's pods by node. Raises NoKinetod if there is none on any of these nodes."""
+    """kinetod's pods by node. Raises NoKinetod if none of these nodes has one."""
     found = {pod.node: pod for pod in cluster.pods(namespace, KINETOD_LABELS) if _runs(pod)}
     where = f"`kubectl -n {namespace} get pods -o wide -l {KINETOD_LABELS}` shows where it runs"
     if missing := [node for node in by_node if node not in found]:
@@ -208,7 +208,7 @@ def _port(daemon: Pod, name: str, component: str) -> int:
 
 
 class _Reach:
-    """Addresses of kinetod's pods through the API server. The first is connected at once: it tells what is wrong."""
+    """Addresses of kinetod's pods through the API server. Connects to the first at once, so that errors show early."""
 
     def __init__(self, cluster: "Cluster", tunnels: Tunnels, tell: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -233,7 +233,7 @@ class _Reach:
 
 
 class Cluster:
-    """What is asked of the API server. context, kubeconfig: None: the usual ones, in a pod its own account."""
+    """A client of the API server. context, kubeconfig: None for the usual ones, or, in a pod, its service account."""
 
     def __init__(self, context: str | None, kubeconfig: str | None, environ: Mapping[str, str] = os.environ) -> None:
         """Raises KubeFailed."""
@@ -242,8 +242,7 @@ class Cluster:
             import kubernetes.stream
         except ImportError as exc:
             raise KubeFailed(
-                "--kube needs the official client of Kubernetes, which is not installed: pip install "
-                "'kinetod[kubernetes]'"
+                "--kube needs the official Kubernetes client, which is not installed: pip install 'kinetod[kubernetes]'"
             ) from exc
         self._kubernetes: Any = kubernetes
         self._configuration: Any = kubernetes.client.Configuration()
@@ -253,7 +252,7 @@ class Cluster:
         self._where = str(self._configuration.host)
 
     def namespace(self, context: str | None, kubeconfig: str | None) -> str:
-        """The context's; "default" where it says none."""
+        """The namespace of the context, or "default" if it names none."""
         with contextlib.suppress(self._kubernetes.config.ConfigException):
             contexts, active = self._kubernetes.config.list_kube_config_contexts(kubeconfig)
             chosen = next((each for each in contexts if each["name"] == context), active)
@@ -274,27 +273,27 @@ class Cluster:
             ) from exc
 
     def close(self) -> None:
-        """Closes the connections to the API server but those of forwarded ports; it can be asked again."""
+        """Closes the connections to the API server except forwarded ports. The object stays usable."""
         self._api.api_client.rest_client.pool_manager.clear()
 
     def token(self) -> str:
-        """The bearer token, fresh. Raises KubeFailed."""
+        """The current bearer token. Raises KubeFailed."""
         settings = self._configuration.auth_settings().get("BearerToken", {})
         kind, _, token = str(settings.get("value") or "").partition(" ")
         if kind.lower() != "bearer" or not token:
             raise KubeFailed(
-                "the user of this kubeconfig has no token (but a certificate, perhaps), and kinetod knows callers by "
-                "their tokens: take a context with one, for example of `kubectl create token`"
+                "the user of this kubeconfig has no token (perhaps a certificate), and kinetod identifies callers by "
+                "their tokens: use a context with a token, for example from `kubectl create token`"
             )
         return token
 
     def pod(self, namespace: str, name: str) -> Pod:
-        """One. Raises NoSuchPod, KubeDenied, KubeFailed."""
+        """One pod. Raises NoSuchPod, KubeDenied, KubeFailed."""
         with self._told(f"get the pod {namespace}/{name}"):
             return _pod(self._asked(self._api.read_namespaced_pod, name, namespace))
 
     def pods(self, namespace: str, labels: str) -> list[Pod]:
-        """Those with these labels. Raises KubeDenied, KubeFailed."""
+        """The pods with these labels. Raises KubeDenied, KubeFailed."""
         found: list[Pod] = []
         more, began = None, time.monotonic()
         while True:
@@ -302,7 +301,7 @@ class Cluster:
                 options = {"label_selector": labels, "limit": PAGE, **({"_continue": more} if more else {})}
                 page = self._asked(self._api.list_namespaced_pod, namespace, **options)
                 if time.monotonic() - began > LIST_S:
-                    raise TimeoutError(f"the list has not come to its end after {LIST_S:g} s")
+                    raise TimeoutError(f"the list was not complete after {LIST_S:g} s")
             found += map(_pod, page.get("items", ()))
             if not (more := page.get("metadata", {}).get("continue")):
                 return found
@@ -325,7 +324,7 @@ class Cluster:
         return found
 
     def _refusal(self, error: BaseException) -> BaseException:
-        """What was answered to a WebSocket, which the library says in a text only, and before 37 fails to pass on."""
+        """The server's answer to a WebSocket request. The library has it only as a text, and before 37 loses it."""
         causes = [error]
         while (cause := causes[-1].__context__) is not None:
             causes.append(cause)
@@ -349,7 +348,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """The library's errors become ours. what: the user wants to do."""
+        """Translates the library's errors. what: the action, as in "cannot …"."""
         import urllib3
 
         try:
@@ -362,11 +361,11 @@ class Cluster:
                 raise KubeDenied(f"Kubernetes does not let you {what}: {said}") from exc
             raise KubeFailed(f"cannot {what}: the API server ({self._where}) answers {exc.status}: {said}") from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as exc:
-            raise KubeFailed(f"cannot {what}: the API server ({self._where}) gives no answer: {exc}") from exc
+            raise KubeFailed(f"cannot {what}: the API server ({self._where}) does not answer: {exc}") from exc
 
 
 def _within(deadline_s: float, call: Callable[[], T]) -> T:
-    """What it returns. One that takes longer is left behind, in a thread that ends with the process. Raises OSError."""
+    """The result of a call. A call that takes longer is abandoned in a daemon thread. Raises OSError."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -377,12 +376,12 @@ def _within(deadline_s: float, call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="API server", daemon=True).start()
     if not wait({done}, deadline_s).done:
-        raise TimeoutError(f"it has not come to its end after {deadline_s:g} s")
+        raise TimeoutError(f"the call did not finish within {deadline_s:g} s")
     return done.result()
 
 
 def _message(exc: Any) -> str:
-    """The API server's own words, where it said some."""
+    """The API server's own message, if there is one."""
     try:
         return str(json.loads(exc.body)["message"])
     except (ValueError, TypeError, KeyError):

@@ -1,12 +1,12 @@
-"""A Slurm job as places: on which nodes it runs, under which ids.
+"""A Slurm job as places: the nodes on which it runs, and its ids there.
 
 Theory of operation
-    Each task of an array and each component of a heterogeneous job is a job of its own, with an id of its own; so one
-    name on the command line means one or many such parts. squeue lists them, and their steps, in fields that are asked
-    for one by one. `scontrol show job` would say the same between texts that users choose: a job's name could
-    say there where the job runs. scontrol expands lists of nodes and knows the nodes' addresses.
+    Each task of an array and each component of a heterogeneous job is a separate job with its own id, so one name on
+    the command line means one or more such parts. squeue lists the parts and their steps in fields that are requested
+    one by one. `scontrol show job` would mix the same with texts that users choose: a job's name could fake where the
+    job runs. scontrol expands lists of nodes and knows the addresses of the nodes.
 
-    Nothing here decides who may trace: that is for each node's daemon.
+    Nothing here decides who may trace: each node's daemon does.
 """
 
 import os
@@ -37,7 +37,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
-    """What --slurm-job names. tasks None: all of an array; component None: all of a heterogeneous job."""
+    """What --slurm-job names. tasks: None for all of an array; component: None for all of a heterogeneous job."""
 
     text: str
     job: int
@@ -47,7 +47,7 @@ class SlurmJob:
 
 
 def parse_slurm_job(text: str) -> SlurmJob:
-    """Raises ValueError."""
+    """The parts of a text like 4242_7.0. Raises ValueError."""
     match = _JOB.fullmatch(text)
     if match is None or (match["component"] and (match["task"] or match["tasks"])):
         raise ValueError(f"expected a Slurm job like 4242, 4242_7, 4242_[1-3], 4242+1 or 4242.0, got {text!r}")
@@ -70,22 +70,22 @@ def _numbers(text: str) -> Iterable[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A job by itself, a task of an array, or a component of a heterogeneous job."""
+class JobPart:
+    """A single job, a task of an array, or a component of a heterogeneous job."""
 
-    id: str  # which Slurm gives to nothing else
+    id: str  # unique in Slurm
     name: str  # "42", "42_7", "42+1"
     state: str
     uid: int
     user: str
-    nodes: str  # a list in Slurm's form; empty while it is pending
+    nodes: str  # a list in Slurm's notation; empty while the part is pending
     reason: str
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """What its processes may have as SLURM_JOB_ID.
+        """The ids that its processes may have in SLURM_JOB_ID.
 
-        Of a heterogeneous job it is the first component's in all; no node has processes of two components.
+        In all components of a heterogeneous job it is that of the first; no node has processes of two components.
         """
         leader, is_component, _ = self.name.partition("+")
         return (self.id, leader) if is_component else (self.id,)
@@ -93,7 +93,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNode:
-    """A node of a job, and what is meant there."""
+    """A node of a job, and the selector of the job's processes on it."""
 
     name: str
     selector: pb.Selector
@@ -101,7 +101,7 @@ class JobNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """The nodes of what is running, and what the user should know besides."""
+    """The nodes of the running parts, and notes for the user."""
 
     nodes: tuple[JobNode, ...]
     notes: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ Run = Callable[[Sequence[str]], str]
 
 def run_slurm(command: Sequence[str]) -> str:
     """The output of one of Slurm's programs. Raises SlurmFailed."""
-    # variables of the user's, as SQUEUE_PARTITION, would hide parts of the job
+    # the user's variables, such as SQUEUE_PARTITION, would hide parts of the job
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     try:
         done = subprocess.run(
@@ -127,13 +127,13 @@ def run_slurm(command: Sequence[str]) -> str:
         )
     except FileNotFoundError as exc:
         raise SlurmFailed(
-            f"there is no {command[0]} here, which knows where a Slurm job runs; call kinetoctl on a login node of the "
-            "cluster, or install Slurm's client programs (slurm-client)"
+            f"{command[0]}, which knows where a Slurm job runs, is not installed here; run kinetoctl on a login node "
+            "of the cluster, or install Slurm's client programs (slurm-client)"
         ) from exc
     except OSError as exc:
         raise SlurmFailed(f"{command[0]} cannot be run: {exc.strerror or exc}") from exc
     except subprocess.TimeoutExpired as exc:
-        raise SlurmFailed(f"{command[0]} did not answer within {DEADLINE_S:g} s: is slurmctld up?") from exc
+        raise SlurmFailed(f"{command[0]} did not answer within {DEADLINE_S:g} s; slurmctld may be down") from exc
     if done.returncode != 0:
         problem = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise SlurmFailed(f"{' '.join(command[:2])} failed: {problem[:500]}")
@@ -161,7 +161,7 @@ def node_addresses(names: Sequence[str], *, run: Run = run_slurm) -> dict[str, s
     text = run(("scontrol", "show", "node", "--oneliner", ",".join(names)))
     found = dict(re.findall(r"^NodeName=(\S+) .*? NodeAddr=(\S+) ", text, re.MULTILINE))
     if missing := [name for name in names if name not in found]:
-        raise SlurmFailed(f"scontrol show node says no address of {few(missing)}")
+        raise SlurmFailed(f"scontrol show node gives no address of {few(missing)}")
     return found
 
 
@@ -172,8 +172,8 @@ def _selector(job: SlurmJob, ids: Iterable[str]) -> pb.Selector:
 # the parts of a job
 
 
-def _parts(job: SlurmJob, run: Run) -> list[Part]:
-    """All of the job. Raises NoSuchJob, SlurmFailed."""
+def _parts(job: SlurmJob, run: Run) -> list[JobPart]:
+    """All parts of the job. Raises NoSuchJob, SlurmFailed."""
     command = ("squeue", f"--jobs={job.job}", "--array", "--all", "--states=all", "--noheader", f"-o{_PART_FORMAT}")
     try:
         output = run(command)
@@ -188,8 +188,8 @@ def _parts(job: SlurmJob, run: Run) -> list[Part]:
     return parts
 
 
-def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
-    """Those that the name means. Raises NoSuchJob."""
+def _meant(job: SlurmJob, everything: Sequence[JobPart]) -> list[JobPart]:
+    """The parts that the name selects. Raises NoSuchJob."""
     parts = [part for part in everything if _is_meant(job, part)]
     if not parts:
         what = "task" if job.tasks is not None else "component"
@@ -197,15 +197,15 @@ def _meant(job: SlurmJob, everything: Sequence[Part]) -> list[Part]:
     return parts
 
 
-def _part(line: str) -> Part:
+def _part(line: str) -> JobPart:
     fields = line.strip().split("|", 6)
     if len(fields) != 7 or not all(map(re.fullmatch, _PART_FIELDS, fields)):
-        raise SlurmFailed(f"squeue printed a line that is not as asked for: {line[:200]!r}")
+        raise SlurmFailed(f"squeue printed an unexpected line: {line[:200]!r}")
     id, name, state, uid, user, nodes, reason = fields
-    return Part(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)
+    return JobPart(id=id, name=name, state=state, uid=int(uid), user=user, nodes=nodes, reason=reason)
 
 
-def _is_meant(job: SlurmJob, part: Part) -> bool:
+def _is_meant(job: SlurmJob, part: JobPart) -> bool:
     match = re.fullmatch(r"\d+(?:_(\d+)|\+(\d+))?", part.name)
     if match is None:  # pending tasks of an array in one line: "42_[3-9]"
         return job.tasks is None and job.component is None
@@ -217,29 +217,29 @@ def _is_meant(job: SlurmJob, part: Part) -> bool:
 
 def _unknown(job: SlurmJob) -> NoSuchJob:
     return NoSuchJob(
-        f"Slurm knows no job {job.job}: it ended a while ago, was never there, or belongs to another user or cluster "
+        f"Slurm knows no job {job.job}: it ended a while ago, never existed, or belongs to another user or cluster "
         "(SLURM_CLUSTERS)"
     )
 
 
-def _not_running(job: SlurmJob, parts: Sequence[Part]) -> JobNotRunning | NoSuchJob:
+def _not_running(job: SlurmJob, parts: Sequence[JobPart]) -> JobNotRunning | NoSuchJob:
     states = sorted({part.state for part in parts})
     text = f"Slurm job {job.text} is {' and '.join(states)}"
     if any(part.state in _SOON for part in parts):
         reasons = sorted({part.reason for part in parts if part.reason not in ("", "None")})
         why = f" ({', '.join(reasons[:_SHOWN])})" if reasons else ""
-        return JobNotRunning(f"{text}{why}: it has no processes yet; try again when squeue says RUNNING")
+        return JobNotRunning(f"{text}{why}: it has no processes yet; try again once squeue shows RUNNING")
     if any(part.state in _STILL for part in parts):
         return JobNotRunning(
-            f"{text}: its processes stand still; try again when it goes on (scontrol resume {job.job})"
+            f"{text}: its processes are suspended; try again once it has resumed (scontrol resume {job.job})"
         )
-    return NoSuchJob(f"{text}: it has no processes any more")
+    return NoSuchJob(f"{text}: it has no processes left")
 
 
-def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Iterable[str]:
+def _notes(job: SlurmJob, parts: Sequence[JobPart], running: Sequence[JobPart]) -> Iterable[str]:
     if len(running) < len(parts):
         others = ", ".join(sorted({part.state for part in parts if part.state != _RUNNING}))
-        yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others {others}"
+        yield f"{len(running)} of {len(parts)} parts of Slurm job {job.text} are running, the others are {others}"
     uids = {part.uid: part.user for part in running}
     if os.geteuid() not in (0, *uids):
         users = ", ".join(sorted(uids.values()))
@@ -249,8 +249,8 @@ def _notes(job: SlurmJob, parts: Sequence[Part], running: Sequence[Part]) -> Ite
 # nodes
 
 
-def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Part, str]]:
-    """The parts that have the step, and where."""
+def _node_lists(job: SlurmJob, parts: Sequence[JobPart], run: Run) -> list[tuple[JobPart, str]]:
+    """The parts that have the step, with their lists of nodes."""
     if not job.step:
         return [(part, part.nodes) for part in parts]
     ids = ",".join(part.id for part in parts)
@@ -260,7 +260,7 @@ def _node_lists(job: SlurmJob, parts: Sequence[Part], run: Run) -> list[tuple[Pa
     names = ((part, f"{name}.{job.step}") for part in parts for name in dict.fromkeys((part.name, part.id)))
     found = [(part, steps[name]) for part, name in names if name in steps]
     if not found:
-        raise NoSuchJob(f"Slurm job {job.text}: there is no such step now; there is {few(steps) or 'none'}")
+        raise NoSuchJob(f"Slurm job {job.text} has no such step now; its steps are: {few(steps) or 'none'}")
     return found
 
 
@@ -272,6 +272,6 @@ def _names(nodes: str, run: Run) -> list[str]:
 
 
 def few(names: Iterable[str]) -> str:
-    """For messages: the first of them."""
+    """The first few names, for messages."""
     listed = list(names)
     return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")

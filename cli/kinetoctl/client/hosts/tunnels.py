@@ -1,6 +1,7 @@
-"""Local sockets that lead somewhere else: what is connected to one goes through a connection made by a function.
+"""Tunnels: local sockets whose connections are forwarded through connections that a function makes.
 
-They lie in a folder that only this user can enter. It is removed when they are closed, at the latest with the process.
+The sockets lie in a folder that only this user can enter. It is removed when the tunnels are closed, at the latest when
+the process ends.
 """
 
 import atexit
@@ -21,7 +22,7 @@ Connect = Callable[[], socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class _Tunnel:
-    """waiting: connections that nobody has taken yet; taken: ends of those who connected."""
+    """waiting: remote connections that are not in use yet; taken: local ends of connections in use."""
 
     name: str
     listener: socket.socket
@@ -32,7 +33,7 @@ class _Tunnel:
 
 
 class Tunnels:
-    """Some of them. Thread-safe."""
+    """A set of tunnels. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +43,7 @@ class Tunnels:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Ends all connections; nobody can connect any more. Others may be made afterwards."""
+        """Closes all tunnels and their connections. New tunnels may be opened afterwards."""
         with self._lock:
             for tunnel in self._open:
                 with contextlib.suppress(OSError):
@@ -58,12 +59,15 @@ class Tunnels:
             self._open, self._folder = [], None
 
     def nowhere(self, name: str) -> str:
-        """An address where nobody answers."""
+        """An address at which nothing answers."""
         with self._lock:
             return f"unix:{self._path(name)}"
 
     def open(self, name: str, connect: Connect, first: socket.socket | None, tell: Callable[[str], None]) -> str:
-        """The gRPC address of a new one. first: a connection that is made already; tell: takes why one failed."""
+        """Opens a tunnel and returns its gRPC address.
+
+        first: a remote connection that exists already; tell: receives the reason if a connection fails.
+        """
         with self._lock:
             path = self._path(name)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +113,7 @@ class Tunnels:
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:
-    """Until one end has gone; then the other one is told."""
+    """Forwards data until one end closes, then shuts both down."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK_BYTES):
             sink.sendall(data)

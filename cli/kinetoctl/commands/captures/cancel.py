@@ -13,7 +13,7 @@ from kinetoctl.output.json_yaml import emit, plain
 
 @click.command("cancel")
 @captures_argument
-@click.option("--keep-partial", is_flag=True, help="Store what was recorded so far.")
+@click.option("--keep-partial", is_flag=True, help="Store what has been recorded so far.")
 @common_options
 def command(capture_ids: tuple[str, ...], keep_partial: bool) -> int:
     """Stop running captures in all their processes."""

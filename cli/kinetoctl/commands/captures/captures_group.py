@@ -20,4 +20,4 @@ COMMANDS = {
 @click.group("captures", cls=LazyGroup, modules=COMMANDS)
 @common_options
 def command() -> None:
-    """List, show, fetch, cancel, keep, verify and delete captures."""
+    """List, show, fetch, cancel, pin, verify and delete captures."""

@@ -12,10 +12,10 @@ from kinetoctl.output.json_yaml import emit
 
 @click.command("delete")
 @captures_argument
-@click.option("--keep-uploaded", is_flag=True, help="Leave what was uploaded where it is.")
+@click.option("--keep-uploaded", is_flag=True, help="Do not delete uploaded files.")
 @common_options
 def command(capture_ids: tuple[str, ...], keep_uploaded: bool) -> int:
-    """Remove ended captures and their files, also from the object store that they were uploaded to."""
+    """Delete ended captures and their files, including the uploaded ones."""
     settings = current()
     deleted = []
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

@@ -1,10 +1,9 @@
 """`kinetoctl captures list`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.base.value_types import LABEL
@@ -20,10 +19,13 @@ from kinetoctl.output.console import print_table, say
 from kinetoctl.output.file_status import where
 from kinetoctl.output.json_yaml import emit, plain
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS")
 
 
-def _row(capture: pb.Capture) -> tuple[str, ...]:
+def _row(capture: "pb.Capture") -> tuple[str, ...]:
     stored = sum(file.size_bytes for target in capture.targets for file in target.files)
     return (
         capture.id,
@@ -37,12 +39,24 @@ def _row(capture: pb.Capture) -> tuple[str, ...]:
 
 
 @click.command("list")
-@click.option("--label", "labels", type=LABEL, multiple=True, help="Only captures with this label, like team=vision.")
-@click.option("--limit", type=click.IntRange(1), default=20, help="How many.  [default: 20]")
+@click.option(
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help="Only captures with this label, for example team=vision; repeatable.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    metavar="N",
+    help="Number of captures to list, of each host.  [default: 20]",
+)
 @place_options
 @common_options
 def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> int:
-    """List captures, newest first; of several hosts those of one after the other."""
+    """List captures, newest first; with several hosts, host by host."""
     settings = current()
     if places := named_places(hosts):
         return _of_hosts(places, dict(labels), limit, settings)
@@ -56,9 +70,9 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
 
 
 def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> ExitCode:
-    """Shows those of many hosts; a host that does not answer is told. Raises its error if there is no other."""
+    """Prints the captures of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
 
-    async def captures(client: HostClient, _place: Place) -> list[pb.Capture]:
+    async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":
         return await client.captures(labels, limit=limit)
 
     answers = ask(places, captures, timeout_s=settings.timeout_s)

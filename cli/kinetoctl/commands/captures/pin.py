@@ -11,5 +11,5 @@ from kinetoctl.options.capture_arguments import captures_argument
 @captures_argument
 @common_options
 def command(capture_ids: tuple[str, ...]) -> int:
-    """Keep captures: neither retention nor `captures delete` removes them until they are unpinned."""
+    """Protect captures from retention and `captures delete`."""
     return pin_all(capture_ids, pinned=True)

@@ -19,9 +19,9 @@ from kinetoctl.output.fleet_summary import show_fleet_result
 @place_options
 @common_options
 def command(capture_id: str, **hosts: Any) -> int:
-    """Show one capture: its targets, their verdicts and what was recorded.
+    """Show one capture: targets, verdicts and what was recorded.
 
-    With hosts: all of a capture of many hosts, by the id that `kinetoctl trace` gave it.
+    With several hosts, ID is the one that `kinetoctl trace` printed for the whole capture.
     """
     settings = current()
     if places := named_places(hosts):

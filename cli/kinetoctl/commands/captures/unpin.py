@@ -11,5 +11,5 @@ from kinetoctl.options.capture_arguments import captures_argument
 @captures_argument
 @common_options
 def command(capture_ids: tuple[str, ...]) -> int:
-    """Give captures back to retention."""
+    """Remove the protection of `captures pin`."""
     return pin_all(capture_ids, pinned=False)

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.client.daemon_client import Client
@@ -15,11 +15,14 @@ from kinetoctl.output import units
 from kinetoctl.output.console import print_table
 from kinetoctl.output.json_yaml import emit, plain
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
 COLUMNS = ("CAPTURE", "PID", "FILE", "COPY", "SIZE", "RESULT")
-Checked = tuple[str, pb.FileCheck]
+Checked = tuple[str, "pb.FileCheck"]
 
 
-def _row(capture_id: str, check: pb.FileCheck) -> tuple[str, ...]:
+def _row(capture_id: str, check: "pb.FileCheck") -> tuple[str, ...]:
     copy = "uploaded" if check.uploaded else "local"
     name = check.format or check.name
     result = f"DAMAGED: {check.problem}" if check.problem else "OK"
@@ -46,12 +49,12 @@ def _show(checked: list[Checked], settings: Settings) -> None:
 
 @click.command("verify")
 @some_captures_argument
-@click.option("--uploaded", is_flag=True, help="Also the uploaded copy of files that are on the host.")
+@click.option("--uploaded", is_flag=True, help="Verify the uploaded copies of files that are on the host too.")
 @common_options
 def command(capture_ids: tuple[str, ...], uploaded: bool) -> int:
-    """Read the stored files of captures again and compare their size and SHA-256. Without ID: of all that have ended.
+    """Verify the size and SHA-256 of stored files.
 
-    The exit code is 5 if a file is damaged.
+    Without ID, it verifies the files of all ended captures. The exit code is 5 if a file is damaged.
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:

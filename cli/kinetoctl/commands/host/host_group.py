@@ -1,8 +1,9 @@
 """`kinetoctl host`."""
 
+from typing import TYPE_CHECKING
+
 import click
 from kineto_protos.units import format_duration
-from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.lazy_import import LazyGroup
@@ -14,15 +15,18 @@ from kinetoctl.output.console import print_table
 from kinetoctl.output.diagnosis import host_verdict, print_checks
 from kinetoctl.output.json_yaml import emit, plain
 
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
 
-def _gpu_rows(host: pb.Host) -> list[tuple[str, str]]:
+
+def _gpu_rows(host: "pb.Host") -> list[tuple[str, str]]:
     if not host.gpus:
         return [("GPUs", f"none ({host.gpu_note})" if host.gpu_note else "none")]
     rows = [(f"GPU {gpu.index}", f"{gpu.name}, {units.size(gpu.memory_bytes)}, {gpu.uuid}") for gpu in host.gpus]
     return [*rows, ("driver", host.driver_version or "-")]
 
 
-def _rows(host: pb.Host) -> list[tuple[str, str]]:
+def _rows(host: "pb.Host") -> list[tuple[str, str]]:
     return [
         ("host", host.hostname),
         ("kinetod", f"{host.version}, up {format_duration(host.now_ns - host.started_ns)}"),
@@ -37,8 +41,8 @@ def _rows(host: pb.Host) -> list[tuple[str, str]]:
     ]
 
 
-def _diagnosis(client: Client) -> pb.HostDiagnosis | None:
-    """None: the daemon is older than this call."""
+def _diagnosis(client: Client) -> "pb.HostDiagnosis | None":
+    """The checks of the host, or None if the daemon is too old for this call."""
     try:
         return client.diagnose_host()
     except Unsupported:
@@ -55,7 +59,7 @@ COMMANDS = {
 @common_options
 @click.pass_context
 def command(context: click.Context) -> int:
-    """Show the daemon's host: versions, GPUs, store, limits and checks. Or install kinetod on this one."""
+    """Show the daemon's host: versions, GPUs, store, limits and checks. Or install kinetod on this host."""
     if context.invoked_subcommand is not None:
         return ExitCode.DONE
     settings = current()

@@ -14,17 +14,17 @@ from kinetoctl.output.console import say
 
 @click.command("uninstall")
 @shared_options
-@click.option("--purge", is_flag=True, help="Remove captures, configuration and users too.")
+@click.option("--purge", is_flag=True, help="Delete captures, configuration and users too.")
 @common_options
 def command(dry_run: bool, root: Path, for_package: str | None, purge: bool) -> int:
-    """Remove the service from this host. Captures and configuration stay, unless --purge is given.
+    """Remove the service from this host. Captures and configuration are kept unless --purge is given.
 
-    Running captures end with what they have. The programs stay where they are.
+    Running captures end with what has been recorded. The programs themselves are not removed.
     """
     host, layout, parts = what_and_where(root, for_package, dry_run=dry_run)
     done = carry_out(plan.uninstall(layout, parts, purge=purge), host, dry_run=dry_run)
-    report(done, dry_run=dry_run, nothing="nothing to do: it is not installed")
+    report(done, dry_run=dry_run, nothing="nothing to do: kinetod is not installed")
     if not purge and not current().quiet:
         for path in plan.kept(host):
-            say(f"kept: {path}/ (--purge removes it)", err=True)
+            say(f"kept: {path}/ (--purge deletes it)", err=True)
     return ExitCode.DONE

@@ -14,7 +14,7 @@ def test_a_duration_is_above_zero(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["7d", "168h", "24.1h"])
 def test_a_duration_of_a_week_is_refused_with_the_reason(text: str) -> None:
-    with pytest.raises(ValueError, match=r"expected at most 24h, got .*: a trace that long would fit nowhere"):
+    with pytest.raises(ValueError, match=r"expected at most 24h, got .*: a longer trace would not fit on a disk"):
         value_types.parse_positive_duration_ns(text)
 
 
@@ -104,14 +104,3 @@ def test_a_regex_has_to_compile() -> None:
         value_types.parse_regex("(")
     with pytest.raises(ValueError, match="got an empty one"):
         value_types.parse_regex("")
-
-
-@pytest.mark.parametrize("text", ["unix:/run/kineto/kinetod.sock", "localhost:7654", "[::1]:7654", "dns:///gpu-7:80"])
-def test_an_address_is_a_socket_or_host_and_port(text: str) -> None:
-    assert value_types.parse_address(text) == text
-
-
-@pytest.mark.parametrize("text", ["gpu-7", "/run/kinetod.sock", "unix:", "http://gpu-7:80", "gpu-7:port"])
-def test_another_text_is_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match="expected unix:/path/to/socket or host:port"):
-        value_types.parse_address(text)

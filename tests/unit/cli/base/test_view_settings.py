@@ -81,7 +81,7 @@ def test_an_option_goes_to_every_view_that_has_it_or_to_the_one_that_is_named() 
 
 
 def test_an_option_that_no_view_has_is_answered_with_those_there_are() -> None:
-    with pytest.raises(WrongAnalysis, match=r"no view that is asked for has the option depth; options: example.top, "):
+    with pytest.raises(WrongAnalysis, match=r"none of .* has the option depth; their options are: example.top, "):
         options_of([VIEW], [("depth", "3")])
 
 

@@ -78,7 +78,7 @@ def test_a_missing_socket_is_named_with_advice(tmp_path: Path) -> None:
 def test_a_socket_nobody_listens_on_is_unreachable(tmp_path: Path) -> None:
     path = tmp_path / "dead.sock"
     path.touch()
-    with Client(f"unix:{path}") as client, pytest.raises(errors.Unreachable, match="nobody answers"):
+    with Client(f"unix:{path}") as client, pytest.raises(errors.Unreachable, match="nothing answers"):
         client.host()
 
 
@@ -152,7 +152,7 @@ class Stuck:
 def stuck(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Client, Stuck]]:
     made, channel = Client(server.address), Stuck()
     with monkeypatch.context() as patch:
-        patch.setattr(made._line, "channels", [channel])
+        patch.setattr(made._connection, "channels", [channel])
         yield made, channel
     channel.released.set()
     made.close()

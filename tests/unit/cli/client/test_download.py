@@ -102,7 +102,7 @@ def test_the_same_file_that_is_there_already_is_not_fetched(server: FakeServer, 
 
 def test_another_file_of_the_name_is_not_overwritten(client: Client, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"precious")
-    with pytest.raises(errors.FileConflict, match="exists and is another file than the trace"):
+    with pytest.raises(errors.FileConflict, match="exists and is not this trace"):
         fetch(client, tmp_path)
     assert (tmp_path / NAME).read_bytes() == b"precious"
 
@@ -110,7 +110,7 @@ def test_another_file_of_the_name_is_not_overwritten(client: Client, tmp_path: P
 def test_two_downloads_of_one_file_do_not_mix(client: Client, tmp_path: Path) -> None:
     with (tmp_path / f"{NAME}.part").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(errors.FileConflict, match="is being written by another kinetoctl"):
+        with pytest.raises(errors.FileConflict, match="another kinetoctl is writing "):
             fetch(client, tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_link_in_the_place_of_the_part_is_not_followed(client: Client, tmp_pat
 
 def test_a_pipe_in_the_place_of_the_part_is_refused(client: Client, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / f"{NAME}.part")
-    with pytest.raises(errors.FileConflict, match="is no regular file"):
+    with pytest.raises(errors.FileConflict, match="is not a regular file"):
         fetch(client, tmp_path)
 
 

@@ -6,10 +6,10 @@ import pytest
 from kinetoctl.client import kineto_config
 from kinetoctl.client.kineto_config import (
     KEYS,
-    Asked,
-    ConfigError,
     Effect,
-    Kind,
+    KinetoConfigError,
+    RequestedCapture,
+    Type,
     is_inline,
     merged,
     parse,
@@ -35,13 +35,13 @@ ACTIVITIES_ITERATIONS=42
 """
 
 
-def asked(text: str) -> Asked:
+def asked(text: str) -> RequestedCapture:
     return kineto_config.request(parse(text), NOW_NS)
 
 
-def said(result: Asked) -> dict[str, Any]:
+def said(result: RequestedCapture) -> dict[str, Any]:
     """The attributes that are set."""
-    values = {name: getattr(result, name) for name in Asked.__slots__ if name not in ("origins", "notes")}
+    values = {name: getattr(result, name) for name in RequestedCapture.__slots__ if name not in ("origins", "notes")}
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
@@ -132,11 +132,11 @@ def test_a_switch_can_be_off(text: str) -> None:
         ("ACTIVITY_TYPES=kernel;cpu_op", "expected names like kernel,gpu_memcpy, got 'kernel;cpu_op'"),
         ("ACTIVITY_TYPES=mtia_runtime", "this version records none of these: mtia_runtime"),
         ("ACTIVITIES_ENABLED=false", "tracing is switched off"),
-        (f"PROFILE_START_TIME={NOW_MS - 11_000}", "lies 11 s in the past; 0 starts at once"),
+        (f"PROFILE_START_TIME={NOW_MS - 11_000}", "is 11 s in the past; use 0 to start at once"),
     ],
 )
 def test_a_malformed_value_is_an_error_that_says_where(text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(KinetoConfigError) as caught:
         kineto_config.request(parse(f"\n# a comment\n{text}\n", "/etc/libkineto.conf"), NOW_NS)
     key = text.partition("=")[0]
     where = f"/etc/libkineto.conf:3: {key}: " if key in KEYS and "expected KEY" not in message else ".conf:3: "
@@ -145,7 +145,7 @@ def test_a_malformed_value_is_an_error_that_says_where(text: str, message: str) 
 
 
 def test_an_unknown_key_is_only_a_warning() -> None:
-    assert notes("FANCY_NEW_KEY=1") == ["line 1: FANCY_NEW_KEY: unknown key, left out"]
+    assert notes("FANCY_NEW_KEY=1") == ["line 1: FANCY_NEW_KEY: unknown key, ignored"]
 
 
 @pytest.mark.parametrize("name", [name for name, key in KEYS.items() if key.effect is Effect.LEGACY])
@@ -162,28 +162,28 @@ def test_a_key_without_effect_says_why(name: str) -> None:
 def test_keys_that_do_not_fit_together_say_which_one_counts() -> None:
     text = f"ACTIVITIES_ITERATIONS=5\nPROFILE_START_TIME={NOW_MS}\nACTIVITIES_WARMUP_PERIOD_SECS=1"
     assert notes(text) == [
-        "line 3: ACTIVITIES_WARMUP_PERIOD_SECS: no effect: ACTIVITIES_ITERATIONS counts",
-        "line 2: PROFILE_START_TIME: no effect: ACTIVITIES_ITERATIONS counts",
+        "line 3: ACTIVITIES_WARMUP_PERIOD_SECS: no effect: ACTIVITIES_ITERATIONS takes precedence",
+        "line 2: PROFILE_START_TIME: no effect: ACTIVITIES_ITERATIONS takes precedence",
     ]
     assert notes("PROFILE_START_ITERATION=5") == [
         "line 1: PROFILE_START_ITERATION: no effect: it needs ACTIVITIES_ITERATIONS"
     ]
     assert notes("PROFILE_MEMORY=1\nPROFILE_WITH_STACK=1") == [
-        "line 2: PROFILE_WITH_STACK: no effect: PROFILE_MEMORY takes a snapshot only"
+        "line 2: PROFILE_WITH_STACK: no effect: PROFILE_MEMORY requests only a snapshot"
     ]
 
 
 def test_a_start_time_that_has_just_passed_starts_at_once() -> None:
     result = asked(f"PROFILE_START_TIME={NOW_MS - 2500}")
     assert result.start_at is None
-    assert result.notes == ("line 1: PROFILE_START_TIME: lies 2.5 s in the past: starts at once",)
+    assert result.notes == ("line 1: PROFILE_START_TIME: is 2.5 s in the past, so the capture starts at once",)
 
 
 def test_types_of_other_vendors_are_left_out_with_a_word() -> None:
     result = asked("ACTIVITY_TYPES=kernel,mtia_runtime,xpu_driver")
     assert result.activities == ("kernel",)
     assert result.notes == (
-        "line 1: ACTIVITY_TYPES: left out, since this version does not record it: mtia_runtime, xpu_driver",
+        "line 1: ACTIVITY_TYPES: ignored, because this version does not record it: mtia_runtime, xpu_driver",
     )
 
 
@@ -214,6 +214,6 @@ def test_the_table_is_consistent() -> None:
     for name, key in KEYS.items():
         assert key.name == name
         assert bool(key.field) == (key.effect is Effect.USED or "old name" in key.meaning)
-        assert key.factor == 1 or key.kind in (Kind.INT, Kind.INT64)
+        assert key.factor == 1 or key.kind in (Type.INT, Type.INT64)
         assert key.meaning
         assert key.here

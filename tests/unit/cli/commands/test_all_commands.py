@@ -58,7 +58,7 @@ def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
 def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
     result = run("ps")
     assert result.code == 0
-    assert "`kinetoctl trace --pid` brings one in" in result.stderr
+    assert "`kinetoctl trace --pid` attaches one" in result.stderr
 
 
 def test_ps_tells_agents_that_were_brought_in(server: FakeServer, run: Run) -> None:
@@ -189,6 +189,11 @@ def test_version_without_a_daemon_is_no_error(tmp_path: Path, capsys: pytest.Cap
     assert run_here(capsys, f"unix:{tmp_path}/none.sock", "version", "--client").stderr == ""
 
 
+def test_version_in_a_source_tree_says_that_it_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetoctl.commands.version.DISTRIBUTION", "nothing-is-installed-by-this-name")
+    assert run("version", "--client").stdout == "kinetoctl unknown (a source tree, not installed)\n"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_for_the_shell(run: Run, shell: str) -> None:
     result = run("completion", shell)
@@ -226,7 +231,7 @@ def test_an_unreachable_daemon_is_code_7_with_address_and_advice(
     assert result.stderr == (
         f"error: no daemon at unix:{tmp_path}/none.sock: there is no such socket\n"
         "Start a daemon with `kinetod` (for your own processes) or `sudo systemctl start kinetod` (for the host),\n"
-        "or say where it listens with --address or KINETO_ADDRESS.\n"
+        "or give its address with --address or KINETO_ADDRESS.\n"
     )
 
 

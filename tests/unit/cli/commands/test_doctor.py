@@ -134,7 +134,7 @@ def test_in_a_terminal_long_texts_are_wrapped_not_cut(monkeypatch: pytest.Monkey
 
 
 def test_the_verdict_without_any_known_problem() -> None:
-    assert verdict(pb.Diagnosis(process=pb.Process(pid=7))) == "process 7 cannot be traced: no way in"
+    assert verdict(pb.Diagnosis(process=pb.Process(pid=7))) == "process 7 cannot be traced: no method works"
 
 
 def host(*problems: str) -> pb.HostDiagnosis:
@@ -155,7 +155,7 @@ def test_without_a_pid_the_host_is_looked_at(server: FakeServer, run: Run) -> No
         "CHECK  STATUS  DETAIL\n"
         "clock  NOTE    not synchronised\n"
         "               → start chrony\n"
-        "nothing on gpu-7 stands in the way of traces\n"
+        "nothing on gpu-7 prevents traces\n"
     )
 
 

@@ -51,16 +51,16 @@ def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path
 
 def test_clocks_of_which_nothing_is_known_are_named(run: Run, job: Path, tmp_path: Path) -> None:
     result = run("export", "--merge", "--align", "clock", str(job), "-o", str(tmp_path / "job.json"))
-    assert "3 ranks; how far the clocks of ranks 1, 2 are from rank 0's is unknown" in result.stdout
+    assert "3 ranks; the offset of the clocks of ranks 1, 2 from rank 0's is unknown" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--merge", "--rank", "7"], 5, "there is no trace of rank 7"),
-        (["--rank", "0"], 2, "--rank is for several ranks: give --merge too"),
-        (["--align", "clock"], 2, "--align is for several ranks: give --merge too"),
-        (["again"], 2, "2 traces were named: name one, or give --merge to put them into one file"),
+        (["--rank", "0"], 2, "--rank needs --merge"),
+        (["--align", "clock"], 2, "--align needs --merge"),
+        (["again"], 2, "2 traces were named: name one, or merge them into one file with --merge"),
         (
             ["--merge", "--format", "store"],
             2,

@@ -67,7 +67,7 @@ def test_csv_has_names_with_units(run: Run, traces: Path) -> None:
 def test_csv_of_several_views_is_refused(run: Run, traces: Path) -> None:
     result = run("report", str(traces / "rank0"), "--view", "kernels", "--view", "operators", "-o", "csv")
     assert result.code == 2
-    assert "CSV holds one table" in result.stderr
+    assert "CSV can only hold one table" in result.stderr
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
@@ -98,7 +98,7 @@ def test_another_suffix_is_refused(run: Run) -> None:
 
 def test_limit_cuts_tables_and_says_so(run: Run, traces: Path) -> None:
     result = run("report", str(traces), "--view", "kernels", "--columns", "rank,name", "--limit", "1")
-    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more rows: --limit 0 shows all\n"
+    assert result.stdout == "RANK  NAME\n   0  gemm\n… 1 more rows (--limit 0 shows all)\n"
 
 
 def test_list_names_every_view_with_a_line(run: Run) -> None:
@@ -135,10 +135,14 @@ def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
     [
         ([], 2, "name a trace"),
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
-        (["/no/such*.json"], 3, "no file is called /no/such*.json\n"),
+        (["/no/such*.json"], 3, "no file matches /no/such*.json\n"),
         (["TRACE", "--view", "kernel_s"], 2, "no view 'kernel_s'; there are: "),
-        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "no view that is asked for has the option depth"),
-        (["TRACE", "--view", "kernels", "--columns", "nam"], 2, "view kernels has no column nam; there are: rank, "),
+        (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "none of the requested views has the option"),
+        (
+            ["TRACE", "--view", "kernels", "--columns", "nam"],
+            2,
+            "view kernels has no column nam; its columns are: rank, ",
+        ),
         (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "has no figures of plugin"),
         (["BROKEN", "--view", "kernels"], 5, "is no trace"),
         (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "exclude each other"),

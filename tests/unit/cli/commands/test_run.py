@@ -61,7 +61,7 @@ def test_the_exit_code_is_the_commands_own() -> None:
 def test_no_daemon_yet_is_a_note_that_quiet_leaves_out(tmp_path: Path) -> None:
     arguments = ["run", "--agent-socket", str(tmp_path / "a.sock"), "--", "true"]
     assert run_process(arguments, environment()).stderr == (
-        f"note: no daemon at {tmp_path}/a.sock yet; the agent connects when `kinetod` has started\n"
+        f"note: no daemon at {tmp_path}/a.sock yet; the agent connects once `kinetod` has started\n"
     )
     assert run_process(["--quiet", *arguments], environment()).stderr == ""
 

@@ -128,7 +128,7 @@ def test_a_daemon_that_stays_away_is_code_7_and_says_how_to_go_on(trace: Trace) 
     trace.profiler.watches = [[Abort(grpc.StatusCode.UNAVAILABLE, "gone")]]
     result = trace("--timeout", "300ms")
     assert result.code == 7
-    assert "`kinetoctl captures show c0ffee` tells how it went on" in result.stderr
+    assert "`kinetoctl captures show c0ffee` shows how the capture ended" in result.stderr
 
 
 def test_a_partial_trace_is_fetched_and_code_4(trace: Trace, tmp_path: Path) -> None:
@@ -338,38 +338,38 @@ def test_an_absent_start_iteration_stays_absent(trace: Trace) -> None:
         (["--duration", "soon"], "--duration: expected a duration like 500ms, 5s or 2min, got 'soon'"),
         (["--duration", "0s"], "--duration: expected a duration above zero, got '0s'"),
         (["--duration", "-5s"], "--duration: expected a duration above zero, got '-5s'"),
-        (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a trace that long would fit nowhere"),
+        (["--duration", "7d"], "--duration: expected at most 24h, got '7d': a longer trace would not fit on a disk"),
         (["--iterations", "0"], "--iterations: 0 is not in the range x>=1."),
-        (["--wait-for-user-profiler", "--start-at", "+5s"], "a capture with --start-at cannot wait"),
+        (["--wait-for-user-profiler", "--start-at", "+5s"], "a capture with a start time cannot wait"),
         (["--with-stack=all"], "--with-stack: 'all' is not one of 'sample', 'trace'."),
-        (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz is for sampled stacks"),
-        (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators: add cpu_op"),
-        (["--with-modules", "--activities", "kernel"], "--with-modules describes operators: add cpu_op"),
-        (["--with-flops", "--activities", "kernel"], "--with-flops describes operators: add cpu_op"),
+        (["--with-stack=trace", "--stack-hz", "50"], "--stack-hz needs sampled stacks"),
+        (["--record-shapes", "--activities", "kernel"], "--record-shapes describes operators, so --activities"),
+        (["--with-modules", "--activities", "kernel"], "--with-modules describes operators, so --activities"),
+        (["--with-flops", "--activities", "kernel"], "--with-flops describes operators, so --activities"),
         (["--pid", "0"], "--pid: 0 is not in the range 1<=x<=4194304."),
-        (["--output-dir", "/proc/nowhere"], "--output-dir: /proc/nowhere cannot be made: No such file or directory"),
+        (["--output-dir", "/proc/nowhere"], "--output-dir: /proc/nowhere cannot be created: No such file or directory"),
     ],
 )
 def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[str], message: str) -> None:
     result = trace(*arguments)
     assert (result.code, result.stdout) == (2, "")
     assert message in result.stderr
-    assert "`kinetoctl trace --help` shows how it is used." in result.stderr
+    assert "See `kinetoctl trace --help`." in result.stderr
     assert trace.profiler.requests == []
 
 
 def test_a_trace_of_nothing_in_particular_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_here(capsys, server.address, "trace")
     assert result.code == 2
-    assert "which processes? Give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
+    assert "no process is selected: give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
     assert run_here(capsys, server.address, "trace", "--helpers").code == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--user", "ada", "--children"), "--children needs --pid: whose children?"),
-        (("--pid", "7", "--job-step", "0"), "--job-step needs --job-id: a step of which job?"),
+        (("--user", "ada", "--children"), "--children needs --pid, which names the parents"),
+        (("--pid", "7", "--job-step", "0"), "--job-step needs --job-id, which names the job"),
     ],
 )
 def test_what_only_narrows_another_condition_needs_it(
@@ -412,8 +412,8 @@ def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer,
         _interrupt_after(process, "COLLECT")
         stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "cancelling capture c0ffee in 1 process; Ctrl-C again leaves at once" in stderr
-    assert "capture c0ffee is cancelled; no trace was kept" in stderr
+    assert "cancelling capture c0ffee in 1 process; press Ctrl-C again to exit at once" in stderr
+    assert "capture c0ffee was cancelled; no trace was kept" in stderr
     assert "CANCELLED" in stdout
     assert [r.id for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)] == ["c0ffee"]
     assert list(tmp_path.iterdir()) == []
@@ -429,4 +429,4 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
         _interrupt_after(process, "PROCESS")
         _stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert stderr.endswith("interrupted: left at once\n")
+    assert stderr.endswith("interrupted: stopped at once\n")

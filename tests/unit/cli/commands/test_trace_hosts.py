@@ -37,9 +37,9 @@ def test_processes_are_listed_by_host(old_daemon: FakeServer, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--require", "all"), "--require is for several hosts"),
-        (("--no-merge",), "--no-merge is for several hosts"),
-        (("--host", "a", "--wait-for-user-profiler"), "hosts that begin at one time cannot wait"),
+        (("--require", "all"), "--require needs several hosts"),
+        (("--no-merge",), "--no-merge needs several hosts"),
+        (("--host", "a", "--wait-for-user-profiler"), "hosts that start at the same time cannot wait"),
         (("--hosts", "/no/such/file"), "there is no file '/no/such/file'"),
         (("--host", "a", "--host-address", "node:1"), "expected an address with {host}"),
         (("--host", "a", "--require", "most"), "'most' is not one of 'all', 'quorum', 'any'"),

@@ -97,7 +97,7 @@ def test_a_file_that_is_there_stays_and_the_trace_gets_its_usual_name(trace: Tra
     (tmp_path / "x_4242.json").write_text("another trace")
     result = trace("--kineto-config", "ACTIVITIES_LOG_FILE=x.json")
     assert result.code == 0
-    assert "x_4242.json exists and is another file than the trace; the file gets its usual name" in result.stderr
+    assert "x_4242.json exists and is not this trace; using the usual file name" in result.stderr
     assert (tmp_path / "x_4242.json").read_text() == "another trace"
     assert (tmp_path / "kineto-gpu-7-4242-c0ffee.json").read_bytes() == CONTENT
 
@@ -111,11 +111,11 @@ def test_options_count_more_than_keys_and_say_so(trace: Trace, tmp_path: Path) -
         *("--output-dir", str(tmp_path / "here"), "--format", "chrome"),
     )
     assert config_notes(result) == [
-        "k.conf:1: ACTIVITIES_DURATION_MSECS: no effect: --duration counts",
-        "k.conf:2: ACTIVITY_TYPES: no effect: --activities counts",
-        "k.conf:4: PROFILE_WITH_STACK: no effect: --with-stack counts",
-        "k.conf:3: ACTIVITIES_LOG_FILE: its folder has no effect: --output-dir counts",
-        "k.conf:3: ACTIVITIES_LOG_FILE: its ending has no effect: --format counts",
+        "k.conf:1: ACTIVITIES_DURATION_MSECS: no effect: --duration takes precedence",
+        "k.conf:2: ACTIVITY_TYPES: no effect: --activities takes precedence",
+        "k.conf:4: PROFILE_WITH_STACK: no effect: --with-stack takes precedence",
+        "k.conf:3: ACTIVITIES_LOG_FILE: its folder has no effect: --output-dir takes precedence",
+        "k.conf:3: ACTIVITIES_LOG_FILE: its suffix has no effect: --format takes precedence",
     ]
     spec = trace.spec()
     assert (spec.duration_ns, [*spec.activity_types], [*spec.formats]) == (2_000_000_000, ["cpu_op"], ["chrome"])
@@ -131,8 +131,8 @@ def test_an_option_that_says_the_same_is_no_conflict(trace: Trace) -> None:
 def test_a_duration_on_the_command_line_leaves_no_iterations(trace: Trace) -> None:
     result = trace("--kineto-config", "ACTIVITIES_ITERATIONS=4,PROFILE_START_ITERATION_ROUNDUP=9", "--duration", "1s")
     assert config_notes(result) == [
-        "ACTIVITIES_ITERATIONS: no effect: --duration counts",
-        "PROFILE_START_ITERATION_ROUNDUP: no effect: --duration counts",
+        "ACTIVITIES_ITERATIONS: no effect: --duration takes precedence",
+        "PROFILE_START_ITERATION_ROUNDUP: no effect: --duration takes precedence",
     ]
     assert trace.spec().duration_ns == 1_000_000_000
 
@@ -176,7 +176,7 @@ def test_notes_are_not_said_with_quiet(trace: Trace) -> None:
         ("/etc/no/such.conf", "--kineto-config: expected KEY=VALUE,… or a file, got '/etc/no/such.conf': No such file"),
         ("ACTIVITIES_LOG_FILE=/tmp/", "--kineto-config: ACTIVITIES_LOG_FILE: expected the path of a file, got '/tmp/'"),
         ("ACTIVITIES_ENABLED=no", "--kineto-config: ACTIVITIES_ENABLED: tracing is switched off"),
-        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: lies "),
+        ("PROFILE_START_TIME=1000", "--kineto-config: PROFILE_START_TIME: is "),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_code_2_and_asks_nothing(trace: Trace, text: str, message: str) -> None:

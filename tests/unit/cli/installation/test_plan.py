@@ -99,7 +99,7 @@ def test_a_second_installation_has_nothing_to_do(image: Path, host: Run) -> None
     host("install")
     before = tree(image)
     done = host("install")
-    assert done.stdout == "nothing to do: all is as it should be\n"
+    assert done.stdout == "nothing to do: kinetod is installed and up to date\n"
     assert tree(image) == before
 
 
@@ -142,7 +142,7 @@ def test_a_configuration_that_others_could_have_written_is_not_taken_over(
     os.chown(path, owner, owner)
     before = tree(image)
     done = host("install")
-    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "look at what it says" in done.stderr
+    assert done.returncode == 5 and f"/etc/kinetod/{name} " in done.stderr and "check its content" in done.stderr
     assert tree(image) == before
 
 
@@ -179,7 +179,7 @@ def test_an_account_that_is_somebodys_does_not_become_kinetods_and_no_purge_remo
     passwd(image, *lines)
     before = tree(image)
     done = host("install")
-    assert done.returncode == 5 and "kinetod's user must be its own" in done.stderr
+    assert done.returncode == 5 and "kinetod needs this user for itself" in done.stderr
     assert tree(image) == before
     if len(lines) == 1:  # else they are system users
         assert host("uninstall", "--purge").returncode == 0
@@ -233,7 +233,7 @@ def test_uninstalling_leaves_captures_and_configuration(image: Path, host: Run) 
     left = tree(image)
     assert "var/lib/kineto/captures" in left and "etc/kinetod/config.toml" in left
     assert not [name for name in left if re.search(r"kinetod[\w-]*\.(service|socket)$|s.d/kinetod.conf", name)]
-    assert host("uninstall").stdout == "nothing to do: it is not installed\n"
+    assert host("uninstall").stdout == "nothing to do: kinetod is not installed\n"
 
 
 def test_a_purge_leaves_nothing_but_the_programs(image: Path, host: Run) -> None:
@@ -265,7 +265,7 @@ def test_a_package_packs_the_files_and_sets_up_the_rest(image: Path, host: Run) 
     done = host("install", "--for-package", "setup")
     assert done.returncode == 0, done.stderr
     assert (image / "etc/kinetod/config.toml").is_file()
-    assert "was installed by a package" in host("install").stderr
+    assert "a package has installed kinetod" in host("install").stderr
     assert host("uninstall", "--for-package", "setup").returncode == 0
     assert (image / "usr/lib/systemd/system/kinetod.service").exists()  # the package manager's to remove
 
@@ -282,7 +282,7 @@ def test_units_name_the_programs_of_this_installation(image: Path, host: Run) ->
     ("programs", "code", "why"),
     [
         ("/nowhere", 5, "there is no program /nowhere/kinetod"),
-        ("bin", 2, "no absolute path"),
+        ("bin", 2, "not an absolute path"),
     ],
 )
 def test_programs_that_are_not_there_are_refused(host: Run, programs: str, code: int, why: str) -> None:
@@ -294,7 +294,7 @@ def test_programs_that_others_could_replace_are_refused(image: Path) -> None:
     programs = image / "opt/kinetod/bin"  # below /tmp
     (programs / "python3").symlink_to("/bin/true")
     programs.chmod(0o777)
-    with pytest.raises(NotInstalled, match="others than root can write"):
+    with pytest.raises(NotInstalled, match="users other than root can write to"):
         plan.check_programs(Host(), programs)
 
 

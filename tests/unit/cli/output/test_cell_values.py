@@ -1,12 +1,10 @@
-"""Values as people read them, and exact ones."""
+"""Values as people read them."""
 
 import math
-from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from kinetoctl.output.cell_values import exact, heading, human
+from kinetoctl.output.cell_values import heading, human
 from kinetoctl.output.result_tables import _Shown, fit
 
 
@@ -39,25 +37,6 @@ from kinetoctl.output.result_tables import _Shown, fit
 )
 def test_values_for_people(value: Any, unit: str, text: str) -> None:
     assert human(value, unit) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
-        (0.1, 0.1),
-        (math.nan, None),
-        (math.inf, None),
-        (2**63, 2**63),
-        (Decimal("12"), 12),
-        (Decimal("1.5"), 1.5),
-        (b"\x01\xff", "01ff"),
-        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
-        ({"a": [math.nan, 1]}, {"a": [None, 1]}),
-        (None, None),
-    ],
-)
-def test_values_for_programs(value: Any, plain: Any) -> None:
-    assert exact(value) == plain
 
 
 def test_headings_leave_the_unit_to_the_values() -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.client.fleet.host_run import Member
+from kinetoctl.client.fleet.host_run import HostRun
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import Unreachable
 from kinetoctl.output.fleet_progress import FleetLines, FleetTable, show_fleet
@@ -14,12 +14,12 @@ from rich.live import Live
 from support.service import captures
 
 
-def member(host: str, *states: pb.TargetState) -> Member:
+def member(host: str, *states: pb.TargetState) -> HostRun:
     targets = (captures.target(4000 + number, state=state) for number, state in enumerate(states))
-    return Member(Place(host, f"{host}:50051"), captures.capture(*targets))
+    return HostRun(Place(host, f"{host}:50051"), captures.capture(*targets))
 
 
-def shown(*members: Member) -> list[str]:
+def shown(*members: HostRun) -> list[str]:
     console = Console(file=io.StringIO(), width=100)
     with Live(console=console, auto_refresh=False) as live:
         table = FleetTable(live, members)
@@ -66,7 +66,7 @@ def test_a_terminal_shows_few_processes_each() -> None:
 
 def test_a_terminal_shows_of_many_how_many_of_each_host_are_where() -> None:
     hosts = [member(f"n{number}", *[pb.TARGET_STATE_COLLECT] * 8) for number in range(50)]
-    failed = Member(Place("n50", "n50:1"), error=Unreachable("gone"))
+    failed = HostRun(Place("n50", "n50:1"), error=Unreachable("gone"))
     found = shown(*hosts, failed)
     assert found[:3] == ["400 COLLECT", "HOST PROCESSES", "n0 8 COLLECT"]
     assert found[-1] == "… 11 more hosts"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.fleet.clock_offsets import Offset
-from kinetoctl.client.fleet.host_run import Fleet, Member
+from kinetoctl.client.fleet.host_run import Fleet, HostRun
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import CliError, Denied, DownloadFailed, NotFound, Unreachable
 from kinetoctl.exit_codes import ExitCode
@@ -33,16 +33,16 @@ def target(
     return made
 
 
-def member(host: str, *targets: pb.Target, error: CliError | None = None) -> Member:
+def member(host: str, *targets: pb.Target, error: CliError | None = None) -> HostRun:
     capture = captures.capture(*targets, status=pb.CAPTURE_STATUS_DONE) if targets else None
-    return Member(Place(host, f"{host}:50051"), capture, error=error, clock=CLOCK if targets else None)
+    return HostRun(Place(host, f"{host}:50051"), capture, error=error, clock=CLOCK if targets else None)
 
 
-def fleet(*members: Member, ranks: frozenset[int] = frozenset()) -> Fleet:
+def fleet(*members: HostRun, ranks: frozenset[int] = frozenset()) -> Fleet:
     return Fleet(id="f1", members=list(members), ranks=ranks)
 
 
-def code(*members: Member, ranks: frozenset[int] = frozenset()) -> ExitCode:
+def code(*members: HostRun, ranks: frozenset[int] = frozenset()) -> ExitCode:
     return fleet(*members, ranks=ranks).exit_code()
 
 
@@ -130,8 +130,8 @@ def test_a_window_that_began_elsewhere_is_told() -> None:
     late = member("n0", target(0, begin_ns=start_ns - 2 * MS), target(1, begin_ns=start_ns + 40 * MS))
     found = fleet(late)
     found.start_ns = start_ns
-    assert [row[-1] for row in rows(found)] == ["", "began 42 ms after the common start"]
-    assert list(notes(found)) == ["the windows begin within 42 ms of each other, by clocks that are known to ±300 µs"]
+    assert [row[-1] for row in rows(found)] == ["", "started 42 ms after the common start"]
+    assert list(notes(found)) == ["the windows start within 42 ms of each other, with a clock uncertainty of ±300 µs"]
 
 
 def test_the_document_says_everything() -> None:

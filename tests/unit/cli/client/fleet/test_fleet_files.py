@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl.client.fleet import fleet_files
-from kinetoctl.client.fleet.host_run import Fleet, Member
+from kinetoctl.client.fleet.host_run import Fleet, FleetQuiet, HostRun
 from kinetoctl.client.hosts.host_targets import Place
-from kinetoctl.output.fleet_progress import FleetQuiet
 from support.service.fake_profiler import WAIT_FOR_CANCEL, FakeProfiler, serve
 from support.waiting import until
 
@@ -18,7 +17,7 @@ def test_who_leaves_does_not_wait_for_a_host_that_says_nothing(tmp_path: Path, m
     file = pb.TraceFile(format="chrome-json-gz", size_bytes=1000, sha256="0" * 64)
     capture = pb.Capture(id="c1", host="n1", targets=[pb.Target(pid=7, files=[file])])
     with serve(FakeProfiler(content=b"x" * 1000, fetch_limits=[WAIT_FOR_CANCEL])) as server:
-        member = Member(place=Place("n1", server.address), capture=capture)
+        member = HostRun(place=Place("n1", server.address), capture=capture)
 
         def leave(*_: Any, **__: Any) -> None:
             until(lambda: bool(server.profiler.requests), "the file is asked for")

@@ -42,9 +42,9 @@ def test_a_wanted_start_that_is_too_near_is_refused_with_the_time_that_is_needed
     [
         ("any", 0, 0, "no host has a process that is ready"),
         ("any", 1, 0, ""),
-        ("quorum", 2, 2, "only 2 of 4 hosts are ready, and --require quorum wants more than half"),
+        ("quorum", 2, 2, "only 2 of 4 hosts are ready, but --require quorum needs more than half"),
         ("quorum", 3, 0, ""),
-        ("all", 4, 3, "only 3 of 4 hosts are ready with all their processes, and --require all wants every one"),
+        ("all", 4, 3, "only 3 of 4 hosts are ready with all their processes, but --require all needs every one"),
         ("all", 4, 4, ""),
     ],
 )

@@ -31,7 +31,7 @@ def test_the_variable_says_the_template_unless_the_option_does() -> None:
 
 def test_a_host_may_be_an_address() -> None:
     assert [place_of(text, SOCKETS).address for text in ("n1:7", "unix:/x")] == ["n1:7", "unix:/x"]
-    with pytest.raises(ValueError, match="expected the name of a host, host:port or unix:/path, got 'a b'"):
+    with pytest.raises(ValueError, match="expected a host name, host:port or unix:/path, got 'a b'"):
         place_of("a b", SOCKETS)
 
 
@@ -48,7 +48,7 @@ def test_a_file_has_names_addresses_and_comments(tmp_path: Path) -> None:
     [
         ("n1\nn2 slots=8\n", r"nodes line 2: expected unix:/path/to/socket or host:port, got 'slots=8'"),
         ("n1 n1:1 x\n", r"nodes line 1: expected `name` or `name address`, got 'n1 n1:1 x'"),
-        ("# nobody\n", r"nodes names no host"),
+        ("# nobody\n", r"nodes contains no host"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, content: str, message: str) -> None:

@@ -113,7 +113,7 @@ def test_each_node_is_asked_for_the_ids_that_run_there(
 
 
 def test_what_does_not_run_is_told() -> None:
-    assert expand(job("2"), run=slurm).notes == ("2 of 4 parts of Slurm job 2 are running, the others PENDING",)
+    assert expand(job("2"), run=slurm).notes == ("2 of 4 parts of Slurm job 2 are running, the others are PENDING",)
     assert expand(job("2_0"), run=slurm).notes == ()
 
 
@@ -129,14 +129,14 @@ def test_others_are_told_whose_job_it_is_and_root_is_not(monkeypatch: pytest.Mon
     ("text", "error", "message"),
     [
         ("77", NoSuchJob, "Slurm knows no job 77"),
-        ("6", NoSuchJob, "Slurm job 6 is COMPLETED: it has no processes any more"),
+        ("6", NoSuchJob, "Slurm job 6 is COMPLETED: it has no processes left"),
         ("5", JobNotRunning, "Slurm job 5 is PENDING (BeginTime): it has no processes yet"),
         ("2_3", JobNotRunning, "Slurm job 2_3 is PENDING (JobArrayTaskLimit)"),
-        ("9", JobNotRunning, "Slurm job 9 is SUSPENDED: its processes stand still; try again when it goes on"),
+        ("9", JobNotRunning, "Slurm job 9 is SUSPENDED: its processes are suspended; try again once it has resumed"),
         ("2_9", NoSuchJob, "Slurm job 2 has no task 2_9; it has 2_2, 2_3, 2_1, 2_0"),
         ("3+2", NoSuchJob, "Slurm job 3 has no component 3+2; it has 3+0, 3+1"),
         ("1_0", NoSuchJob, "Slurm job 1 has no task 1_0; it has 1"),
-        ("1.7", NoSuchJob, "Slurm job 1.7: there is no such step now; there is 1.0, 1.1, 1.batch"),
+        ("1.7", NoSuchJob, "Slurm job 1.7 has no such step now; its steps are: 1.0, 1.1, 1.batch"),
     ],
 )
 def test_a_job_that_cannot_be_traced_is_an_error_that_says_why(text: str, error: type[CliError], message: str) -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_cannot_be_traced_is_an_error_that_says_why(text: str, error:
 
 @pytest.mark.parametrize("line", ["1|RUNNING", "1|1__+|RUNNING|10|ada|n1|None", "1|1+x|RUNNING|10|ada|n1|None"])
 def test_lines_that_are_not_as_asked_for_are_an_error(line: str) -> None:
-    with pytest.raises(SlurmFailed, match=f"squeue printed a line that is not as asked for: '{re.escape(line)}'"):
+    with pytest.raises(SlurmFailed, match=f"squeue printed an unexpected line: '{re.escape(line)}'"):
         expand(job("1"), run=lambda _: f"{line}\n")
 
 
@@ -172,7 +172,7 @@ def test_nodes_become_places_by_the_template() -> None:
 
 
 def test_a_node_without_an_address_is_an_error() -> None:
-    with pytest.raises(SlurmFailed, match="says no address of n3"):
+    with pytest.raises(SlurmFailed, match="gives no address of n3"):
         node_addresses(["n1", "n3"], run=lambda _: NODE.format("n1", NODES["n1"]))
 
 
@@ -188,7 +188,7 @@ def test_conditions_are_added_to_those_of_the_job_and_take_the_place_of_none() -
     both = place.selected(pb.Selector(ranks=[3]))
     assert both == pb.Selector(job_ids=["1"], job_step="0", ranks=[3])
     for condition, option in ((pb.Selector(job_ids=["7"]), "--job-id"), (pb.Selector(job_step="1"), "--job-step")):
-        with pytest.raises(UsageProblem, match=f"^{option}: the job or pod that is named says that already"):
+        with pytest.raises(UsageProblem, match=f"^{option}: the named job or pod already sets this condition"):
             place.selected(condition)
 
 
@@ -210,7 +210,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def test_without_slurm_the_error_says_where_to_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SlurmFailed, match=r"there is no squeue here.*login node"):
+    with pytest.raises(SlurmFailed, match=r"squeue, which knows .*is not installed here.*login node"):
         places(PlaceOptions(slurm_job=job("1")), print)
 
 

@@ -74,19 +74,19 @@ def test_show_tells_damage_pin_and_upload(server: FakeServer, run: Run) -> None:
     lines = run("captures", "show", "c0ffee").stdout.splitlines()
     assert lines[1] == "pinned: retention does not remove it"
     assert lines[2].startswith("uploaded to s3://b/h/c0ffee (1.0 MiB, verified ")
-    assert lines[2].endswith("; nothing of it is on the host any more")
+    assert lines[2].endswith("; its files are no longer on the host")
     assert "  damaged     chrome is damaged: it has 3 bytes instead of 5" in lines
 
 
 @pytest.mark.parametrize(
     ("state", "words", "line"),
     [
-        (pb.UPLOAD_STATE_WAITING, "local, to upload", "waits for its upload to s3://b"),
+        (pb.UPLOAD_STATE_WAITING, "local, to upload", "waiting for its upload to s3://b"),
         (pb.UPLOAD_STATE_RUNNING, "local, uploading", "uploading to s3://b: 0 B of 2.0 KiB"),
         (
             pb.UPLOAD_STATE_RETRYING,
             "local, upload failing",
-            "the upload to s3://b failed 3 times: no; uploads are off now",
+            "the upload to s3://b failed 3 times: no; uploads are disabled now",
         ),
     ],
 )
