@@ -33,17 +33,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.nccl import NO_SEQUENCE
+from kineto_trace.collectives.nccl import NO_SEQUENCE, Description
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import MAX_OFFSET_NS
-
-if TYPE_CHECKING:
-    from kineto_trace.collectives.rank_matching import RankCollectives
 
 BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 MIN_COLLECTIVES = 8  # shared by two ranks
@@ -88,6 +85,30 @@ class Alignment:
         return max(known, default=0) if len(known) == len(self.clocks) else None
 
 
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
+
+    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
+    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
+    """
+
+    host: str
+    clock: Clock
+    start: Ints
+    end: Ints
+    description: Ints
+    sequence: Ints
+    ordinal: Ints
+    step: Ints
+    compute_ns: Ints
+    kernels: Ints
+    descriptions: tuple[Description, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
 class Blocking(NamedTuple):
     """The blocking collectives of one rank by ascending key, which their counterparts have too. Times in Unix ns."""
 
@@ -96,7 +117,7 @@ class Blocking(NamedTuple):
     end: Ints
 
 
-def blocking(found: "RankCollectives") -> Blocking:
+def blocking(found: RankCollectives) -> Blocking:
     """Those that have a sequence number: where the windows of ranks differ, only that tells which one is which."""
     used = [description.collective in BLOCKING for description in found.descriptions]
     groups = [

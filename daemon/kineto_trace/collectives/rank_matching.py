@@ -27,6 +27,7 @@ from kineto_trace.collectives.rank_clocks import (
     TIMESTAMP_NS,
     Alignment,
     Clock,
+    RankCollectives,
     align,
     blocking,
     clock_of,
@@ -47,30 +48,6 @@ _METHODS = {
     "host": "of its host",
 }
 KERNEL = GPU_TABLES.index("kernel")
-
-
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
-    """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
-
-    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
-    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
-    """
-
-    host: str
-    clock: Clock
-    start: Ints
-    end: Ints
-    description: Ints
-    sequence: Ints
-    ordinal: Ints
-    step: Ints
-    compute_ns: Ints
-    kernels: Ints
-    descriptions: tuple[Description, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
 
 
 @dataclass(frozen=True, slots=True)

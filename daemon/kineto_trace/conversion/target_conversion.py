@@ -18,10 +18,8 @@ from kineto_trace.formats.shared.text_sinks import GzipSink, Output, TextSink
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.attachments import Attachments, write_attachments
-from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY, DEFAULT_FORMAT, FILE_NAMES, OutputFile
 from kineto_trace.store.parquet_folder import save_columns
-
-COLUMNS_DIRECTORY = "columns"
 
 
 class OutputFormat(NamedTuple):

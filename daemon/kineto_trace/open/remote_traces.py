@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
-from kineto_trace.open.trace_opener import COLUMNS_DIRECTORY, PACKED_HEAD_BYTES, open_trace
-from kineto_trace.open.trace_source import FLEET_LABEL, RemoteFile, RemoteTrace
+from kineto_trace.open.local_traces import PACKED_HEAD_BYTES
+from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.open.trace_source import RemoteFile, RemoteTrace
 from kineto_trace.store import upload_manifest
 from kineto_trace.store.object_stores import checked_store, listed, patiently
-from kineto_trace.store.upload_manifest import MANIFEST, Manifest, is_below
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
+from kineto_trace.store.upload_manifest import FLEET_LABEL, MANIFEST, Manifest, is_below
 
 PIECE_BYTES = 16 << 20
 MAX_LISTED = 5

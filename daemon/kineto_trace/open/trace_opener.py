@@ -6,7 +6,6 @@ open_trace("captures/…/targets/…")  a target of the daemon, finished or raw
 open_trace("training.kineto")       a folder of columns
 """
 
-import zlib
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -15,13 +14,9 @@ from pathlib import Path
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
+from kineto_trace.open.local_traces import PACKED_HEAD_BYTES, traces_below, unpacked_head
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
-HEAD_BYTES = 1 << 18  # of a file, unpacked, that are looked at to know what it is
-PACKED_HEAD_BYTES = 1 << 16
-COLUMNS_DIRECTORY = "columns"  # of a target's folder
-
-_GZIP = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PRINTABLE = frozenset((*b"\t\r\n", *range(32, 127)))
 # What people give by mistake: where in the file, the bytes there, what it is, what to do.
 _OTHERS = (
@@ -104,19 +99,6 @@ def detect(path: Path) -> Form:
     )
 
 
-def unpacked_head(path: Path, packed: bytes) -> bytes:
-    """The first bytes of a file, of which these are the first as they lie there. Raises FileError."""
-    if not packed.startswith(_GZIP):
-        return packed.removeprefix(_BYTE_ORDER_MARK)
-    try:
-        head = zlib.decompressobj(wbits=31).decompress(packed, HEAD_BYTES)
-    except zlib.error as exc:
-        raise FileError(f"{path} is damaged: {exc}") from exc
-    if not head:
-        raise FileError(f"{path} has nothing in it but the head of a gzip file: it was cut off, or is empty")
-    return head.removeprefix(_BYTE_ORDER_MARK)
-
-
 def _json_or_perfetto(head: bytes) -> Form | None:
     text = head.lstrip(b" \t\r\n")
     if text[:1] in (b"{", b"["):
@@ -154,8 +136,6 @@ def _folder_form(path: Path) -> Form:
         return Form.STORED
     if (path / TARGET_FILE).is_file():
         return Form.TARGET
-    from kineto_trace.open.trace_discovery import traces_below
-
     inside = [str(found) for found in traces_below(path)]
     if inside:
         listed = ", ".join(inside[:3]) + (", …" if len(inside) > 3 else "")

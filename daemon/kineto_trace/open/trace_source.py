@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-FLEET_LABEL = "kineto.fleet"  # of the captures of several hosts that are one
 RankFrom = Literal["given", "trace", "name", "order"]
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 # Chrome trace, compressed or plain; Perfetto's own format
 SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json", "perfetto": ".pftrace"}
+COLUMNS_DIRECTORY = "columns"  # of a target, where its trace is stored
 DEFAULT_FORMAT = "chrome"
 FILE_NAMES = {name: f"trace{suffix}" for name, suffix in SUFFIXES.items()}  # in a target's folder
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kineto_trace.errors import FileError
 
+FLEET_LABEL = "kineto.fleet"  # label of a capture that joins the captures of several hosts
 MANIFEST = "manifest.json"
 VERSION = 1
 BLOCK_BYTES = 4 << 20  # each has its own checksum, so that any part of a file can be verified alone

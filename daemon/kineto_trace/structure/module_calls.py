@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
 from kineto_trace.structure.activity_links import calls, gpu, ops
@@ -27,6 +26,7 @@ from kineto_trace.structure.nesting import ends, nest
 
 NOTHING = -1
 TORCH_PREFIX = "nn.Module: "
+LIGHTNING_MODULE = "[pl][module]"
 ACCUMULATE_GRAD = EVALUATE_FUNCTION + "torch::autograd::AccumulateGrad"
 
 Ints = npt.NDArray[np.int64]

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, bus_factor
+from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
     Instances,
     Matched,
-    RankCollectives,
     instances,
     match,
     rank_collectives,

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
 from kineto_trace.arrays.intervals import Union, union
-from kineto_trace.collectives.rank_matching import Matched, RankCollectives, instances, match, rank_collectives
+from kineto_trace.collectives.rank_clocks import RankCollectives
+from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
 from kineto_trace.compat.tensorboard.plugin_communication import (
     NO_STEP,
     PluginRank,

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import rank_overlap
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
-from kineto_trace.collectives.rank_clocks import MAX_LISTED
-from kineto_trace.collectives.rank_matching import Matched, RankCollectives, match, rank_collectives
+from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
+from kineto_trace.collectives.rank_matching import Matched, match, rank_collectives
 from kineto_trace.collectives.rank_waits import Waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES

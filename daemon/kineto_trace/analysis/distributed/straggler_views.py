@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.rank_matching import RankCollectives, instances, match, rank_collectives, skew_uncertainty
+from kineto_trace.collectives.rank_clocks import RankCollectives
+from kineto_trace.collectives.rank_matching import instances, match, rank_collectives, skew_uncertainty
 from kineto_trace.compat.hta.hta_frame import hta_frame
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context

@@ -8,11 +8,18 @@ import numpy.typing as npt
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import subtree_sums, sums
 from kineto_trace.compat.tensorboard.plugin_modules import plugin_modules
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE, STEP_PREFIX
+from kineto_trace.compat.tensorboard.plugin_nodes import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.event_tree import KINDS, build
-from kineto_trace.structure.module_calls import TORCH_PREFIX, ModuleCalls, backward_roots, module_calls, paths
+from kineto_trace.structure.module_calls import (
+    LIGHTNING_MODULE,
+    TORCH_PREFIX,
+    ModuleCalls,
+    backward_roots,
+    module_calls,
+    paths,
+)
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, Compat, view
 

@@ -28,6 +28,7 @@ from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE
 
 NOTHING = -1
 EXACT_IN_DOUBLE = 1 << 53
@@ -38,7 +39,7 @@ COLLECTIVES = frozenset(
 )
 NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
 STEP_PREFIX = "ProfilerStep#"
-LIGHTNING_MODULE, LIGHTNING_PROFILE = "[pl][module]", "[pl][profile]"
+LIGHTNING_PROFILE = "[pl][profile]"
 TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
 PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
 RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))

@@ -32,11 +32,12 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.compat.tensorboard import plugin_nodes
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE, LIGHTNING_PROFILE
+from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_PROFILE
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
 from kineto_trace.structure.activity_links import NOTHING, step_names
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
