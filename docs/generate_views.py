@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.sql.schema import SqlTable, sql_tables
 from kineto_trace.view_api.view import View
 from kinetoctl.base.view_settings import option_type, type_text

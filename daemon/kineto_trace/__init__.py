@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from kineto_trace.analysis.view_runner import Request, cluster, run_view, run_views
+    from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
     from kineto_trace.errors import FileError, TraceError, ViewError
     from kineto_trace.formats.trace_export import Written
     from kineto_trace.model.context import Context
@@ -65,24 +65,24 @@ _HOMES = {
     "Compat": "view_api.view",
     "Context": "model.context",
     "FileError": "errors",
-    "Request": "analysis.view_runner",
+    "Request": "catalog.view_runner",
     "Result": "view_api.result",
     "Source": "open.trace_discovery",
     "Trace": "model.trace",
     "TraceError": "errors",
     "View": "view_api.view",
     "ViewError": "errors",
-    "cluster": "analysis.view_runner",
+    "cluster": "catalog.view_runner",
     "find_traces": "open.trace_discovery",
     "open_trace": "open.trace_opener",
-    "run_view": "analysis.view_runner",
-    "run_views": "analysis.view_runner",
+    "run_view": "catalog.view_runner",
+    "run_views": "catalog.view_runner",
 }
 
 
 def views() -> "Mapping[str, View]":
     """All analyses by name, in the order of names."""
-    from kineto_trace.analysis.view_catalog import VIEWS
+    from kineto_trace.catalog.view_catalog import VIEWS
 
     return dict(sorted(VIEWS.items()))
 

@@ -21,8 +21,8 @@ from markupsafe import Markup
 from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
 from kineto_trace.analysis.idle.idle_gaps import CAUSES
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES
-from kineto_trace.analysis.view_runner import Paths, Request, run_views
 from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.catalog.view_runner import Paths, Request, run_views
 from kineto_trace.html.charts import Series, lines, stacked_bars
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.view_api.result import Result, ResultColumn

@@ -21,8 +21,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kineto_trace.analysis.view_catalog import VIEWS
-from kineto_trace.analysis.view_runner import trace_notes
+from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.catalog.view_runner import trace_notes
 from kineto_trace.errors import QueryError, TraceError
 from kineto_trace.sql.arrow_tables import Source, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.lazy_tables import LazyTable

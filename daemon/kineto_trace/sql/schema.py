@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
 from kineto_trace.model.event_kinds import DTYPES, KINDS
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES

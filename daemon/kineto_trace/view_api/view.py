@@ -6,15 +6,16 @@ Theory of operation
     second function, `reduce`: the first one then computes of each trace what the second needs, any small value that
     can be pickled (it may come from another process or host), so that memory is bounded by one rank's trace.
 
-    Options are keyword arguments with defaults. The figures are right by default. A view that knows `compat` gives
-    those of the TensorBoard profiler plug-in or of HTA where these differ, by the rules of these tools.
+    Options are keyword arguments with defaults. The figures are exact by default. With `compat` a view reproduces those
+    of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so register themselves with
+    `View.variant` (compat/views); a view whose two rules share most of their steps has a parameter `compat` instead.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,23 +44,53 @@ class Answer(NamedTuple):
     notes: Sequence[str] = ()
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Reduce = Callable[..., Answer]  # of [(rank, partial), …] in the order of ranks, and the options that it names
+
+
+class Variant(NamedTuple):
+    """The functions that reproduce another tool's figures of a view."""
+
+    function: Callable[..., Any]
+    reduce: Reduce | None
 
 
 @dataclass(frozen=True)
 class View:
-    """One registered analysis. description: its docstring. reduce: None if it looks at each trace alone."""
+    """One registered analysis.
+
+    own_compat: the tools whose figures `function` itself reproduces. reduce: None if each trace is looked at alone.
+    """
 
     name: str
     function: Callable[..., Any]
     columns: tuple[ResultColumn, ...]
-    compat: frozenset[Compat]
+    own_compat: frozenset[Compat]
     reduce: Reduce | None
+    variants: dict[Compat, Variant] = field(default_factory=dict)
+
+    def variant(self, compat: Compat, *, reduce: Reduce | None = None) -> Callable[[Function], Function]:
+        """Registers the decorated function, which takes options of the view, for this compat.
+
+        reduce: None: the view's own. The function's docstring is added to the description of the view.
+        """
+
+        def register(function: Function) -> Function:
+            self.variants[compat] = Variant(function, reduce or self.reduce)
+            return function
+
+        return register
+
+    @property
+    def compat(self) -> frozenset[Compat]:
+        """The tools whose figures it can reproduce."""
+        return self.own_compat | self.variants.keys()
 
     @property
     def description(self) -> str:
-        """What it computes, by which rule."""
-        return inspect.getdoc(self.function) or ""
+        """What it computes, and by which rules."""
+        functions = (self.function, *(variant.function for variant in self.variants.values()))
+        return "\n\n".join(inspect.getdoc(function) or "" for function in functions)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -80,13 +111,15 @@ class View:
     def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
         """What one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
-        return self.function(context, **self._chosen(self.function, compat, options))
+        function = self._functions(compat).function
+        return function(context, **self._chosen(function, compat, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
         """The result of the contributions of all ranks: (rank, partial), put in the order of ranks."""
         ordered = sorted(partials, key=lambda entry: entry[0])
-        if self.reduce is not None:
-            answer = self.reduce(ordered, **self._chosen(self.reduce, compat, options))
+        reduce = self._functions(compat).reduce
+        if reduce is not None:
+            answer = reduce(ordered, **self._chosen(reduce, compat, options))
             return make_result(self.name, self.columns, answer.values, answer.notes)
         notes: list[str] = []
         tables = []
@@ -110,6 +143,9 @@ class View:
         partial = self.partial(context, compat=compat, **options)
         return self.combine([(context.rank, partial)], compat=compat, **options)
 
+    def _functions(self, compat: Compat) -> Variant:
+        return self.variants.get(compat, Variant(self.function, self.reduce))
+
     def _chosen(self, function: Callable[..., Any], compat: Compat, options: Mapping[str, Any]) -> dict[str, Any]:
         known = inspect.signature(function).parameters
         chosen = {name: value for name, value in options.items() if name in known}
@@ -126,7 +162,7 @@ class View:
             raise ViewError(f"view {self.name} has no figures of {compat}; it can follow: {known}")
 
 
-VIEWS: dict[str, View] = {}  # by name; kineto_trace.analysis.view_catalog fills it
+VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills it
 
 
 def view(

@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.compat.hta import hta_critical_path
-from kineto_trace.compat.hta.hta_frame import HtaError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
 from kineto_trace.structure.activity_links import NOTHING
@@ -29,7 +27,7 @@ from kineto_trace.structure.dependency_graph import (
 from kineto_trace.structure.nesting import nest_tables
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
 STEP = "ProfilerStep"
@@ -189,12 +187,10 @@ def _rows(context: Context, found: Found) -> dict[str, Any]:
         ("stream", "int", "", "CUDA stream; missing on the host"),
         ("inferred", "bool", "", "no record tells of this dependency: it is inferred from times"),
     ),
-    compat=(Compat.HTA,),
 )
 def critical_path_edges(
     context: Context,
     *,
-    compat: Compat = Compat.NONE,
     annotation: str = STEP,
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
@@ -213,35 +209,16 @@ def critical_path_edges(
 
     data_loading: patterns (regular expressions) of annotations and operators that load data. infer: without
     cuda_sync records infer from times what was waited for.
-
-    compat "hta": the graph and longest path of HTA's critical_path_analysis (its 0.6.1): times rounded to whole
-    microseconds, no time between outermost operators, none in synchronising calls, launch delays only where the
-    queue was empty, kernel-kernel delays below 1500 us; `instance` is the first one if not given and `data_loading`
-    is of no effect unless given, as there. Where HTA fails on a trace, a note says so and the path is the right one.
     """
-    notes: list[str] = []
-    if compat is Compat.HTA:
-        try:
-            return hta_critical_path.edges(context, annotation, instance, _hta_patterns(data_loading))
-        except HtaError as exc:
-            notes, instance = [exc.note], _hta_instance(annotation, instance)
     found = find_path(
-        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+        context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )
-    return Answer(_rows(context, found), [*notes, *found.notes])
+    return Answer(_rows(context, found), found.notes)
 
 
-def _hta_instance(annotation: str, instance: Instance) -> Instance:
-    """The instance that HTA means."""
-    return 0 if annotation and instance is None else instance
-
-
-def _patterns(given: Sequence[str]) -> Sequence[str]:
+def patterns_of(given: Sequence[str]) -> Sequence[str]:
+    """The option data_loading: one pattern or several."""
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _hta_patterns(given: Sequence[str]) -> Sequence[str]:
-    return () if _patterns(given) == DATA_LOADING else _patterns(given)
 
 
 @view(
@@ -259,30 +236,18 @@ def _hta_patterns(given: Sequence[str]) -> Sequence[str]:
         ("share_pct", "float", "%", "of the whole path"),
         ("edges", "int", "", "edges of the path"),
     ),
-    compat=(Compat.HTA,),
 )
 def critical_path_breakdown(
     context: Context,
     *,
-    compat: Compat = Compat.NONE,
     annotation: str = STEP,
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The time of the critical path by what it is bound by. Options and rules: those of critical_path.
-
-    compat "hta": the figures of CPGraph.summary(): copies and fills count as gpu_compute_bound; edges without a
-    weight (dependency, sync_dependency) are left out.
-    """
-    notes: list[str] = []
-    if compat is Compat.HTA:
-        try:
-            return hta_critical_path.breakdown(context, annotation, instance, _hta_patterns(data_loading))
-        except HtaError as exc:
-            notes, instance = [exc.note], _hta_instance(annotation, instance)
+    """The time of the critical path by what it is bound by. Options and rules: those of critical_path."""
     found = find_path(
-        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+        context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )
     bound = bounds(found)
     time = np.bincount(bound, found.path.end - found.path.start, minlength=len(BOUNDS))
@@ -295,4 +260,4 @@ def critical_path_breakdown(
         "share_pct": 100 * time[order] / total,
         "edges": edges[order],
     }
-    return Answer(values, [*notes, *found.notes])
+    return Answer(values, found.notes)

@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import subtree_sums, sums
-from kineto_trace.compat.tensorboard.plugin_modules import plugin_modules
 from kineto_trace.compat.tensorboard.plugin_nodes import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
@@ -21,7 +20,7 @@ from kineto_trace.structure.module_calls import (
     paths,
 )
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 NOTHING = -1
 NS_PER_US = 1000
@@ -49,9 +48,8 @@ Ints = npt.NDArray[np.int64]
         ("backward_host_us", "float", "us", "host time of the backward operators of its operators, modules inside too"),
         ("backward_device_us", "float", "us", "GPU time of those"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+def modules(context: Context) -> Answer:
     """The modules of the model as they call each other, with the time of each on the host and on the GPU.
 
     One row per path of calls: a module that is called from two places has two rows. Outer modules come before those
@@ -59,13 +57,7 @@ def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     kernel to the one that runs when it is launched. The backward pass of a module is that of its forward operators,
     found by the links that autograd's sequence numbers give; it is not part of the other figures. With PyTorch
     Lightning, modules are its "[pl][module]" operators.
-
-    compat=plugin: the module view (for PyTorch Lightning the Lightning view) of the TensorBoard profiler plug-in: every
-    row has the figures of all calls of the module, wherever it was called from, and device time only where external
-    ids lead to operators. It has no backward figures here.
     """
-    if compat is Compat.PLUGIN:
-        return _plugin(context)
     found = context.get(module_calls)
     count, path_count = len(found), int(found.path.max(initial=-1)) + 1
     activity, times, table = context.get(gpu), context.get(op_times), context.trace.table("cpu_op")
@@ -148,29 +140,6 @@ def _texts(above: Ints, outermost: npt.NDArray[np.bool_], names: list[str]) -> t
 
 def _name(text: str) -> str:
     return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
-
-
-def _plugin(context: Context) -> Answer:
-    rows = context.get(plugin_modules)
-    missing = [None] * len(rows)
-    return Answer(
-        {
-            "path": [SEPARATOR.join(row.names) for row in rows],
-            "name": [row.names[-1] for row in rows],
-            "module_id": [row.module for row in rows],
-            "depth": [len(row.names) - 1 for row in rows],
-            "occurrences": [row.figures.occurrences for row in rows],
-            "operators": [row.figures.operators for row in rows],
-            "host_total_us": [row.figures.host_total for row in rows],
-            "host_self_us": [row.figures.host_self for row in rows],
-            "host_overhead_us": [row.figures.host_self for row in rows],
-            "device_total_us": [row.figures.device_total for row in rows],
-            "device_self_us": [row.figures.device_self for row in rows],
-            "backward_host_us": missing,
-            "backward_device_us": missing,
-        },
-        [] if rows or not len(context.trace.table("cpu_op")) else [NO_MODULES],
-    )
 
 
 @view(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kinetoctl.commands.report import OVERVIEW
 from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store

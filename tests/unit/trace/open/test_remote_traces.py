@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.view_runner import run_view, text_bytes
+from kineto_trace.catalog.view_runner import run_view, text_bytes
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink

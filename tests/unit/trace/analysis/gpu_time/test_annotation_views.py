@@ -1,5 +1,5 @@
 import pytest
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import Compat
 from support.trace_files.hta_events import Event, context, event, gpu, launch, rows

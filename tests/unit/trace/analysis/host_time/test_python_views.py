@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.view_runner import run_view
+from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import ViewError
 from kineto_trace.formats.flame_graphs import Graph, folded, stacks

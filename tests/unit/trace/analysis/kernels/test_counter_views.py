@@ -1,5 +1,5 @@
 import pytest
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from support.trace_files.hta_events import Event, context, event, launch, op, rows
 
 FMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"

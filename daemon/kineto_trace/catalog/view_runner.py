@@ -31,7 +31,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import kineto_trace
 import pytest
-from kineto_trace.analysis import view_runner
-from kineto_trace.analysis.view_runner import Request, cluster, run_view, run_views, trace_notes
+from kineto_trace.catalog import view_runner
+from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views, trace_notes
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
