@@ -15,7 +15,7 @@ def statistics_columns(unit: str, of: str, suffix: str = "") -> tuple[ResultColu
     return columns(
         ("count", "int", "", f"number of {of}"),
         (f"mean{suffix}", "float", unit, f"mean of {of}"),
-        (f"std{suffix}", "float", unit, "standard deviation, of a sample; missing for fewer than two"),
+        (f"std{suffix}", "float", unit, "sample standard deviation; missing for fewer than two values"),
         (f"min{suffix}", "float", unit, "smallest"),
         (f"p25{suffix}", "float", unit, "25th percentile, interpolated"),
         (f"p50{suffix}", "float", unit, "median"),

@@ -174,18 +174,28 @@ def _rows(context: Context, found: Found) -> dict[str, Any]:
 @view(
     "critical_path",
     columns(
-        ("position", "int", "", "place of the edge on the path"),
-        ("start_us", "float", "us", "begin of the edge, since the begin of the window"),
-        ("duration_us", "float", "us", "time that the edge stands for"),
+        ("position", "int", "", "position of the edge on the path"),
+        ("start_us", "float", "us", "start of the edge, relative to the start of the window"),
+        ("duration_us", "float", "us", "length of the edge"),
         ("edge", "text", "", "operator, dependency, kernel_launch_delay, kernel_kernel_delay or sync_dependency"),
-        ("bound_by", "text", "", "what this time is bound by: see critical_path_breakdown"),
-        ("name", "text", "", "operator, call or GPU activity whose time it is; between operators: the annotation"),
+        ("bound_by", "text", "", "what bounds this time: see critical_path_breakdown"),
+        (
+            "name",
+            "text",
+            "",
+            "operator, call or GPU activity that this time belongs to; between operators, the annotation",
+        ),
         ("category", "text", "", "kind of that activity"),
-        ("op", "text", "", "innermost operator of it: itself, the one around the call, or the one that launched it"),
+        (
+            "op",
+            "text",
+            "",
+            "innermost operator: the event itself, the one around the call, or the one that launched the activity",
+        ),
         ("thread", "int", "", "system thread id; missing on the GPU"),
         ("device", "int", "", "GPU; missing on the host"),
         ("stream", "int", "", "CUDA stream; missing on the host"),
-        ("inferred", "bool", "", "no record tells of this dependency: it is inferred from times"),
+        ("inferred", "bool", "", "whether this dependency was inferred from times, because no record shows it"),
     ),
 )
 def critical_path_edges(
@@ -196,19 +206,19 @@ def critical_path_edges(
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The chain of events that the time of a window went through, edge by edge in the order of time.
+    """The chain of events that determined the length of a window, edge by edge in order of time.
 
-    The window is that of the annotations whose names contain `annotation` ("": the whole trace): of all of them, or
-    of the `instance`-th (from 0 on; "2:4" for a range with both ends). It ends with the annotation, or with the last
-    GPU activity that was launched in it if that is later. The path is found from its end backwards: of all that an
-    event had to wait for (the event before it on its thread or stream, its launch, a synchronisation, the backward
-    pass's thread, the runtime's lock) the last to happen is the one that held it up. So the durations add up to the
-    time of the window.
+    The path is found backwards from its end: of everything that an event had to wait for (the event before it on its
+    thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's lock), the last to
+    happen is the one that held it up. The durations therefore add up to the length of the window. Shortening an event
+    that is not on the path does not shorten the window.
 
-    Shortening an event that is not on the path does not shorten the window.
-
-    data_loading: patterns (regular expressions) of annotations and operators that load data. infer: without
-    cuda_sync records infer from times what was waited for.
+    Options:
+    - annotation: the window spans all annotations whose names contain this text; "" takes the whole trace. It ends with
+      the annotation, or with the last GPU activity launched in it if that is later.
+    - instance: only the n-th of these annotations, counted from 0, or a range such as "2:4" (both ends included).
+    - data_loading: patterns (regular expressions) of annotations and operators that load data.
+    - infer: without cuda_sync records, infer from the times what each call waited for.
     """
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
@@ -230,11 +240,11 @@ def patterns_of(given: Sequence[str]) -> Sequence[str]:
             "",
             "cpu_bound, data_loading, gpu_compute_bound, gpu_memory_bound (copies and fills), "
             "gpu_communication_bound, gpu_kernel_kernel_overhead (gaps and waits between GPU activities) or "
-            "gpu_kernel_launch_overhead (from launch to begin)",
+            "gpu_kernel_launch_overhead (from launch to start)",
         ),
         ("time_us", "float", "us", "time of the critical path"),
-        ("share_pct", "float", "%", "of the whole path"),
-        ("edges", "int", "", "edges of the path"),
+        ("share_pct", "float", "%", "share of the whole path"),
+        ("edges", "int", "", "number of edges"),
     ),
 )
 def critical_path_breakdown(
@@ -245,7 +255,7 @@ def critical_path_breakdown(
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The time of the critical path by what it is bound by. Options and rules: those of critical_path."""
+    """The time of the critical path by what bounds it. Options and rules are those of the view critical_path."""
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )

@@ -49,11 +49,14 @@ def diff_event_names(
     step: int | None = None,
     short_names: bool = False,
 ) -> Side:
-    """All events of two traces by name: how many there are and how long they took together, and what changed.
+    """All events of two traces by name: their number, their total time, and what changed.
 
-    device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
-    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it. short_names: kernels
-    without template arguments, parameters and return type, so that their variants are one (HTA's use_short_name).
+    Options:
+    - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
+    - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
+      Without it, all events count.
+    - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
+      (HTA's use_short_name).
     """
     check_device(device)
     return side_of(context, *_all(context, device, step), short_names)

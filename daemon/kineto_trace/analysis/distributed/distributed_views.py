@@ -81,18 +81,18 @@ def overlap_columns(partials: Sequence[tuple[int, Any]], average: Callable[[Floa
     columns(
         ("step", "text", "", 'number of the step; "all": mean over the steps'),
         ("rank", "int", "", "rank of the process in its job"),
-        ("computation_us", "float", "us", "kernels ran, none of them communicated"),
-        ("overlapping_us", "float", "us", "kernels computed while others communicated"),
-        ("communication_us", "float", "us", "kernels communicated, none computed"),
+        ("computation_us", "float", "us", "time in which kernels ran and none of them communicated"),
+        ("overlapping_us", "float", "us", "time in which some kernels computed and others communicated"),
+        ("communication_us", "float", "us", "time in which kernels communicated and none computed"),
         ("other_us", "float", "us", "rest of the step"),
     ),
     reduce=_overlap_rows,
 )
 def distributed_overlap(context: Context) -> RankOverlap:
-    """How much of each step every rank computed and communicated, and how much of that at the same time.
+    """How much of each step every rank spent on computation, on communication, and on both at the same time.
 
-    A step ends with the last GPU activity that it launched. Communication is told by the kernels' names; a rank
-    without such kernels communicates while operators like gloo:all_reduce run.
+    A step ends with the last GPU activity that it launched. Communication kernels are recognized by their names; a rank
+    without such kernels communicates while operators such as gloo:all_reduce run.
     """
     return context.get(rank_overlap)
 
@@ -150,19 +150,20 @@ def wait_columns(
     columns(
         ("step", "text", "", 'number of the step; "all": mean over the steps'),
         ("rank", "int", "", "rank of the process in its job"),
-        ("transfer_us", "float", "us", "communication in which data moved"),
-        ("synchronizing_us", "float", "us", "communication in which the rank waited for others"),
+        ("transfer_us", "float", "us", "communication time in which data moved"),
+        ("synchronizing_us", "float", "us", "communication time in which the rank waited for others"),
     ),
     reduce=_wait_rows,
 )
 def distributed_wait(context: Context) -> RankSteps:
-    """How much of its communication every rank waited for the others.
+    """How much of its communication time each rank spent waiting for the others.
 
-    Of a collective, matched over ranks by process group and sequence number, the shortest duration is the transfer;
-    what a rank was in it beyond that, it waited. Collectives of a rank that overlap count once. A collective is of
-    the step in which it was launched.
+    Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
+    its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. A collective
+    belongs to the step in which it was launched.
 
-    align: does not matter for durations; see view collectives.
+    Options:
+    - align: has no effect on durations; see the view `collectives`.
     """
     return context.get(_rank_steps)
 
@@ -204,20 +205,20 @@ def op_columns(rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()) -> An
     columns(
         ("rank", "int", "", "rank of the process in its job"),
         ("name", "text", "", "collective"),
-        ("calls", "int", "", "how often"),
-        ("total_bytes", "int", "bytes", "of all calls: of each the larger of its two buffers"),
-        ("avg_bytes", "float", "bytes", "per call"),
-        ("total_us", "float", "us", "time in it, waiting included; what overlaps counts once"),
-        ("avg_us", "float", "us", "per call"),
-        ("transfer_us", "float", "us", "of that: data moved"),
-        ("avg_transfer_us", "float", "us", "per call"),
+        ("calls", "int", "", "number of calls"),
+        ("total_bytes", "int", "bytes", "sum over all calls of the larger of the two buffers"),
+        ("avg_bytes", "float", "bytes", "mean per call"),
+        ("total_us", "float", "us", "time in it including waiting; overlapping calls count once"),
+        ("avg_us", "float", "us", "mean per call"),
+        ("transfer_us", "float", "us", "part of it in which data moved"),
+        ("avg_transfer_us", "float", "us", "mean per call"),
     ),
     reduce=_op_rows,
 )
 def distributed_ops(context: Context) -> RankCollectives:
-    """The collectives of every rank by name: how often, how much, how long, and how much of that was transfer.
+    """The collectives of each rank by name: number of calls, bytes, time, and how much of the time was transfer.
 
-    Times are those of the kernels; sizes come from the arguments that PyTorch gives to them.
+    Times are those of the kernels. Sizes come from the arguments that PyTorch records with them.
     """
     return context.get(rank_collectives)
 
@@ -259,15 +260,15 @@ def device_columns(partials: Sequence[tuple[int, RankDevices]], places: Mapping[
         ("rank", "int", "", "rank of the process in its job"),
         ("host", "text", "", "name of the machine"),
         ("process", "int", "", "process id"),
-        ("device", "int", "", "GPU as the process numbers it"),
-        ("name", "text", "", "its model"),
-        ("memory_bytes", "int", "bytes", "its memory"),
-        ("compute_capability", "text", "", "its compute capability"),
+        ("device", "int", "", "GPU index in the process"),
+        ("name", "text", "", "model of the GPU"),
+        ("memory_bytes", "int", "bytes", "memory of the GPU"),
+        ("compute_capability", "text", "", "compute capability of the GPU"),
     ),
     reduce=_device_rows,
 )
 def distributed_devices(context: Context) -> RankDevices:
-    """The GPUs that every rank used, with the machine and process."""
+    """The GPUs that each rank used, with their machine and process."""
     trace = context.trace
     used = sorted({int(n) for kind in GPU_TABLES for n in np.unique(trace.table(kind)["device"])})
     return rank_devices(context, used, {device.get("id", place): device for place, device in enumerate(trace.devices)})

@@ -188,35 +188,34 @@ def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
     "ranks",
     columns(
         ("rank", "int", "", "rank of the process in its job"),
-        ("host", "text", "", "its host"),
-        ("gpu", "text", "", "name of the GPU that it uses"),
-        ("steps", "int", "", "its steps"),
+        ("host", "text", "", "host name"),
+        ("gpu", "text", "", "model of the GPU that it uses"),
+        ("steps", "int", "", "number of its steps"),
         ("step_us", "float", "us", "mean length of a step on the host"),
-        ("step_p50_us", "float", "us", "median length"),
-        ("step_p95_us", "float", "us", "95 of 100 steps take no longer"),
-        ("step_max_us", "float", "us", "longest one"),
-        ("slowest_steps", "int", "", "steps that took longest on this rank"),
-        ("computation_us", "float", "us", "per step: kernels ran that do not communicate"),
-        ("slower_pct", "float", "%", "by how much that is more than on the median rank"),
-        ("communication_us", "float", "us", "per step: kernels communicated and none computed"),
-        ("waiting_us", "float", "us", "per step: in collectives, beyond the time of the rank that came last"),
-        ("waited_for_us", "float", "us", "per step: how long each other rank waited for this one, on average"),
-        ("about", "text", "", "slow, late, or waiting: what is unusual about it"),
+        ("step_p50_us", "float", "us", "median length of a step"),
+        ("step_p95_us", "float", "us", "95th percentile of the length of a step"),
+        ("step_max_us", "float", "us", "longest step"),
+        ("slowest_steps", "int", "", "number of steps that took longest on this rank"),
+        ("computation_us", "float", "us", "time per step in which kernels ran that do not communicate"),
+        ("slower_pct", "float", "%", "by how much computation_us exceeds that of the median rank"),
+        ("communication_us", "float", "us", "time per step in which kernels communicated and none computed"),
+        ("waiting_us", "float", "us", "time per step in collectives beyond that of the rank that came last"),
+        ("waited_for_us", "float", "us", "time per step that each other rank waited for this one, on average"),
+        ("about", "text", "", "what is unusual about the rank: slow, late or waiting"),
     ),
     reduce=_rank_rows,
 )
 def rank_table(context: Context) -> RankFacts:
     """One row for each rank: its steps, how long it computes, how long it waits, and how long others wait for it.
 
-    Those for which the others wait longest stand first.
+    The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
+    computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
+    longer than they do, is late on its host.
 
-    Collectives bring the steps of all ranks to one length; so who is slow is told by computation_us and waited_for_us.
-    A rank for which the others wait, but which computes no longer than they do, is late on its host.
-
-    Waiting is told by durations alone (view rank_waits), so that clocks do not matter; other kernels may have run
-    meanwhile. A rank is called slow or late if the others wait for it for 2 % of a step or more: slow, if its
-    computation takes 3 % longer than the median rank's or more; else late, unless it waits longer itself, which is
-    what made it late.
+    Waiting is derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run
+    meanwhile. A rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its
+    computation takes at least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which
+    is what made it late.
     """
     return context.get(_rank_facts)
 
@@ -270,11 +269,11 @@ def _where(matched: Matched, row: Ints, ns: Ints, pair: Ints, count: int) -> lis
     columns(
         ("rank", "int", "", "the rank that waits"),
         ("waits_for", "int", "", "the rank that came last"),
-        ("wait_us", "float", "us", "how long, in all"),
-        ("wait_pct", "float", "%", "of all that it waited for anybody"),
-        ("collectives", "int", "", "collectives in which it did"),
-        ("mean_wait_us", "float", "us", "how long in each of them, on average"),
-        ("where", "text", "", "collective and process group in which it waited for it longest"),
+        ("wait_us", "float", "us", "total waiting time"),
+        ("wait_pct", "float", "%", "share of all its waiting time"),
+        ("collectives", "int", "", "number of collectives in which it waited for it"),
+        ("mean_wait_us", "float", "us", "mean waiting time in each of them"),
+        ("where", "text", "", "collective and process group with most of this waiting time"),
     ),
     reduce=_wait_rows,
 )
@@ -282,8 +281,8 @@ def rank_waits(context: Context) -> RankCollectives:
     """Which rank waited for which, the longest waits first.
 
     No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
-    it: the rank that was in it for the shortest time came last, and what another one was in it beyond that, it waited
-    for that rank. So clocks do not matter. Collectives are matched by process group and sequence number.
+    it. The rank with the shortest duration therefore came last, and the rest of another rank's duration is time that it
+    waited for that rank. Clocks do not matter. Collectives are matched by process group and sequence number.
     """
     return context.get(rank_collectives)
 
@@ -320,19 +319,20 @@ def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
     "step_spread",
     columns(
         ("step", "text", "", 'number of the step; "all": the trace has no steps'),
-        ("ranks", "int", "", "ranks that have it"),
+        ("ranks", "int", "", "number of ranks that have the step"),
         ("min_us", "float", "us", "length of the step on the fastest rank"),
-        ("median_us", "float", "us", "on the median rank"),
-        ("p95_us", "float", "us", "on 95 of 100 ranks it takes no longer"),
-        ("max_us", "float", "us", "on the slowest rank"),
-        ("spread_pct", "float", "%", "difference of slowest and fastest, as a share of the median"),
-        ("slowest_rank", "int", "", "the rank on which it took longest"),
+        ("median_us", "float", "us", "length of the step on the median rank"),
+        ("p95_us", "float", "us", "95th percentile of its length over the ranks"),
+        ("max_us", "float", "us", "length of the step on the slowest rank"),
+        ("spread_pct", "float", "%", "difference between slowest and fastest rank, as a share of the median"),
+        ("slowest_rank", "int", "", "rank on which it took longest"),
     ),
     reduce=_spread_rows,
 )
 def step_spread(context: Context) -> RankSteps:
-    """How long each step took over all ranks, on the host, in the order of the steps' numbers.
+    """How long each step took on the host over all ranks, in the order of the step numbers.
 
-    Ranks that count differently are brought to the numbers of the first one by the time at which steps began.
+    Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
+    began.
     """
     return context.get(_rank_steps)

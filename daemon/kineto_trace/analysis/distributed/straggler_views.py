@@ -104,22 +104,24 @@ def _late_steps(by_step: Ints, candidates: int) -> Ints:
     "stragglers",
     columns(
         ("rank", "int", "", "rank of the process in its job"),
-        ("candidate", "bool", "", "it is among the ranks that the others waited for most"),
-        ("late_steps", "int", "", "steps in which it was among these"),
-        ("late_collectives", "int", "", "collectives that it began last"),
-        ("caused_us", "float", "us", "sum over these: how much later it began than the last but one"),
-        ("mean_late_us", "float", "us", "how much later than the first rank it began a collective, on average"),
-        ("uncertainty_us", "float", "us", "how far mean_late_us may be off by the clocks, on either side"),
+        ("candidate", "bool", "", "whether the rank is among those that the others waited for most"),
+        ("late_steps", "int", "", "number of steps in which it was among these"),
+        ("late_collectives", "int", "", "number of collectives that it began last"),
+        ("caused_us", "float", "us", "sum over these collectives of how much later it began than the last but one"),
+        ("mean_late_us", "float", "us", "mean time by which it began a collective later than the first rank"),
+        ("uncertainty_us", "float", "us", "maximum error of mean_late_us due to the clocks, in either direction"),
     ),
     reduce=_rows,
 )
 def stragglers(context: Context) -> RankCollectives:
-    """The ranks that the others wait for, those first that cost most.
+    """The ranks that the others wait for, the most expensive ones first.
 
-    All collectives that several ranks have count, matched by process group and sequence number. Whoever begins one
-    last is late; that costs the group what lies between its begin and that of the last but one.
+    All collectives that appear on several ranks count, matched by process group and sequence number. The rank that
+    begins one last is late, and costs the group the time between its start and that of the last but one.
 
-    steps: numbers of steps ("3,4,5"), all if not given. num_candidates: how many ranks are marked as candidates.
-    align: how the clocks of the ranks are compared, as in view collectives.
+    Options:
+    - steps: numbers of steps such as "3,4,5"; all if not given.
+    - num_candidates: how many ranks are marked as candidates.
+    - align: how the clocks of the ranks are compared, as in the view `collectives`.
     """
     return context.get(rank_collectives)

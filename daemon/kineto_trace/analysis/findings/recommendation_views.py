@@ -80,26 +80,29 @@ class _Facts:
     "recommendations",
     columns(
         ("rule", "text", "", "short name of the rule"),
-        ("value", "float", "", "the figure that triggered it, in `unit`"),
-        ("threshold", "float", "", "what it is compared with, in `unit`"),
-        ("unit", "text", "", "%: of the mean step, of time or of memory; else what is counted"),
+        ("value", "float", "", "figure that triggered the rule, in `unit`"),
+        ("threshold", "float", "", "threshold that it is compared with, in `unit`"),
+        ("unit", "text", "", "% (of the mean step, of time or of memory), otherwise what is counted"),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "where the figure comes from"),
     ),
     compat=(Compat.PLUGIN,),
 )
 def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """What to change first, where a figure of the overview is beyond a threshold. No row: nothing is.
+    """What to change first: one row for each figure of the overview that exceeds its threshold.
 
-    data_loading: more than 5 % of the mean step waits for data. data_parallel: DataParallel runs on more than one
-    GPU. nccl_backend: DistributedDataParallel without NCCL, on a GPU of compute capability 3.5 or more.
-    communication: more than 10 % of the mean step is communication that nothing else hides. low_utilization: a GPU
-    runs kernels in less than 50 % of the steps' time. tensor_cores: no kernel uses tensor cores on a GPU that has
-    them (compute capability 7 or more), but operators ran that could. memory: more than 90 % of a GPU's memory was
-    allocated at some time (this needs recorded allocations).
+    The rules:
+    - data_loading: more than 5 % of the mean step waits for data.
+    - data_parallel: DataParallel runs on more than one GPU.
+    - nccl_backend: DistributedDataParallel runs without NCCL on a GPU of compute capability 3.5 or higher.
+    - communication: more than 10 % of the mean step is communication that nothing else hides.
+    - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
+    - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
+      operators ran that could.
+    - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
-    The plug-in's figures: its breakdown, utilization and names of kernels; it looks only at the first GPU for tensor
-    cores, and of devices with too much memory it tells the first one.
+    compat=plugin: the plug-in's breakdown, utilization and kernel names. Only the first GPU is checked for tensor
+    cores, and of several devices with too much memory the first one is reported.
     """
     plugin = compat is Compat.PLUGIN
     facts = _plugin_facts(context) if plugin else _facts(context)

@@ -33,13 +33,13 @@ def annotations_on_gpu(context: Context) -> Table:
 @view(
     "gpu_annotations",
     columns(
-        ("name", "text", "", "name; others: all that are not listed"),
-        ("count", "int", "", "annotations; HTA's figures, where names were put together: names"),
-        ("sum_us", "float", "us", "sum of durations"),
-        ("max_us", "float", "us", "longest"),
-        ("min_us", "float", "us", "shortest"),
+        ("name", "text", "", "name; others: everything that is not listed"),
+        ("count", "int", "", "number of annotations; with compat=hta, number of names where several share a row"),
+        ("sum_us", "float", "us", "sum of their durations"),
+        ("max_us", "float", "us", "longest duration"),
+        ("min_us", "float", "us", "shortest duration"),
         ("mean_us", "float", "us", "mean"),
-        ("std_us", "float", "us", "standard deviation, of a sample; 0 for one annotation"),
+        ("std_us", "float", "us", "sample standard deviation; 0 for one annotation"),
     ),
 )
 def gpu_annotations(
@@ -52,11 +52,15 @@ def gpu_annotations(
 ) -> Answer:
     """The annotations that take most of the time, and all others as one row.
 
-    On the GPU an annotation lasts, on each stream, from the start of the first activity launched in it to the end of
-    the last one. Annotations inside each other count both.
+    On the GPU, an annotation lasts on each stream from the start of the first activity launched in it to the end of the
+    last one. Nested annotations each count in full.
 
-    Options: on: gpu or cpu: where the time is taken; num_kernels: if there are more, only so many are listed, and only
-    until they are duration_ratio of the time; allowlist: names that contain one of these texts are always listed.
+    Options:
+    - on: where the time is taken, gpu or cpu.
+    - num_kernels: the maximum number of annotations to list. If there are more, annotations are listed only until they
+      make up duration_ratio of the time.
+    - duration_ratio: see num_kernels.
+    - allowlist: annotations whose names contain one of these texts are always listed.
     """
     table = context.get(annotations_on_gpu) if is_on_gpu(on) else context.trace.table("user_annotation")
     name, duration = table["name"].astype(np.int64), table["duration"] / 1000
@@ -98,17 +102,17 @@ def no_annotations(on: str) -> str:
     "kernels_with_annotations",
     columns(
         ("name", "text", "", "kernel, copy or fill"),
-        ("device", "int", "", "GPU as the process numbers it"),
+        ("device", "int", "", "GPU index in the process"),
         ("stream", "int", "", "stream"),
         ("start_ns", "int", "ns", "Unix time"),
         ("duration_us", "float", "us", "duration"),
-        ("annotation", "text", "", "innermost annotation; missing: none"),
+        ("annotation", "text", "", "innermost annotation; missing if there is none"),
     ),
 )
 def kernels_with_annotations(context: Context) -> Answer:
     """Every GPU activity with the innermost annotation around its launch.
 
-    Activities without a launch in the trace get the shortest annotation of their stream that overlaps them.
+    Activities whose launch is not in the trace get the shortest annotation of their stream that overlaps them.
     """
     events, table = context.get(gpu_events), context.get(annotations_on_gpu)
     name = _by_launch(context)

@@ -8,7 +8,7 @@ from kineto_trace.view_api.value_statistics import describe, statistics_columns
 from kineto_trace.view_api.view import Answer, view
 
 _SERIES = columns(
-    ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+    ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("kind", "text", "", "Memcpy HtoD, Memcpy DtoH, Memcpy DtoD, Memset, …"),
 )
 
@@ -18,14 +18,14 @@ _SERIES = columns(
     _SERIES
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same since the beginning of the trace"),
-        ("bandwidth", "float", "GB/s", "sum over all copies and fills that run from then on"),
+        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("bandwidth", "float", "GB/s", "from this time on: sum over all running copies and fills"),
     ),
 )
 def memory_bandwidth(context: Context) -> Answer:
-    """The bandwidth of copies and fills by kind, at every change. What kernels move is not part of it.
+    """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
 
-    Each copy counts with its bytes over its duration while it runs; copies that run at once add up.
+    While a copy runs, it counts with its bytes divided by its duration; simultaneous copies add up.
     """
     return bandwidth_columns(context.get(bandwidths))
 
@@ -48,7 +48,7 @@ def bandwidth_columns(found: Bandwidths) -> Answer:
     _SERIES + statistics_columns("GB/s", "bandwidths above 0, one per change"),
 )
 def memory_bandwidth_summary(context: Context) -> Answer:
-    """Statistics of the values of memory_bandwidth that are above 0: each change counts once, however long it lasts."""
+    """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts."""
     return summary_columns(context.get(bandwidths))
 
 

@@ -47,16 +47,22 @@ def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: in
     "kernel_type_breakdown",
     columns(
         ("rank", "int", "", "rank of the process in its job; missing: all ranks together"),
-        ("kernel_type", "text", "", "COMPUTATION, COMMUNICATION, MEMORY, or those that ran at once: A overlapping B"),
+        (
+            "kernel_type",
+            "text",
+            "",
+            "COMPUTATION, COMMUNICATION or MEMORY; types that ran at the same time: A overlapping B",
+        ),
         ("sum_us", "float", "us", "time in which exactly these types ran"),
-        ("share_pct", "float", "%", "of the time in which any type ran"),
+        ("share_pct", "float", "%", "share of the time in which any type ran"),
     ),
     reduce=_all_ranks,
 )
 def kernel_type_breakdown(context: Context, *, include_memory: bool = True) -> dict[str, int]:
-    """The GPU's busy time by the types of work that ran, each moment counted once.
+    """The GPU's busy time by the types of work that ran. Each moment counts once.
 
-    Options: include_memory: copies and fills count (else they are no type).
+    Options:
+    - include_memory: count copies and fills as a type.
     """
     events = context.get(gpu_events)
     sets = []
@@ -86,13 +92,13 @@ def by_class(running: Sweep) -> dict[str, int]:
     "kernel_breakdown",
     columns(
         ("kernel_type", "text", "", "COMPUTATION, COMMUNICATION or MEMORY"),
-        ("name", "text", "", "name; others: all that are not listed"),
-        ("count", "int", "", "events; HTA's figures, where names were put together: names"),
-        ("sum_us", "float", "us", "sum of durations"),
-        ("max_us", "float", "us", "longest"),
-        ("min_us", "float", "us", "shortest"),
+        ("name", "text", "", "name; others: everything that is not listed"),
+        ("count", "int", "", "number of events; with compat=hta, number of names where several share a row"),
+        ("sum_us", "float", "us", "sum of their durations"),
+        ("max_us", "float", "us", "longest duration"),
+        ("min_us", "float", "us", "shortest duration"),
         ("mean_us", "float", "us", "mean"),
-        ("std_us", "float", "us", "standard deviation, of a sample; 0 for one event"),
+        ("std_us", "float", "us", "sample standard deviation; 0 for one event"),
     ),
 )
 def kernel_breakdown(
@@ -102,10 +108,13 @@ def kernel_breakdown(
     num_kernels: int = 10,
     include_memory: bool = True,
 ) -> Answer:
-    """For each type the kernels that take most of the time, and all others as one row.
+    """For each type of work the kernels that take most of the time, and all others as one row.
 
-    Options: num_kernels: if a type has more, only so many are listed, and only until they are duration_ratio of its
-    time; include_memory: copies and fills as well.
+    Options:
+    - num_kernels: the maximum number of kernels to list per type. If a type has more, kernels are listed only until
+      they make up duration_ratio of its time.
+    - duration_ratio: see num_kernels.
+    - include_memory: include copies and fills.
     """
     events = context.get(gpu_events)
     names = context.trace.strings

@@ -31,21 +31,21 @@ def devices_of(events: GpuEvents) -> list[tuple[int, Flags]]:
 @view(
     "temporal_breakdown",
     columns(
-        ("device", "int", "", "GPU as the process numbers it; missing: all together (HTA)"),
-        ("idle_us", "float", "us", "no event ran"),
-        ("compute_us", "float", "us", "at least one computing kernel ran"),
-        ("non_compute_us", "float", "us", "only communication, copies and fills ran"),
-        ("kernel_time_us", "float", "us", "from the first start to the last end: the sum of these"),
-        ("idle_pct", "float", "%", "of kernel_time"),
-        ("compute_pct", "float", "%", "of kernel_time"),
-        ("non_compute_pct", "float", "%", "of kernel_time"),
+        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds all GPUs up"),
+        ("idle_us", "float", "us", "time in which no event ran"),
+        ("compute_us", "float", "us", "time in which at least one computing kernel ran"),
+        ("non_compute_us", "float", "us", "time in which only communication, copies and fills ran"),
+        ("kernel_time_us", "float", "us", "from the first start to the last end: the sum of the three above"),
+        ("idle_pct", "float", "%", "share of kernel_time_us"),
+        ("compute_pct", "float", "%", "share of kernel_time_us"),
+        ("non_compute_pct", "float", "%", "share of kernel_time_us"),
     ),
 )
 def temporal_breakdown(context: Context) -> Answer:
     """Idle, computing and other time of each GPU between its first and its last event.
 
-    Computing time is the union of all kernels that are no communication (by name: nccl, rccl); idle time is what the
-    union of all kernels, copies and fills leaves.
+    Computing time is the union of all kernels that do not communicate (by name: nccl, rccl). Idle time is the time
+    outside the union of all kernels, copies and fills.
     """
     events = context.get(gpu_events)
     rows: list[Row] = []
@@ -76,16 +76,16 @@ def temporal_columns(rows: Sequence[Row]) -> Answer:
 @view(
     "comm_comp_overlap",
     columns(
-        ("device", "int", "", "GPU as the process numbers it; missing: all together (HTA)"),
-        ("communication_us", "float", "us", "at least one communication kernel ran"),
-        ("overlapped_us", "float", "us", "of that, a computing kernel ran too"),
-        ("overlap_pct", "float", "%", "of the communication time; missing without communication"),
+        ("device", "int", "", "GPU index in the process; missing with compat=hta, which adds all GPUs up"),
+        ("communication_us", "float", "us", "time in which at least one communication kernel ran"),
+        ("overlapped_us", "float", "us", "part of it in which a computing kernel ran as well"),
+        ("overlap_pct", "float", "%", "share of the communication time; missing without communication"),
     ),
 )
 def comm_comp_overlap(context: Context) -> Answer:
-    """How much of the time of communication kernels computing kernels run as well, for each GPU.
+    """How much of the communication time of each GPU overlaps with computing kernels.
 
-    Communication is told by the kernel's name (nccl, rccl, in all their versions).
+    Communication kernels are recognized by their names (nccl, rccl, in all versions).
     """
     events = context.get(gpu_events)
     rows: list[Row] = []

@@ -25,30 +25,36 @@ Ints = npt.NDArray[np.int64]
     "operators",
     columns(
         ("name", "text", "", "operator"),
-        ("input_shape", "text", "", "shapes of its inputs; only with group_by=name+shape, if they were recorded"),
-        ("calls", "int", "", "how often it ran"),
-        ("device_self_us", "float", "us", "GPU time that its own calls caused, summed"),
-        ("device_total_us", "float", "us", "and that of the operators inside it"),
-        ("host_self_us", "float", "us", "host time less that of operators inside it and of its own runtime calls"),
-        ("host_exclusive_us", "float", "us", "host time less that of operators inside it (PyTorch's self CPU time)"),
+        ("input_shape", "text", "", "shapes of its inputs, if recorded; only with group_by=name+shape"),
+        ("calls", "int", "", "number of runs"),
+        ("device_self_us", "float", "us", "GPU time launched by its own calls, summed"),
+        ("device_total_us", "float", "us", "the same including the operators inside it"),
+        ("host_self_us", "float", "us", "host time minus that of the operators inside it and of its own runtime calls"),
+        (
+            "host_exclusive_us",
+            "float",
+            "us",
+            "host time minus that of the operators inside it (PyTorch's self CPU time)",
+        ),
         ("host_total_us", "float", "us", "host time from start to end"),
-        ("tensor_core_eligible", "bool", "", "it, or an operator inside it, can use tensor cores"),
+        ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
         ("tensor_core_self_pct", "float", "%", "share of device_self_us in kernels that use tensor cores"),
         ("tensor_core_total_pct", "float", "%", "share of device_total_us in kernels that use tensor cores"),
-        ("call_stack", "text", "", "Python frames from the innermost outwards; only with stacks"),
+        ("call_stack", "text", "", "Python frames, innermost first; only with stacks"),
     ),
 )
 def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
     """Operators by name: how often each ran, and its time on the host and on the GPU.
 
-    A kernel, copy or fill belongs to the operator that is the innermost one around the call that caused it, found by
-    the correlation id. Times are sums over all calls; what ran at the same time counts each time. An operator's
-    total has all operators inside it, so that totals of different rows must not be added.
+    A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
+    identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
+    operators inside it, so totals of different rows must not be added. The rows with the most device_self_us come
+    first; without GPU work, those with the most host_self_us.
 
-    group_by: "name", or "name+shape" for one row per distinct input shapes. stacks: one row per distinct call stack
-    too, from the recorded call stacks or else from the Python functions of the trace; operators without a stack have
-    a row of their own. The rows with the most device_self_us come first, without GPU work those with the most
-    host_self_us.
+    Options:
+    - group_by: "name", or "name+shape" for one row per distinct input shapes.
+    - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
+      functions; operators without a stack have a row of their own.
     """
     table, times, tensor = context.trace.table("cpu_op"), context.get(op_times), context.get(tensor_times)
     shapes = context.get(input_shapes) if is_by_shape(group_by) else None

@@ -21,11 +21,11 @@ Row = dict[str, float | str | None]
 @view(
     "idle_breakdown",
     columns(
-        ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+        ("device", "int", "", "GPU index in the process; missing with compat=hta"),
         ("stream", "int", "", "stream"),
-        ("category", "text", "", "host_wait: the next activity was launched too late; kernel_wait; other"),
+        ("category", "text", "", "host_wait, kernel_wait or other: see above"),
         ("idle_us", "float", "us", "sum of the gaps"),
-        ("idle_pct", "float", "%", "of the stream's idle time"),
+        ("idle_pct", "float", "%", "share of the stream's idle time"),
     )
     + statistics_columns("us", "gaps", "_us"),
 )
@@ -35,15 +35,17 @@ def idle_breakdown(
     consecutive_kernel_delay: float = 30,
     streams: Sequence[int] = (),
 ) -> Answer:
-    """The gaps between the kernels, copies and fills of each stream, by their cause.
+    """The gaps between the kernels, copies and fills of each stream, by cause.
 
-    A gap is the time from the end of all earlier activities of the stream to the start of the next one.
-    - host_wait: the call that launched the next activity began only after the gap had begun;
-    - kernel_wait: it was launched in time, and the gap is shorter than consecutive_kernel_delay (us): the overhead
-      of starting kernels one after the other;
-    - other: neither, for instance the stream waited for an event of another stream.
+    A gap is the time from the end of all earlier activities of the stream to the start of the next one. Its categories:
+    - host_wait: the call that launched the next activity began only after the gap had begun.
+    - kernel_wait: the activity was launched in time, and the gap is shorter than consecutive_kernel_delay: the overhead
+      of starting kernels one after the other.
+    - other: neither; for example, the stream waited for an event of another stream.
 
-    Options: consecutive_kernel_delay (us); streams: only these (default: all).
+    Options:
+    - consecutive_kernel_delay: in us.
+    - streams: only these streams; all if not given.
     """
     events = context.get(gpu_events)
     parts = tracks(events, events.track)

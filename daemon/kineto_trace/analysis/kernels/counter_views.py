@@ -37,18 +37,23 @@ class _Pairs(NamedTuple):
         ("start_ns", "int", "ns", "Unix time of the range"),
         ("duration_us", "float", "us", "duration of the range"),
         ("op_stack", "texts", "", "operators around the launch, from the outermost to the innermost"),
-        ("top_op", "text", "", "outermost operator; missing: none"),
-        ("bottom_op", "text", "", "innermost operator; missing: none"),
+        ("top_op", "text", "", "outermost operator; missing if there is none"),
+        ("bottom_op", "text", "", "innermost operator; missing if there is none"),
         ("counter", "text", "", "name of the counter"),
         ("value", "float", "", "its value"),
-        ("flop", "float", "", "of counters of floating-point instructions: operations (a fused one is two)"),
+        (
+            "flop",
+            "float",
+            "",
+            "floating-point operations, for counters of such instructions (a fused one counts as two)",
+        ),
     ),
 )
 def counters_with_operators(context: Context) -> Answer:
-    """The counters that CUPTI's range profiler measured, one row per range and counter, with the launching operators.
+    """The counters measured by CUPTI's range profiler: one row per range and counter, with the launching operators.
 
-    While ranges are profiled kernels run one after the other, and are not recorded themselves: the n-th range by time
-    (category cuda_profiler_range) belongs to the n-th call cudaLaunchKernel….
+    While ranges are profiled, kernels run one after the other and are not recorded themselves. The n-th range by time
+    (category cuda_profiler_range) therefore belongs to the n-th call of cudaLaunchKernel….
     """
     trace = context.trace
     rows = np.arange(len(trace.table("other"))), np.arange(len(trace.table("cuda_runtime")))

@@ -35,10 +35,10 @@ class Launched(NamedTuple):
     "frequent_sequences",
     columns(
         ("pattern", "text", "", "op|first GPU activity|second|…"),
-        ("length", "int", "", "GPU activities in it"),
-        ("count", "int", "", "how often"),
+        ("length", "int", "", "number of GPU activities"),
+        ("count", "int", "", "number of calls"),
         ("gpu_us", "float", "us", "sum of the durations of these activities"),
-        ("cpu_us", "float", "us", "sum of the durations of the op's runs"),
+        ("cpu_us", "float", "us", "sum of the durations of the operator's runs"),
     ),
 )
 def frequent_sequences(
@@ -48,13 +48,15 @@ def frequent_sequences(
     min_pattern_len: int = 3,
     top_k: int = 5,
 ) -> Answer:
-    """The most frequent sequences of GPU activities that runs of an op launch.
+    """The most frequent sequences of GPU activities that runs of an operator launch.
 
-    A run counts if no other one whose name fits is around it on its thread. Its activities are those launched while
-    it runs, on its thread, in the order of their starts.
+    A run counts if no other matching run encloses it on its thread. Its activities are those launched on its thread
+    while it runs, in the order of their starts.
 
-    Options: op: the names of operators, annotations and Python functions that contain this text fit;
-    min_pattern_len: at least so many activities; top_k: so many sequences (0: all).
+    Options:
+    - op: operators, annotations and Python functions whose names contain this text match.
+    - min_pattern_len: the minimum number of activities in a sequence.
+    - top_k: the number of sequences to list; 0 lists all.
     """
     return sequence_columns(context, exact_launched(context, op), op, min_pattern_len, top_k)
 

@@ -36,15 +36,20 @@ class Launches:
 @view(
     "launch_stats",
     columns(
-        ("correlation", "int", "", "joins the call with the activity"),
+        ("correlation", "int", "", "correlation id, which joins the call with the activity"),
         ("call", "text", "", "name of the call"),
         ("activity", "text", "", "name of the kernel, copy or fill"),
         ("cpu_us", "float", "us", "duration of the call"),
         ("gpu_us", "float", "us", "duration of the activity"),
-        ("launch_delay_us", "float", "us", "from the call's end to the activity's start; 0 if it started before"),
-        ("short_activity", "bool", "", "the call is not long, and took longer than the activity"),
-        ("long_call", "bool", "", "the call took longer than runtime_cutoff"),
-        ("long_delay", "bool", "", "the delay is longer than launch_delay_cutoff"),
+        (
+            "launch_delay_us",
+            "float",
+            "us",
+            "from the end of the call to the start of the activity; 0 if the activity started earlier",
+        ),
+        ("short_activity", "bool", "", "whether the call took longer than the activity, without being long"),
+        ("long_call", "bool", "", "whether the call took longer than runtime_cutoff"),
+        ("long_delay", "bool", "", "whether the delay is longer than launch_delay_cutoff"),
     ),
 )
 def launch_stats(
@@ -54,12 +59,14 @@ def launch_stats(
     launch_delay_cutoff: float = 100,
     include_memory: bool = True,
 ) -> Answer:
-    """Call, activity and delay of every launch whose call and activity are both in the trace.
+    """The call, the activity and the delay of every launch whose call and activity are both in the trace.
 
     A graph launch has one row for each of its kernels.
 
-    Options: runtime_cutoff (us): calls longer than this are long; launch_delay_cutoff (us): likewise delays;
-    include_memory: copies and fills as well.
+    Options:
+    - runtime_cutoff: calls longer than this (us) are long.
+    - launch_delay_cutoff: delays longer than this (us) are long.
+    - include_memory: include copies and fills.
     """
     return launch_columns(context, _exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
 
@@ -86,10 +93,10 @@ def launch_columns(context: Context, found: Launches, runtime_cutoff: float, lau
 @view(
     "launch_summary",
     columns(
-        ("launches", "int", "", "launched activities"),
-        ("short_activities", "int", "", "that took less than their call, which was not long"),
-        ("long_calls", "int", "", "whose call took longer than runtime_cutoff"),
-        ("long_delays", "int", "", "that waited longer than launch_delay_cutoff"),
+        ("launches", "int", "", "number of launched activities"),
+        ("short_activities", "int", "", "activities shorter than their call, which was not long"),
+        ("long_calls", "int", "", "activities whose call took longer than runtime_cutoff"),
+        ("long_delays", "int", "", "activities that waited longer than launch_delay_cutoff"),
         ("cpu_us", "float", "us", "sum of the calls' durations"),
         ("gpu_us", "float", "us", "sum of the activities' durations"),
         ("mean_delay_us", "float", "us", "mean delay"),
@@ -104,10 +111,9 @@ def launch_summary(
     launch_delay_cutoff: float = 100,
     include_memory: bool = True,
 ) -> Answer:
-    """How many launches are conspicuous: activities shorter than their call, long calls, long delays.
+    """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
 
-    Options and HTA's figures: those of launch_stats. The counts are those of the values in HTA's histograms. A graph
-    launch counts its call once for each kernel.
+    The options are those of launch_stats. A graph launch counts its call once for each kernel.
     """
     return summary_columns(_exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
 

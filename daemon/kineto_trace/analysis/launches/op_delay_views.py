@@ -34,17 +34,17 @@ class OpLaunches(NamedTuple):
     "op_kernel_delay",
     columns(
         ("op", "text", "", "operator"),
-        ("kernels", "text", "", "the kernels that it launched, in order"),
-        ("kernel_count", "int", "", "how many these are"),
+        ("kernels", "text", "", "kernels that it launched, in order"),
+        ("kernel_count", "int", "", "number of these kernels"),
         ("count", "int", "", "runs of the operator with these kernels"),
-        ("launch_delay_us", "float", "us", "mean time from the operator's start to its first launch"),
+        ("launch_delay_us", "float", "us", "mean time from the start of the operator to its first launch"),
         ("runtime_delay_us", "float", "us", "mean time from that launch to the start of its kernel"),
     ),
 )
 def op_kernel_delay(context: Context) -> Answer:
     """The sequences of kernels that ATen operators launch themselves, and the delays of the first kernel of each.
 
-    A launch belongs to the innermost operator "aten::…" of its thread that runs when the call begins.
+    A launch belongs to the innermost operator "aten::…" that runs on its thread when the call begins.
     """
     return delay_columns(context, _exact_launches(context))
 

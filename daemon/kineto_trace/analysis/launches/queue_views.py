@@ -13,7 +13,7 @@ from kineto_trace.view_api.view import Answer, view
 MAX_QUEUE_LENGTH = 1024  # from about here on CUDA blocks the launching call
 
 _STREAM = columns(
-    ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+    ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("stream", "int", "", "stream"),
 )
 
@@ -23,14 +23,15 @@ _STREAM = columns(
     _STREAM
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same since the beginning of the trace"),
-        ("queue_length", "int", "", "launched and not yet started activities from then on"),
+        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("queue_length", "int", "", "from this time on: number of activities that are launched but not started"),
     ),
 )
 def queue_length(context: Context) -> Answer:
-    """The number of launched activities that have not started, for each stream, at every change.
+    """The number of launched activities that have not started yet, for each stream, at every change.
 
-    It grows when the launching call begins and shrinks when the activity starts; a graph launch adds all its kernels.
+    The number grows when the launching call begins and shrinks when the activity starts. A graph launch adds all its
+    kernels at once.
     """
     return length_columns(context.get(queues))
 
@@ -53,12 +54,12 @@ def length_columns(found: Queues) -> Answer:
     "queue_length_summary",
     _STREAM
     + statistics_columns("", "queue lengths, one per change")
-    + columns(("time_mean", "float", "", "mean over the time between the first and the last change")),
+    + columns(("time_mean", "float", "", "mean over time, from the first to the last change")),
 )
 def queue_length_summary(context: Context) -> Answer:
-    """Statistics of the values of queue_length, for each stream: each change counts once, however long it lasts.
+    """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
 
-    time_mean weighs each value with its time.
+    time_mean weights each value by the time that it lasted.
     """
     return summary_columns(context.get(queues))
 
@@ -80,13 +81,16 @@ def summary_columns(found: Queues) -> Answer:
     _STREAM
     + columns(
         ("blocked_us", "float", "us", "time in which the queue held at least max_queue_length activities"),
-        ("blocked_pct", "float", "%", "of the time from the first to the last event of the trace"),
+        ("blocked_pct", "float", "%", "share of the time from the first to the last event of the trace"),
     ),
 )
 def blocked_on_full_queue(context: Context, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> Answer:
-    """How long the queue of each stream was full, so that the next launch would block. Other streams have no row.
+    """How long the queue of each stream was full, so that the next launch would have blocked.
 
-    Options: max_queue_length: what full means.
+    Streams whose queue was never full have no row.
+
+    Options:
+    - max_queue_length: the length at which a queue counts as full.
     """
     return blocked_columns(context.get(queues), max_queue_length)
 

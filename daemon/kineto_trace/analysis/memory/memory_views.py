@@ -41,26 +41,33 @@ class Owners(NamedTuple):
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
         ("operator", "text", "", "operator"),
-        ("calls", "int", "", "how often it ran"),
-        ("size_increase_bytes", "int", "bytes", "allocated less released while it ran, operators inside included"),
-        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside"),
-        ("allocation_count", "int", "", "allocations while it ran, operators inside included"),
-        ("self_allocation_count", "int", "", "the same without the operators inside"),
+        ("calls", "int", "", "number of runs"),
+        (
+            "size_increase_bytes",
+            "int",
+            "bytes",
+            "allocated minus released bytes while it ran, including the operators inside it",
+        ),
+        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside it"),
+        ("allocation_count", "int", "", "number of allocations while it ran, including the operators inside it"),
+        ("self_allocation_count", "int", "", "the same without the operators inside it"),
         (
             "allocation_bytes",
             "int",
             "bytes",
-            "allocated while it ran, operators inside included; releases do not count",
+            "bytes allocated while it ran, including the operators inside it; releases do not count",
         ),
-        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside"),
+        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside it"),
     ),
 )
 def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: int | None = None) -> Answer:
     """What each operator allocated and released on each device.
 
-    An allocation or release counts for the innermost operator that runs at its time on its thread, and for the
-    operators around that one. start_ns, end_ns: only records between these times (Unix ns, both included). Rows with
-    the largest self_size_increase_bytes come first.
+    An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
+    operators around it. Rows with the largest self_size_increase_bytes come first.
+
+    Options:
+    - start_ns, end_ns: only records between these times (Unix ns, both included).
     """
     records = context.get(memory_records)
     chosen, notes = between(records, start_ns, end_ns), missing(records)
@@ -154,17 +161,25 @@ def _ranks(texts: npt.NDArray[np.object_]) -> Ints:
     "memory_curve",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("time_ns", "int", "ns", "Unix time; missing with compat"),
-        ("time_us", "float", "us", "since the window of the recording began; compat: since the first event"),
-        ("allocated_bytes", "float", "bytes", "held by the program from then on"),
-        ("reserved_bytes", "float", "bytes", "held by the allocator from then on"),
+        ("time_ns", "int", "ns", "Unix time; missing with compat=plugin"),
+        (
+            "time_us",
+            "float",
+            "us",
+            "time since the window of the recording began (with compat=plugin, since the first event)",
+        ),
+        ("allocated_bytes", "float", "bytes", "held by the program from this time on"),
+        ("reserved_bytes", "float", "bytes", "held by the allocator from this time on"),
     ),
 )
 def memory_curve(context: Context, *, max_points: int = 0) -> Answer:
     """How much memory each device held over time: one row per allocation or release, with the level after it.
 
-    max_points: at most so many rows per device, those that show the curve's shape best (largest triangle three
-    buckets); 0: all. Where the trace does not tell totals, the curve is relative to the beginning of the recording.
+    Where the trace does not state totals, the curve is relative to the start of the recording.
+
+    Options:
+    - max_points: the maximum number of rows per device; the rows that show the shape of the curve best are kept
+      (largest triangle three buckets). 0 keeps all.
     """
     records = context.get(memory_records)
     limit, notes = point_limit(max_points), missing(records)
@@ -207,19 +222,24 @@ def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: 
     "memory_events",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("operator", "text", "", "operator that allocated; for aten::empty… also the one around it"),
+        ("operator", "text", "", "operator that allocated it; for aten::empty… also the enclosing operator"),
         ("size_bytes", "int", "bytes", "size of the block"),
-        ("allocation_us", "float", "us", "since the window began (compat: the first event); missing: before it"),
+        (
+            "allocation_us",
+            "float",
+            "us",
+            "time since the window began (with compat=plugin, since the first event); missing: allocated earlier",
+        ),
         ("release_us", "float", "us", "likewise; missing: still held at the end"),
-        ("duration_us", "float", "us", "between the two"),
+        ("duration_us", "float", "us", "time between the two"),
         ("address", "int", "", "of the block"),
     ),
 )
 def memory_events(context: Context) -> Answer:
-    """Every block of memory: who allocated it, when it was released, how long it was held.
+    """Every block of memory: which operator allocated it, when it was released, and how long it was held.
 
-    A release belongs to the last allocation at its address. Blocks that were allocated before the recording have no
-    allocation time and no operator, those that were held at its end no release time. By time of allocation, blocks
+    A release belongs to the last allocation at its address. Blocks allocated before the recording have no allocation
+    time and no operator; blocks still held at its end have no release time. Rows are ordered by allocation time, blocks
     from before the recording first.
     """
     records = context.get(memory_records)
@@ -283,20 +303,20 @@ def operator_texts(
     "memory_peak",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("peak_bytes", "int", "bytes", "the most that was allocated at a time"),
-        ("time_ns", "int", "ns", "when (the first time), Unix time"),
+        ("peak_bytes", "int", "bytes", "maximum number of bytes allocated at the same time"),
+        ("time_ns", "int", "ns", "Unix time at which the peak was first reached"),
         ("reserved_bytes", "int", "bytes", "held by the allocator at that time"),
-        ("operator", "text", "", "operator that allocated; missing: not in an operator, or before the recording"),
-        ("held_bytes", "int", "bytes", "of its blocks at that time"),
+        ("operator", "text", "", "operator that allocated them; missing: outside operators, or before the recording"),
+        ("held_bytes", "int", "bytes", "bytes of its blocks at that time"),
         ("held_pct", "float", "%", "share of peak_bytes"),
-        ("blocks", "int", "", "its blocks at that time; missing: before the recording"),
+        ("blocks", "int", "", "number of its blocks at that time; missing: allocated before the recording"),
     ),
 )
 def memory_peak(context: Context) -> Answer:
-    """What filled the memory of each device when the most was allocated: one row per device and operator.
+    """What filled the memory of each device when most of it was allocated: one row per device and operator.
 
-    A block counts if it was allocated at or before that time and not released until then. What was allocated before
-    the recording began has the row without operator and blocks. Most bytes first, device by device.
+    A block counts if it was allocated at or before that time and released after it. Memory allocated before the
+    recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
     """
     records = context.get(memory_records)
     names = _operator_names(context, records)

@@ -14,15 +14,15 @@ NO_STEPS = "there are no annotations ProfilerStep#N in the trace"
 @view(
     "profiler_steps",
     columns(
-        ("step", "int", "", "number in its name"),
+        ("step", "int", "", "step number in the name of the annotation"),
         ("start_ns", "int", "ns", "Unix time when it began on the host"),
-        ("duration_us", "float", "us", "on the host"),
-        ("gpu_activities", "int", "", "kernels, copies and fills launched while it ran, by any thread"),
+        ("duration_us", "float", "us", "duration on the host"),
+        ("gpu_activities", "int", "", "number of kernels, copies and fills that any thread launched while it ran"),
         ("gpu_us", "float", "us", "sum of their durations"),
     ),
 )
 def profiler_steps(context: Context) -> Answer:
-    """The annotations "ProfilerStep#N" of the host in the order of their starts."""
+    """The host annotations "ProfilerStep#N" in the order of their starts."""
     found, work, called = context.get(steps), context.get(gpu), context.get(calls)
     launched = np.flatnonzero(work.call >= 0)
     launch = called.start[work.call[launched]] if len(launched) else launched
