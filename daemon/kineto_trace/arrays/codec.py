@@ -108,7 +108,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         library.kc_abi_version.restype = ctypes.c_uint32
         version = library.kc_abi_version()
     except (OSError, AttributeError) as exc:
-        raise CodecError(f"the native trace codec {path} does not load ({exc}); {advice}") from exc
+        raise CodecError(f"cannot load the native trace codec {path} ({exc}); {advice}") from exc
     if version != ABI_VERSION:
         raise CodecError(f"the native trace codec {path} has version {version}, not {ABI_VERSION}; {advice}")
     library.kc_interner_new.restype = ctypes.c_void_p

@@ -33,8 +33,8 @@ __all__ = ["VIEWS", "find_view"]
 
 
 def find_view(name: str) -> View:
-    """The view of this name. Raises ViewError."""
+    """Returns the view with this name. Raises ViewError if there is none."""
     found = VIEWS.get(name)
     if found is None:
-        raise ViewError(f"no view {name!r}; there are: {', '.join(sorted(VIEWS))}")
+        raise ViewError(f"no view is called {name!r}; available: {', '.join(sorted(VIEWS))}")
     return found

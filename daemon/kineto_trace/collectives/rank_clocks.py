@@ -145,7 +145,7 @@ def read_clocks(path: Path) -> dict[int, Clock]:
     except OSError as exc:
         raise FileError(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (ValueError, RecursionError) as exc:
-        raise FileError(f"{path} is no JSON: {exc}") from exc
+        raise FileError(f"{path} is not valid JSON: {exc}") from exc
     if not isinstance(values, dict):
         raise FileError(f'{path}: expected an object like {{"0": {{"offset_ns": 1500, "uncertainty_ns": 200}}}}')
     return {_rank(key, path): _clock(value, f"{path}: rank {key}") for key, value in values.items()}
@@ -153,7 +153,7 @@ def read_clocks(path: Path) -> dict[int, Clock]:
 
 def _rank(key: str, path: Path) -> int:
     if not (key.isascii() and key.isdecimal() and len(key) < 10):
-        raise FileError(f"{path}: expected a rank like 3, got {key!r}")
+        raise FileError(f"{path}: expected a rank such as 3, got {key!r}")
     return int(key)
 
 
@@ -168,7 +168,7 @@ def _clock(value: Any, where: str) -> Clock:
     if not is_offset(offset):
         raise FileError(f"{where}: offset_ns: expected a whole number of nanoseconds, got {offset!r:.40}")
     if uncertainty is not None and (not is_offset(uncertainty) or uncertainty < 0):
-        raise FileError(f"{where}: uncertainty_ns: expected nanoseconds, zero or more, got {uncertainty!r:.40}")
+        raise FileError(f"{where}: uncertainty_ns: expected nanoseconds (zero or more), got {uncertainty!r:.40}")
     return Clock(offset, uncertainty, "given")
 
 
@@ -294,8 +294,8 @@ class _Refinement:
         if waiting:
             names = listed([self._ranks[place] for place in waiting])
             self._notes.append(
-                f"clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered blocking "
-                f"collectives with rank {self._ranks[self._reference]} or those aligned with it"
+                f"the clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered "
+                f"blocking collectives with rank {self._ranks[self._reference]} or those aligned with it"
             )
         return Alignment(tuple(self._clocks), self._reference, tuple(self._notes))
 
@@ -351,12 +351,12 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
     fits = deviation <= max(ODD_SPREADS * spread, ODD_NS)
     odd = len(fits) - int(fits.sum())
     if odd > MAX_ODD_SHARE * len(fits):
-        return f"{odd} of {len(fits)} collectives end at quite other times than the rest"
+        return f"{odd} of {len(fits)} collectives end at very different times than the rest"
     mine, its = mine[fits], its[fits]
     low = int((reference.start[mine] - other.end[its]).max()) - TIMESTAMP_NS
     high = int((reference.end[mine] - other.start[its]).min()) + TIMESTAMP_NS
     if low > high:
-        return f"{len(mine)} collectives contradict each other: no offset fits them all (clocks that drift?)"
+        return f"{len(mine)} collectives contradict each other: no offset fits them all (the clocks may drift)"
     return _Bounds(low, high, median, len(mine), spread)
 
 

@@ -162,7 +162,7 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
 def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
     """The collectives of all ranks, matched; clocks aligned by one of ALIGNMENTS. Raises ViewError."""
     if by not in ALIGNMENTS:
-        raise ViewError(f"option align: {by!r} is none of {', '.join(ALIGNMENTS)}")
+        raise ViewError(f"option align: {by!r} is not valid; expected one of {', '.join(ALIGNMENTS)}")
     ranks = [rank for rank, _ in partials]
     numbers: dict[Description, int] = {}
     own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]
@@ -277,7 +277,7 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArra
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
-        return [f"all ranks are of one host: their clocks are one, and right to {TIMESTAMP_NS / 1000:g} us"]
+        return [f"all ranks ran on one host: they share a clock, which is exact to {TIMESTAMP_NS / 1000:g} us"]
     count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
     parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
     notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
@@ -289,13 +289,13 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArra
     if by_ends.any():
         notes.append(
             f"nothing is known of the clocks of ranks {listed(_chosen(ranks, by_ends))}: they are aligned by the ends "
-            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); how far they may be off is unknown"
+            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); their uncertainty is unknown"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
     if left.any():
         notes.append(
-            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken for right, though nothing is known of them"
+            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken as they are: nothing is known about them"
         )
     return [*notes, *alignment.notes]
 

@@ -120,7 +120,7 @@ class _Dense:
         values = column.astype(np.int64)
         found = np.where(values >= self.least, np.searchsorted(self.old, values) + self.first, values)
         if column.dtype.kind in "iu" and len(self.old) and self.first + len(self.old) > np.iinfo(column.dtype).max:
-            raise FileError("the ranks together have more ids than fit into one file: merge fewer of them")
+            raise FileError("the ranks together have more ids than fit into one file; merge fewer of them")
         return found.astype(column.dtype)
 
 

@@ -30,7 +30,7 @@ Id = int | str  # a pid or tid as the file has it
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of a rank, or what stands for one: a GPU, the profiler's own rows."""
+    """A process of a rank, or what takes the place of one: a GPU, or the profiler's own rows."""
 
     pid: Id
     name: str
@@ -61,11 +61,11 @@ class Facts:
 
 
 def open_rank(path: Path) -> Trace:
-    """The trace with everything as a Chrome trace has it, also if it is a capture's. Raises TraceError, OSError."""
+    """Opens the trace in the form of a Chrome trace, even if it is a capture. Raises TraceError, OSError."""
     trace = open_trace(path)
     if is_verbatim(trace):
         if MERGED in (trace.head or {}):
-            raise FileError(f"{path} is itself a merged trace: name the traces of the ranks")
+            raise FileError(f"{path} is already a merged trace: name the traces of the ranks")
         return trace
     target, losses, notes = trace.target, trace.losses, trace.notes
     window = trace.window_start_ns, trace.window_end_ns
@@ -86,7 +86,7 @@ def open_rank(path: Path) -> Trace:
 
 
 def look_at(source: Source, *, collectives: bool) -> Facts:
-    """What is to be known of a rank; its trace is let go again. Raises TraceError, OSError."""
+    """Collects the facts about a rank, and releases its trace again. Raises TraceError, OSError."""
     trace = open_rank(source.path)
     head = dict(trace.head or {})
     tables = [table for table in trace.tables.values() if len(table)]
@@ -114,7 +114,7 @@ def look_at(source: Source, *, collectives: bool) -> Facts:
 
 
 def id_of(value: int, trace: Trace) -> Id:
-    """A pid or tid as the file has it."""
+    """Returns a pid or tid as the file has it."""
     return trace.strings[TEXT_ID - value] if value <= TEXT_ID else value
 
 
@@ -174,7 +174,7 @@ def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
 
 
 def process_rows(other: Table, strings: Sequence[str]) -> list[int]:
-    """Rows of the table `other` that name or order processes."""
+    """Returns the rows of the table `other` that name or order processes."""
     numbers = [number for number, text in enumerate(strings) if text in PROCESS_ROWS]
     found: list[int] = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers)).tolist()
     return found

@@ -200,7 +200,7 @@ NO_MODULE = -1
 
 
 class LazyColumns(Mapping[str, npt.NDArray[Any]]):
-    """Columns that are read when they are first asked for, each of `rows` values and of its type in the schema."""
+    """Columns that are read at the first access; each has `rows` values of its type in the schema."""
 
     def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], npt.NDArray[Any]]) -> None:
         self.rows = rows
@@ -230,7 +230,7 @@ class LazyColumns(Mapping[str, npt.NDArray[Any]]):
 class Table:
     """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length.
 
-    origin: empty, or at least ORIGIN_COLUMNS, as long.
+    origin: empty, or at least ORIGIN_COLUMNS, with the same length.
     """
 
     kind: str
@@ -260,12 +260,12 @@ class Table:
         return self.columns[name]
 
     def end(self) -> npt.NDArray[np.int64]:
-        """Unix ns."""
+        """Returns the ends in Unix ns."""
         end: npt.NDArray[np.int64] = self["start"] + self["duration"]
         return end
 
     def take(self, rows: npt.NDArray[Any]) -> "Table":
-        """The rows at these places, or under this mask."""
+        """Returns the rows at these places, or under this mask."""
         if isinstance(self.columns, LazyColumns):
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return Table(self.kind, *(_taken(part, rows, count) for part in (self.columns, self.origin)))
@@ -283,7 +283,7 @@ def make_table(
     columns: Mapping[str, npt.NDArray[Any]],
     origin: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Table:
-    """A table from some columns; the others are zero, or what says that there is none."""
+    """Makes a table from some columns; the others are zero, or hold the value that means none."""
     full = {}
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
@@ -295,7 +295,7 @@ def make_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Records that are not in the tables, and why."""
+    """The numbers of records that are missing in the tables, by reason."""
 
     dropped: int = 0  # lost in the target: the buffers were full
     undecoded: int = 0  # came to the daemon, but could not be read
@@ -305,7 +305,10 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One process, one window. Device properties are Kineto's `deviceProperties` items, as the target gave them."""
+    """One process during one window.
+
+    Device properties are Kineto's `deviceProperties` items, as the target provided them.
+    """
 
     target: TargetInfo
     strings: Sequence[str]
@@ -320,20 +323,20 @@ class Trace:
     notes: Sequence[str] = ()  # of a file: what was lost or odd when it was read
 
     def table(self, kind: str) -> Table:
-        """The table of this kind, maybe empty."""
+        """Returns the table of this kind, which may be empty."""
         found = self.tables.get(kind)
         return make_table(kind, 0, {}) if found is None else found
 
 
 class StringTable:
-    """Collects the strings of a trace: text -> number."""
+    """Collects the strings of a trace as text -> number."""
 
     def __init__(self) -> None:
         self.strings: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def add(self, text: str) -> int:
-        """The number of this text."""
+        """Returns the number of this text."""
         number = self._numbers.get(text)
         if number is None:
             number = self._numbers[text] = len(self.strings)
@@ -341,5 +344,5 @@ class StringTable:
         return number
 
     def add_all(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The number of each text."""
+        """Returns the number of each text."""
         return np.array([self.add(text) for text in texts], np.int32)

@@ -17,7 +17,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def unpacked_head(path: Path, packed: bytes) -> bytes:
-    """The first bytes of a file, of which these are the first as they lie there. Raises FileError."""
+    """Returns the beginning of a file, unpacked. packed: its first bytes as stored. Raises FileError."""
     if not packed.startswith(_GZIP):
         return packed.removeprefix(_BYTE_ORDER_MARK)
     try:
@@ -25,12 +25,12 @@ def unpacked_head(path: Path, packed: bytes) -> bytes:
     except zlib.error as exc:
         raise FileError(f"{path} is damaged: {exc}") from exc
     if not head:
-        raise FileError(f"{path} has nothing in it but the head of a gzip file: it was cut off, or is empty")
+        raise FileError(f"{path} contains nothing but a gzip header: it was truncated, or is empty")
     return head.removeprefix(_BYTE_ORDER_MARK)
 
 
 def traces_below(folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
-    """The traces in a folder, else those in the folders in it. Raises OSError."""
+    """Returns the traces in a folder, or if there are none, those in its subfolders. Raises OSError."""
     from kineto_trace.store.parquet_folder import is_stored
 
     if is_stored(folder) or (folder / TARGET_FILE).is_file():
@@ -45,7 +45,7 @@ def traces_below(folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
 
 
 def _is_trace_file(path: Path) -> bool:
-    """Whether a file that lies in a folder is a trace: its name, and for JSON what it begins with, say so."""
+    """Tells whether a file in a folder is a trace, by its name and, for JSON, by its beginning."""
     if path.name.startswith(".") or not path.name.endswith(TRACE_SUFFIXES) or not path.is_file():
         return False
     try:
@@ -56,12 +56,12 @@ def _is_trace_file(path: Path) -> bool:
 
 
 def may_be_trace(name: str, head: bytes) -> bool:
-    """Whether a file with this name and beginning is one; many files are JSON."""
+    """Tells whether a file with this name and beginning may be a trace; many files are JSON."""
     if ".json" not in name or ".pt.trace.json" in name:
         return True
     return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
 
 
 def natural_order(path: Path) -> list[tuple[int, str]]:
-    """rank2 before rank10."""
+    """Sort key that puts rank2 before rank10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path)) if part]

@@ -42,17 +42,17 @@ _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 
 
 def find_traces(*paths: str | PathLike[str], fleet: str = "") -> list[Source]:
-    """All traces at these paths: files, folders, captures, patterns with * and ?, URLs; each once, by ascending rank.
+    """Finds all traces at these paths (files, folders, captures, patterns with * and ?, URLs), sorted by rank.
 
-    fleet: of what is at URLs, only the captures with this value of the label kineto.fleet. Raises FileError for a path
-    at which there is none.
+    fleet: restricts URLs to captures whose label kineto.fleet has this value. Each trace is listed once. Raises
+    FileError for a path without traces.
     """
     found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
     return sorted(_with_ranks(_with_spans(found)), key=lambda source: source.rank)
 
 
 def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
-    """The traces there, without ranks but where a store says them. Raises FileError."""
+    """Yields the traces at one path, without ranks unless the store states them. Raises FileError."""
     if isinstance(path, str) and is_url(path):
         yield from _remote(path, fleet)
     else:
@@ -72,23 +72,23 @@ def _remote(url: str, fleet: str) -> Iterator[Source]:
         if may_be_trace(place.name, head):
             traces.append(Source(path=Path(place), rank=-1, remote=replace(trace, rank=_distributed_rank(head))))
     if not traces:
-        raise FileError(f"{url}: there is no trace")
+        raise FileError(f"{url}: no trace found")
     yield from traces
 
 
 def rank_notes(sources: Sequence[Source]) -> list[str]:
-    """What to know about the ranks: those that several traces have."""
+    """Returns a note for each rank that several traces have."""
     notes = []
     for rank in sorted({source.rank for source in sources}):
         same = [source for source in sources if source.rank == rank]
         if len(same) > 1:
             names = ", ".join(source.place for source in same)
-            notes.append(f"rank {rank} is in {len(same)} traces, and each of them counts: {names}")
+            notes.append(f"rank {rank} is in {len(same)} traces, and all of them count: {names}")
     return notes
 
 
 def rank_in(path: Path) -> int | None:
-    """The rank that the trace itself names, if a look at its head (or the end of a plain file) finds it."""
+    """Returns the rank stated in the trace itself, if the head (or the end of a plain file) contains it."""
     try:
         if path.is_dir():
             return _rank_of_folder(path)
@@ -129,29 +129,29 @@ def _distributed_rank(text: bytes) -> int | None:
 
 
 def _at(path: Path) -> Iterator[Path]:
-    """The traces at one path or pattern. Raises FileError."""
+    """Yields the traces at one path or pattern. Raises FileError."""
     try:
         if path.is_dir():
             found = traces_below(path)
             if not found:
-                raise FileError(f"{path} is a folder without a trace in it")
+                raise FileError(f"{path} is a folder without traces")
             yield from found
         elif not path.exists() and glob.has_magic(str(path)):
             matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=natural_order)  # noqa: PTH207 - absolute patterns too
             if not matches:
-                raise FileError(f"no file is called {path}")
+                raise FileError(f"no file matches {path}")
             for match in matches:
                 yield from _at(match)
         elif path.exists():
             yield path
         else:
-            raise FileError(f"there is no file {path}")
+            raise FileError(f"{path} does not exist")
     except OSError as exc:
         raise FileError(f"cannot read {path}: {exc.strerror or exc}") from exc
 
 
 def _with_spans(found: Sequence[Source]) -> list[Source]:
-    """Worker and span of the files of a TensorBoard log folder."""
+    """Adds worker and span to the files of a TensorBoard log folder."""
     matches = [_TENSORBOARD.match(source.path.name) for source in found]
     digits: dict[tuple[Path, str], set[int]] = {}
     for source, match in zip(found, matches, strict=True):
@@ -195,7 +195,7 @@ def _with_said_rank(source: Source) -> Source:
 
 
 def _ranks_by_last_number(sources: list[Source]) -> None:
-    """`trace_3`: only if all names that say nothing else have such numbers, and different ones."""
+    """Takes ranks from names such as `trace_3`, if all names without a rank end in different numbers."""
     open_places = [place for place, source in enumerate(sources) if source.rank < 0]
     numbers = {}
     for place in open_places:

@@ -44,7 +44,7 @@ RunView = Callable[[View, Sequence[Source]], Result]
 
 
 def run_view(view: View, sources: Sequence[Source]) -> Result:
-    """The result over all ranks; without `reduce` with the name of the trace behind the rank."""
+    """Returns the result over all ranks; for views without `reduce`, with the name of the trace after the rank."""
     if view.reduce is not None:
         return view.combine([(source.context.rank, view.partial(source.context)) for source in sources])
     results = [view(source.context) for source in sources]
@@ -61,7 +61,7 @@ def run_view(view: View, sources: Sequence[Source]) -> Result:
 
 
 class Database:
-    """Some traces as tables. A context manager; not for several threads at a time."""
+    """Traces as tables. A context manager; not thread-safe."""
 
     def __init__(self, sources: Sequence[Source], *, run: RunView = run_view) -> None:
         self._sources = tuple(sources)
@@ -83,24 +83,24 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases everything."""
         self._connection.close()
         self._lazy.clear()
         if self._failed:
             gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
 
     def query(self, sql: str) -> Result:
-        """The answer to one query, ordered as it says. Raises QueryError.
+        """Returns the result of one query, in the order that it states. Raises QueryError.
 
-        notes: those of the analyses in it and of the traces.
-        Columns have DuckDB's types; integers beyond 64 bits and decimals are what Arrow makes of them.
+        The notes are those of the analyses in it and of the traces. Columns have DuckDB's types; integers beyond 64
+        bits and decimals have the types that Arrow gives them.
         """
         self._results.clear()
         self._check(sql)
         try:
             relation = self._connection.sql(sql)  # as a text: errors then show the position
             if relation is None:
-                raise QueryError("the statement gives no rows")
+                raise QueryError("the statement returns no rows")
             table = _plain(relation.to_arrow_table())
         except duckdb.Error as exc:
             raise self._error(self._placed(exc, sql)) from exc
@@ -112,11 +112,11 @@ class Database:
         return Result("query", columns, table, tuple(dict.fromkeys(notes)))
 
     def _said(self, source: Source) -> str:
-        """In front of a note on one of several traces."""
+        """Returns the prefix of a note on one of several traces."""
         return f"{source.name}: " if len(self._sources) > 1 else ""
 
     def _check(self, sql: str) -> None:
-        """Refuses what is not one query."""
+        """Rejects everything but a single query."""
         try:
             found = self._connection.extract_statements(sql)
         except duckdb.Error as exc:
@@ -124,10 +124,10 @@ class Database:
         if len(found) != 1:
             raise QueryError(f"expected one SELECT statement, got {len(found)} statements")
         if found[0].type not in _QUERIES:
-            raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces cannot be changed")
+            raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces are read-only")
 
     def _placed(self, error: duckdb.Error, sql: str) -> duckdb.Error:
-        """The same error with its position, which DuckDB leaves out when it binds a relation."""
+        """Returns the same error with its position, which DuckDB omits when it binds a relation."""
         if isinstance(error, duckdb.BinderException) and "\nLINE " not in str(error):
             try:
                 self._connection.execute(sql)
@@ -254,7 +254,7 @@ def _device_rows(source: Source) -> list[dict[str, Any]]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Sums of integers, which DuckDB makes 128 bits wide, are 64 bits wide where they fit; names are unique."""
+    """Narrows sums of integers, which DuckDB makes 128 bits wide, to 64 bits where they fit, and makes names unique."""
     table = table.rename_columns(_unique(table.column_names))
     for place, field in enumerate(table.schema):
         if field.type == _HUGEINT:
@@ -266,7 +266,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """A name that is there again gets a number: a, a_1, …"""
+    """Adds numbers to repeated names: a, a_1, …"""
     found: dict[str, None] = {}
     for name in names:
         number = 0

@@ -43,7 +43,7 @@ Group = Literal["activities", "traces", "views"]
 
 
 class SqlColumn(NamedTuple):
-    """One column. unit: "ns", "us", "%", "bytes", …; "": a plain value."""
+    """One column. unit: "ns", "us", "%", "bytes", …; "" for plain values."""
 
     name: str
     arrow: pa.DataType
@@ -52,7 +52,7 @@ class SqlColumn(NamedTuple):
 
     @property
     def type(self) -> str:
-        """As SQL names it."""
+        """Its type in SQL."""
         if pa.types.is_list(self.arrow):
             return f"{_SQL_TYPES[self.arrow.value_type]}[]"
         return _SQL_TYPES[self.arrow]
@@ -60,7 +60,7 @@ class SqlColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SqlTable:
-    """One table that queries can name. group: whether it holds activities, the traces, or an analysis' result."""
+    """A table that queries can name. group: whether it holds activities, the traces, or the result of a view."""
 
     name: str
     group: Group
@@ -74,7 +74,7 @@ class SqlTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """For Arrow."""
+        """Its schema for Arrow."""
         return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
 
 
@@ -219,7 +219,7 @@ DEVICES = SqlTable(
 
 
 def file_columns(kind: str) -> tuple[SqlColumn, ...]:
-    """Arguments of files that the model keeps as numbers beside the table (ORIGIN_COLUMNS and the like)."""
+    """Returns arguments of files that the model keeps as numeric columns (ORIGIN_COLUMNS and similar ones)."""
     known = {column.name for column in SCHEMAS[kind]}
     found = {}
     for argument in KINDS.get(kind, ()):
@@ -232,7 +232,7 @@ def file_columns(kind: str) -> tuple[SqlColumn, ...]:
 
 
 def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
-    """The columns of this kind that relate its rows to others."""
+    """Returns the columns of this kind that relate its rows to others."""
     if kind in GPU_TABLES:
         return (OP, OP_ID, LAUNCH)
     if kind in API_TABLES:
@@ -264,15 +264,15 @@ def _view(name: str) -> SqlTable:
 
 
 def sql_tables() -> dict[str, SqlTable]:
-    """All tables by name: activities, traces, then views by name."""
+    """Returns all tables by name: activities, traces, then views by name."""
     tables = [EVENTS, *(_activities(kind) for kind in SCHEMAS), TRACES, DEVICES]
     tables += [_view(name) for name in sorted(VIEWS)]
     return {table.name: table for table in tables}
 
 
 def find_table(name: str) -> SqlTable:
-    """The table of this name. Raises QueryError."""
+    """Returns the table with this name. Raises QueryError."""
     tables = sql_tables()
     if name not in tables:
-        raise QueryError(f"no table {name!r}; there are: {', '.join(tables)}")
+        raise QueryError(f"no table is called {name!r}; available: {', '.join(tables)}")
     return tables[name]

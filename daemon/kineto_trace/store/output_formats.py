@@ -18,7 +18,7 @@ STORED_NAMES = {**FILE_NAMES, **{name: suffix.lstrip(".") for name, suffix in AT
 
 
 class OutputFile(NamedTuple):
-    """One file in the target's folder. A tuple, so that it is a list in a worker's answer."""
+    """A file in the target's folder. It is a tuple, so that it becomes a list in a worker's answer."""
 
     format: str
     name: str

@@ -27,7 +27,7 @@ def instance_range(instance: Instance) -> tuple[int, int] | None:
     if isinstance(instance, str):
         parts = instance.split(":")
         if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-            raise ViewError(f"option instance: {instance!r} is neither a number nor a range like 2:4")
+            raise ViewError(f"option instance: {instance!r} is neither a number nor a range such as 2:4")
         return int(parts[0]), int(parts[-1])
     return (instance, instance) if isinstance(instance, int) else (instance[0], instance[1])
 
@@ -49,10 +49,12 @@ def find_window(context: Context, annotation: str, instance: Instance, *, option
     if not len(start):
         if optional:
             whole = _whole(context)
-            note = f"the trace has no annotation with {annotation!r} in its name: the path is that of the whole trace"
+            note = (
+                f"the trace has no annotation with {annotation!r} in its name, so the path is that of the whole trace"
+            )
             return Window(whole.start_ns, whole.end_ns, (note,))
         raise ViewError(
-            f"no annotation with {annotation!r} in its name is in the trace; with annotation='' it is the whole trace"
+            f"no annotation with {annotation!r} in its name is in the trace; annotation='' takes the whole trace"
         )
     order = np.argsort(start, kind="stable")
     first, last = instance_range(instance) or (0, len(order) - 1)

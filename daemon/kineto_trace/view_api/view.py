@@ -30,7 +30,7 @@ RANK = columns(("rank", "int", "", "rank of the process in its job"))
 
 
 class Compat(StrEnum):
-    """Whose figures to give where they differ."""
+    """The tool whose figures a view reproduces."""
 
     NONE = "none"
     PLUGIN = "plugin"  # the TensorBoard profiler plug-in (torch-tb-profiler)
@@ -38,7 +38,7 @@ class Compat(StrEnum):
 
 
 class Answer(NamedTuple):
-    """The columns of a view (arrays or lists), and what the reader must know of them."""
+    """The columns of a view (arrays or lists), and notes for the reader."""
 
     values: Mapping[str, Any]
     notes: Sequence[str] = ()
@@ -59,7 +59,8 @@ class Variant(NamedTuple):
 class View:
     """One registered analysis.
 
-    own_compat: the tools whose figures `function` itself reproduces. reduce: None if each trace is looked at alone.
+    own_compat: the tools whose figures `function` itself reproduces. reduce: None if the view looks at each trace
+    alone.
     """
 
     name: str
@@ -70,9 +71,10 @@ class View:
     variants: dict[Compat, Variant] = field(default_factory=dict)
 
     def variant(self, compat: Compat, *, reduce: Reduce | None = None) -> Callable[[Function], Function]:
-        """Registers the decorated function, which takes options of the view, for this compat.
+        """Registers the decorated function as the view's implementation for this compat.
 
-        reduce: None: the view's own. The function's docstring is added to the description of the view.
+        Its options are a subset of the view's, and its docstring becomes part of the view's description. reduce: None
+        for the view's own.
         """
 
         def register(function: Function) -> Function:
@@ -83,18 +85,18 @@ class View:
 
     @property
     def compat(self) -> frozenset[Compat]:
-        """The tools whose figures it can reproduce."""
+        """The tools whose figures the view can reproduce."""
         return self.own_compat | self.variants.keys()
 
     @property
     def description(self) -> str:
-        """What it computes, and by which rules."""
+        """What the view computes, and by which rules."""
         functions = (self.function, *(variant.function for variant in self.variants.values()))
         return "\n\n".join(inspect.getdoc(function) or "" for function in functions)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Its options and their defaults."""
+        """The options of the view and their defaults."""
         functions = [self.function] + ([self.reduce] if self.reduce else [])
         return {
             name: parameter.default
@@ -109,13 +111,13 @@ class View:
         return self.columns if self.reduce else (*RANK, *self.columns)
 
     def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
-        """What one trace contributes. Raises ViewError for an unknown option or compat."""
+        """Returns what one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
         function = self._functions(compat).function
         return function(context, **self._chosen(function, compat, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
-        """The result of the contributions of all ranks: (rank, partial), put in the order of ranks."""
+        """Returns the result of the contributions (rank, partial) of all ranks, sorted by rank."""
         ordered = sorted(partials, key=lambda entry: entry[0])
         reduce = self._functions(compat).reduce
         if reduce is not None:
@@ -133,13 +135,13 @@ class View:
         return Result(self.name, self.result_columns, pa.concat_tables(tables), tuple(notes))
 
     def packed(self, partial: Any) -> Any:
-        """The contribution of a trace in the form in which it travels best: an Answer as one Arrow table."""
+        """Returns a contribution in its most compact form: an Answer as one Arrow table."""
         if self.reduce is not None or _PACKED in partial.values:
             return partial
         return Answer({_PACKED: make_table(self.name, self.columns, partial.values)}, tuple(partial.notes))
 
     def __call__(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Result:
-        """The result for one trace. Raises ViewError."""
+        """Returns the result for one trace. Raises ViewError."""
         partial = self.partial(context, compat=compat, **options)
         return self.combine([(context.rank, partial)], compat=compat, **options)
 
@@ -156,10 +158,10 @@ class View:
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "it has none"
-            raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; there are: {known}")
+            raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; available: {known}")
         if compat != Compat.NONE and compat not in self.compat:
             known = ", ".join(sorted(self.compat)) or "none"
-            raise ViewError(f"view {self.name} has no figures of {compat}; it can follow: {known}")
+            raise ViewError(f"view {self.name} cannot reproduce the figures of {compat}; it supports: {known}")
 
 
 VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills it

@@ -90,7 +90,7 @@ def diff_steps(baseline: Context, other: Context) -> Result:
 
 def _two(partials: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
     if len(partials) != 2:
-        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other one")
+        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other trace")
     return partials[0][1], partials[1][1]
 
 

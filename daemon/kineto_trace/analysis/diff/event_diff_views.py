@@ -65,7 +65,7 @@ def diff_event_names(
 def check_device(device: str) -> None:
     """Raises ViewError for an unknown value of the option."""
     if device not in (CPU, GPU, ALL):
-        raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
+        raise ViewError(f"view diff_event_names: device={device!r} is not valid; use {CPU}, {GPU} or {ALL}")
 
 
 def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short_names: bool) -> Side:

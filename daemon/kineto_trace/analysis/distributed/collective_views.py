@@ -74,7 +74,7 @@ def _notes(matched: Matched, found: Instances) -> list[str]:
     notes = [*matched.notes, *matched.clock_notes]
     if len(found.seen) and not (found.seen > 1).any():
         notes.append(
-            "each collective is seen on one rank only: there is no skew, and durations include waiting for the other "
+            "each collective appears on one rank only: there is no skew, and durations include waiting for the other "
             "ranks, so that the bandwidths are lower bounds"
         )
     return notes
@@ -208,7 +208,7 @@ def _grouped(
 ) -> Answer:
     for name, value, known_values in (("sizes", sizes, SIZES), ("groups", groups, GROUPS)):
         if value not in known_values:
-            raise ViewError(f"option {name}: {value!r} is none of {', '.join(known_values)}")
+            raise ViewError(f"option {name}: {value!r} is not valid; expected one of {', '.join(known_values)}")
     matched = match(partials, align)
     found = instances(matched)
     description = _largest(matched, found)

@@ -251,7 +251,7 @@ def device_columns(partials: Sequence[tuple[int, RankDevices]], places: Mapping[
     rows = [(rank, *places[rank], *device) for rank, part in partials for device in part.devices]
     names = ("rank", "host", "process", *Device._fields)
     values = {name: [row[at] for row in rows] for at, name in enumerate(names)}
-    return Answer(values, [] if rows else ["the traces have no activity of a GPU"])
+    return Answer(values, [] if rows else ["the traces have no GPU activity"])
 
 
 @view(

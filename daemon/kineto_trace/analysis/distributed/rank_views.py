@@ -74,7 +74,7 @@ def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tupl
     if not moved:
         return list(partials), []
     shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
-    note = f"ranks count their steps differently; these have the numbers of rank {first}, by the time: {shown}"
+    note = f"ranks count their steps differently; by time, these get the numbers of rank {first}: {shown}"
     return [(rank, found[rank]) for rank, _ in partials], [note]
 
 
@@ -169,7 +169,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
             _about(*each) or None for each in zip(mean, slower, waited / steps, caused / steps, most, strict=True)
         ],
     }
-    notes = [] if len(found.row) else ["no collective is seen on several ranks: who waits for whom cannot be told"]
+    notes = [] if len(found.row) else ["no collective appears on more than one rank, so who waits for whom is unknown"]
     order = np.argsort(-caused / steps, kind="stable").tolist()
     return Answer(
         {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
@@ -246,7 +246,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
         "mean_wait_us": total[order] / np.maximum(calls[order], 1) / 1000.0,
         "where": [where[at] for at in order.tolist()],
     }
-    notes = [] if len(found.row) else ["no collective is seen on several ranks: nobody is seen to wait for anybody"]
+    notes = [] if len(found.row) else ["no collective appears on more than one rank, so waiting cannot be measured"]
     return Answer(values, [*matched.notes, *notes])
 
 
@@ -312,7 +312,7 @@ def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
             rank if len(times[name]) > 1 else None for name, (_, rank) in zip(named, longest, strict=True)
         ],
     }
-    return Answer(values, notes if named else ["the traces have no event that a step could be made of"])
+    return Answer(values, notes if named else ["the traces have no events to form a step from"])
 
 
 @view(

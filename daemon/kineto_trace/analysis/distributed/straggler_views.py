@@ -26,7 +26,7 @@ def wanted_steps(given: Steps) -> set[int] | None:
     if isinstance(given, str):
         parts = [part.strip() for part in given.split(",")]
         if not all(part.isdecimal() for part in parts):
-            raise ViewError(f"option steps: {given!r} is no list of numbers like 3,4,5")
+            raise ViewError(f"option steps: {given!r} is not a list of numbers; expected for example 3,4,5")
         return {int(part) for part in parts}
     return {given} if isinstance(given, int) else set(given)
 
@@ -46,7 +46,7 @@ def _rows(
     if wanted is not None:
         if not wanted & set(step.tolist()):
             known = sorted(set(step.tolist()) - {NOTHING})
-            raise ViewError(f"no collective was launched in the steps {sorted(wanted)}; there are: {known}")
+            raise ViewError(f"no collective was launched in the steps {sorted(wanted)}; available: {known}")
         several &= np.isin(step, list(wanted))
     count = len(matched.ranks)
     late = matched.start - found.start[matched.instance]
@@ -83,11 +83,11 @@ def _rows(
     doubtful = [str(matched.ranks[at]) for at in order[:candidates] if 0 < mean_late[at] < uncertainty[at]]
     if doubtful:
         notes.append(
-            f"rank {', '.join(doubtful)}: mean_late_us is less than it may be off by the clocks; the view rank_waits "
+            f"rank {', '.join(doubtful)}: mean_late_us is below the uncertainty of the clocks; the view rank_waits "
             "needs none"
         )
     if not several.any():
-        notes.append("no collective is seen on several ranks: nobody waited for anybody as far as the traces tell")
+        notes.append("no collective appears on more than one rank, so waiting cannot be measured")
     return Answer(values, notes)
 
 

@@ -38,7 +38,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
     notes = [] if found.window_ns else [NO_GPU]
     if len(chosen) > 1:
-        notes.append("savings overlap: they do not add up")
+        notes.append("the savings overlap and must not be added up")
     return Answer(
         {
             "place": list(range(1, len(chosen) + 1)),

@@ -38,7 +38,7 @@ _ADVICE = {
     "move costly transformations out of the training loop.",
     "data_parallel": "Use DistributedDataParallel, one process per GPU: DataParallel copies the model in every step "
     "and drives all GPUs from one process.",
-    "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest one for GPUs.',
+    "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest backend for GPUs.',
     "communication": "Send less or less often: accumulate gradients over several batches, compress them "
     "(DDP communication hooks), or enlarge the batch. Larger batches can change convergence; optimizers such as "
     "LAMB are made for them.",
@@ -111,7 +111,7 @@ def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     if loading > DATA_LOADING_SHARE:
         found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step spent on waiting for batches"))
     found += _memory(facts, first_only=plugin)
-    return _answer(found, [] if found else ["no figure is beyond its threshold"])
+    return _answer(found, [] if found else ["no figure exceeds its threshold"])
 
 
 def _answer(found: list[Finding], notes: list[str]) -> Answer:

@@ -73,7 +73,7 @@ def gpu_annotations(
 def is_on_gpu(on: str) -> bool:
     """The option `on`. Raises ViewError."""
     if on not in ("gpu", "cpu"):
-        raise ViewError(f"view gpu_annotations: on is {on!r}; it must be gpu or cpu")
+        raise ViewError(f"view gpu_annotations: on={on!r} is not valid; use gpu or cpu")
     return on == "gpu"
 
 

@@ -89,7 +89,7 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
 def is_by_shape(group_by: str) -> bool:
     """Whether input shapes tell rows apart. Raises ViewError for an unknown value of the option."""
     if group_by not in (NAME, NAME_AND_SHAPE):
-        raise ViewError(f"view operators: group_by={group_by!r} is not known; use {NAME} or {NAME_AND_SHAPE}")
+        raise ViewError(f"view operators: group_by={group_by!r} is not valid; use {NAME} or {NAME_AND_SHAPE}")
     return group_by == NAME_AND_SHAPE
 
 

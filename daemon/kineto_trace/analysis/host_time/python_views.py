@@ -60,7 +60,7 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     - idle: false leaves out code that was only ever seen idle.
     """
     if by not in BY:
-        raise ViewError(f"view python_samples: by is {by!r}; it can be {' or '.join(BY)}")
+        raise ViewError(f"view python_samples: by={by!r} is not valid; use {' or '.join(BY)}")
     trace, found = context.trace, line_samples(context.trace)
     found = _of_threads(context, found, thread)
     table = trace.table("python_function")
@@ -88,7 +88,7 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     }
     notes = [] if len(order) else ["the trace has no samples of Python stacks"]
     if len(order) and not counts[:, [RUNNING, WAITING, IDLE]].any():
-        notes.append("these samples do not say whether their threads ran: idle ones are among them")
+        notes.append("these samples do not say whether their threads ran, so idle threads are among them")
     return Answer(values, notes)
 
 
@@ -152,4 +152,4 @@ def threads(context: Context) -> Answer:
         "idle": [use.idle for use in uses],
         "has_gil": [use.has_gil for use in uses],
     }
-    return Answer(values, [] if uses else ["the trace does not say what its threads did: it has no samples of them"])
+    return Answer(values, [] if uses else ["the trace has no samples of threads, so what they did is unknown"])

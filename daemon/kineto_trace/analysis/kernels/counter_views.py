@@ -105,7 +105,7 @@ def _paired(trace: Trace, ranges: Ints, launches: Ints) -> _Pairs:
     if not len(ranges):
         return _Pairs(empty, empty, f"there are no events of the category {CATEGORY} in the trace")
     if len(ranges) != len(launches):
-        note = f"{len(ranges):,} ranges and {len(launches):,} calls {_LAUNCH}… cannot be paired"
+        note = f"{len(ranges):,} ranges and {len(launches):,} calls of {_LAUNCH}… cannot be paired"
         return _Pairs(empty, empty, note)
     ranges = ranges[np.argsort(other["start"][ranges], kind="stable")]
     return _Pairs(ranges, launches[np.argsort(calls["start"][launches], kind="stable")], "")

@@ -38,7 +38,7 @@ _FIGURES = (
     ("share_pct", "float", "%", "share of all kernels' time"),
 )
 _SHAPES = ("grid", "block")
-_NO_KERNELS = "the trace has no kernel"
+_NO_KERNELS = "the trace has no kernels"
 _NO_FIGURES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
 
 

@@ -15,7 +15,7 @@ from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NOT_RECORDED = "the trace has no allocations: record with profile_memory=True"
-NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10): what releases them is unknown"
+NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10), so their releases are unknown"
 METRICS = ("size_increase_bytes", "allocation_count", "allocation_bytes")
 
 Ints = npt.NDArray[np.int64]
@@ -82,7 +82,7 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
         parts.append(by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
     lost = int(np.count_nonzero(chosen & (records.op < 0)))
     if lost:
-        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases were outside of operators")
+        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases happened outside operators")
     return statistics_columns(context, records, parts, calls, notes, by_name=False)
 
 
@@ -189,7 +189,7 @@ def memory_curve(context: Context, *, max_points: int = 0) -> Answer:
         since = (time - context.trace.window_start_ns) / 1000
         points = np.stack([since, allocated, np.where(reserved < 0, np.nan, reserved)], axis=1)
         if relative:
-            notes.append(f"{name}: the trace tells no totals; what was held before the recording is not counted")
+            notes.append(f"{name}: the trace has no totals; memory held before the recording is not counted")
         rows = largest_triangles(points, limit) if limit else np.arange(len(points))
         times.append(time[rows])
         parts.append((name, points[rows]))
@@ -327,7 +327,7 @@ def memory_peak(context: Context) -> Answer:
         top = int(np.argmax(allocated))
         peak, when = int(allocated[top]), int(time[top])
         if relative:
-            notes.append(f"{label}: the trace tells no totals; what was held before the recording is not counted")
+            notes.append(f"{label}: the trace has no totals; memory held before the recording is not counted")
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
         rows = rows[records.addressed[rows]]
         rows = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]

@@ -51,7 +51,9 @@ def tensors(context: Context) -> Answer:
     if not len(found):
         notes.append("the trace has no tensors: record with record_shapes=True or profile_memory=True")
     elif not found.from_inputs:
-        notes.append("the trace does not tell the addresses of inputs: these are blocks of memory, uses are unknown")
+        notes.append(
+            "the trace lacks the addresses of inputs: the rows are blocks of memory, and their uses are unknown"
+        )
     strings = np.array([*context.trace.strings, None], object)
     names = np.append(found.names, NOTHING)
     start = context.trace.window_start_ns

@@ -55,7 +55,7 @@ _SHARES = (
 def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") -> tuple[Breakdown, list[str]]:
     """The steps with their time, and what the reader must know of them. Raises ViewError."""
     if step_ends not in STEP_ENDS:
-        raise ViewError(f"step_ends is one of {', '.join(STEP_ENDS)}, not {step_ends!r}")
+        raise ViewError(f"step_ends={step_ends!r} is not valid; use {' or '.join(STEP_ENDS)}")
     if compat is Compat.PLUGIN:
         found = context.get(plugin_breakdown)
     else:
@@ -65,10 +65,10 @@ def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") 
         notes.append(
             "the plug-in has no steps without operators"
             if compat is Compat.PLUGIN
-            else "the trace has no event that a step could be made of"
+            else "the trace has no events to form a step from"
         )
     elif found.steps.name in (("all",), ("0",)) and len(found.steps) == 1:
-        notes.append('the trace has no "ProfilerStep#N": all of it counts as one step')
+        notes.append('the trace has no "ProfilerStep#N": the whole trace counts as one step')
     if found.steps.dropped:
         notes.append(
             f"steps left out because the recording may have ended before their kernels: "
@@ -242,7 +242,7 @@ def overview(context: Context, *, compat: Compat = Compat.NONE, step_ends: str =
             "kernels": [sum(gpu.kernels for gpu in gpus)],
             "kernel_us": [sum(gpu.kernel_ns for gpu in gpus) / 1000],
         },
-        [*notes, *([] if gpus else ["the trace has no kernel"])],
+        [*notes, *([] if gpus else ["the trace has no kernels"])],
     )
 
 
@@ -318,7 +318,7 @@ def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
             "duration_us": clock.us(_joined([course.end - course.start for course in courses.values()])),
             "sm_efficiency_pct": 100 * _joined([course.value for course in courses.values()]),
         },
-        [] if sum(counts) else ["no kernel has a launch shape on a GPU of known properties"],
+        [] if sum(counts) else ["no kernel has a launch shape and a GPU with known properties"],
     )
 
 

@@ -80,7 +80,7 @@ class HtaError(ViewError):
     @property
     def note(self) -> str:
         """For the right figures in their place."""
-        return f"HTA fails on this trace ({self}): these are the right figures"
+        return f"HTA fails on this trace ({self}): these are the exact figures"
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ def diff_node(left: Side, right: Side, path: str) -> DiffNode:
     first, *numbers = path.split("-")
     shown = "0"
     if first != "0" or not all(number.isdecimal() for number in numbers):
-        raise ViewError(f"diff: {path!r} is no path of a node; use 0 for the whole, 0-2 for its child 2, and so on")
+        raise ViewError(f"diff: {path!r} is not the path of a node; use 0 for the root, 0-2 for its child 2, and so on")
     for number in numbers:
         if int(number) >= len(node.children):
             raise ViewError(f"diff: no node {path}: node {shown} has {len(node.children)} children")

@@ -88,7 +88,7 @@ def _rows(partials: Sequence[tuple[int, HtaRank]], *, steps: Steps = None, num_c
         return Answer({name: [] for name in _COLUMNS}, ["HTA fails here: the traces have no steps (ProfilerStep#N)"])
     if not valid:
         raise ViewError(
-            f"none of the steps {sorted(wanted or ())} is in the traces as HTA keeps them: {sorted(available)}"
+            f"none of the steps {sorted(wanted or ())} is in the traces as HTA loads them: {sorted(available)}"
         )
     spans = [
         (part.first[at], part.last[at], part.iterations[at])

@@ -41,7 +41,7 @@ _NODE_AND_PROCESS = re.compile(r"(.*)_(\d+)")  # of a worker's name
 
 
 def _nothing(names: Sequence[str], reason: str) -> Answer:
-    return Answer({name: [] for name in names}, [f"the plug-in shows no distributed view: {reason}"])
+    return Answer({name: [] for name in names}, [f"the plug-in would not show a distributed view: {reason}"])
 
 
 def _overlap_rows(partials: Partials) -> Answer:

@@ -102,7 +102,7 @@ def nanoseconds(microseconds: Floats) -> Ints:
 
 def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
     if reader.cut:
-        yield f"{reader.cut} of the traces that torch's profiler wrote are cut: they end early"
+        yield f"{reader.cut} of the traces that torch's profiler wrote are truncated"
     if damage.arguments:
         yield f"{damage.arguments} ops have no arguments: what torch's profiler wrote there is not valid JSON"
     if damage.documents:

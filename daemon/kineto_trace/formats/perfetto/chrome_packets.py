@@ -222,7 +222,7 @@ class FileParts:
         if shown < len(table):
             known = set("XCMiIRBE") if 2 * len(begin) == np.count_nonzero(np.isin(phase, _PAIR)) else set("XCMiIR")
             kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - known))
-            self.notes.append(f"{len(table) - shown} events of the phases {kinds} have no form in this format")
+            self.notes.append(f"{len(table) - shown} events of the phases {kinds} cannot be expressed in this format")
         return parts
 
     def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:

@@ -67,9 +67,9 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
     _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, _flow_base(tracks), sink)
     notes = list(content.notes)
     if layout.shortened:
-        notes.append(f"{layout.shortened} events overlap too many others of their track; their ends were moved")
+        notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
     if layout.earlier_ns:
-        notes.append(f"times before 0 are not possible: all of them are {layout.earlier_ns} ns later")
+        notes.append(f"times before 0 cannot be expressed: all times are {layout.earlier_ns} ns later")
     return Appended(sequence + len(layout.tracks), tuple(notes))
 
 

@@ -74,7 +74,7 @@ def test_a_clock_that_drifts_contradicts_itself_and_stays_what_it_was() -> None:
     drift = np.linspace(-2_000_000, 2_000_000, 200).astype(np.int64)
     result = align([0, 1], [UNKNOWN, Clock(7)], [first, Blocking(first.key, second.start + drift, second.end + drift)])
     assert result.clocks[1] == Clock(7)
-    assert "contradict each other: no offset fits them all (clocks that drift?)" in result.notes[0]
+    assert "contradict each other: no offset fits them all (the clocks may drift)" in result.notes[0]
 
 
 def test_some_wrong_matches_do_not_count_and_many_are_a_contradiction() -> None:
@@ -92,7 +92,7 @@ def test_some_wrong_matches_do_not_count_and_many_are_a_contradiction() -> None:
     assert (result.clocks[1].collectives, abs(result.clocks[1].offset_ns - truth[1]) < 2_000) == (90, True)
     refused = align([0, 1], [UNKNOWN] * 2, [first, wrong(11)])
     assert refused.clocks[1] == UNKNOWN
-    assert "11 of 100 collectives end at quite other times than the rest" in refused.notes[0]
+    assert "11 of 100 collectives end at very different times than the rest" in refused.notes[0]
 
 
 def test_collectives_that_contradict_the_measured_uncertainty_refine_nothing() -> None:
@@ -152,8 +152,8 @@ def test_offsets_are_read_from_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[1]", "expected an object like"),
-        ("{", "is no JSON"),
-        ('{"a": 1}', "expected a rank like 3, got 'a'"),
+        ("{", "is not valid JSON"),
+        ('{"a": 1}', "expected a rank such as 3, got 'a'"),
         ('{"1": 1.5}', "rank 1: offset_ns: expected a whole number of nanoseconds, got 1.5"),
         ('{"1": {"offset_ns": 1, "uncertainty_ns": -1}}', "rank 1: uncertainty_ns: expected nanoseconds"),
         ('{"1": {"offset": 1}}', "rank 1: unknown key 'offset'"),

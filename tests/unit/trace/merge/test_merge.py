@@ -228,7 +228,7 @@ def test_what_cannot_be_merged_is_told(tmp_path: Path) -> None:
     sources = write_job(tmp_path, NO_SKEW)
     path = tmp_path / "m.json"
     merge_traces(sources, path)
-    with pytest.raises(FileError, match="is itself a merged trace"):
+    with pytest.raises(FileError, match="is already a merged trace"):
         merge_traces([Source(path=path, rank=9)], tmp_path / "n.json")
     with pytest.raises(FileError, match="rank 1 is in two traces"):
         merge_traces([sources[1], replace(sources[0], rank=1)], path)

@@ -93,5 +93,5 @@ def test_no_contribution_gives_an_empty_result(plain: View) -> None:
 
 def test_one_trace_is_a_job_of_one_rank(plain: View) -> None:
     assert plain(context(5, rank=4)).rows() == [{"rank": 4, "name": "k5", "time_us": 0.005, "calls": 0}]
-    with pytest.raises(ViewError, match="no option most; there are: least"):
+    with pytest.raises(ViewError, match="no option most; available: least"):
         plain(context(5), most=1)

@@ -91,7 +91,7 @@ def test_samples_of_one_thread_alone(trace: Trace) -> None:
 
 
 def test_an_unknown_grouping_is_refused(trace: Trace) -> None:
-    with pytest.raises(ViewError, match="by is 'file'; it can be function or line"):
+    with pytest.raises(ViewError, match="by='file' is not valid; use function or line"):
         run_view("python_samples", trace, by="file")
 
 
@@ -181,7 +181,7 @@ def test_samples_of_older_captures_are_not_called_idle_or_running() -> None:
     value = made({"python_function": [{"name": "f", "samples": 2, "self_samples": 2}]}, sample_period_ns=PERIOD_NS)
     result = run_view("python_samples", value)
     assert [(row["running"], row["idle"]) for row in result.rows()] == [(2, 0)]
-    assert result.notes == ("these samples do not say whether their threads ran: idle ones are among them",)
+    assert result.notes == ("these samples do not say whether their threads ran, so idle threads are among them",)
 
 
 def test_a_trace_of_the_gpu_alone_says_so() -> None:
