@@ -116,7 +116,7 @@ def test_what_is_wrong_with_the_question_is_said_before_any_work(tmp_path: Path)
         run_view(LONGEST, tmp_path, most=3)
     with pytest.raises(ViewError, match="compat='nsys' is not valid; use one of none, plugin, hta"):
         run_view(LONGEST, tmp_path, compat="nsys")
-    with pytest.raises(ViewError, match="has no figures of hta"):
+    with pytest.raises(ViewError, match="cannot reproduce the figures of hta"):
         run_view(LONGEST, tmp_path, compat="hta")
     with pytest.raises(FileError, match="no trace was given"):
         run_view(LONGEST, [])
