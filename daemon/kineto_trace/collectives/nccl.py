@@ -95,13 +95,13 @@ class Description:
 
     @property
     def bytes(self) -> int | None:
-        """The size by nccl-tests' rules."""
+        """Returns the size by the rules of nccl-tests."""
         known = [value for value in (self.in_bytes, self.out_bytes) if value is not None]
         return max(known, default=None)
 
     @property
     def transfer(self) -> bool:
-        """It is between two ranks."""
+        """Whether it is a transfer between two ranks."""
         return self.collective in TRANSFERS
 
 
@@ -124,7 +124,7 @@ class Collectives:
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """Bus bandwidth / algorithm bandwidth, by nccl-tests, for a group of this size."""
+    """Returns bus bandwidth / algorithm bandwidth by nccl-tests, for a group of this size."""
     if size < 1:
         return float("nan")
     if collective == "all_reduce":
@@ -135,7 +135,7 @@ def bus_factor(collective: str, size: int) -> float:
 
 
 def collective_name(text: str) -> str:
-    """Our name of a collective: all_reduce for allreduce, ALLREDUCE and nccl:all_reduce_coalesced."""
+    """Returns the normalized name: all_reduce for allreduce, ALLREDUCE and nccl:all_reduce_coalesced."""
     word = text.split(":")[-1].strip().split(" ")[0]  # "send 0->1"
     plain = word.replace("_", "").lower()
     return _NAMES.get(plain, word.lower())
@@ -151,7 +151,7 @@ def arguments_of_ops(context: Context) -> tuple[Ints, npt.NDArray[np.int32]]:
 
 
 def collectives(context: Context) -> Collectives:
-    """All communication kernels. Each distinct text of arguments is read once."""
+    """Returns all communication kernels. Each distinct text of arguments is parsed once."""
     work, trace = context.get(gpu), context.trace
     place = np.flatnonzero(work.communication)
     kernels = trace.table("kernel")
@@ -203,7 +203,7 @@ def _texts_of_ops(context: Context, op: Ints) -> npt.NDArray[np.int32]:
 
 
 def _number(value: Any, missing: int) -> int:
-    """A number that may be written as a text."""
+    """Parses a number that may be written as text."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -211,7 +211,7 @@ def _number(value: Any, missing: int) -> int:
 
 
 def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
-    """What the arguments and the name of a kernel say; the arguments are right where both do."""
+    """Returns what the arguments and the name of a kernel state; the arguments take precedence."""
     named = _KERNEL.search(kernel)
     algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
     of_kernel = _TYPE.search(kernel)
@@ -242,7 +242,7 @@ def _size(arguments: Mapping[str, Any], side: str, width: int | None) -> int | N
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """A list, or its text, which may be cut off: [0, 1, ..., 7]."""
+    """Parses a list, or its text, which may be truncated: [0, 1, ..., 7]."""
     if isinstance(value, str):
         if "..." in value:
             return ()

@@ -58,9 +58,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One rank's. uncertainty_ns: None: unknown; after `align`, relative to the reference.
+    """The clock of one rank. uncertainty_ns: None if unknown; after `align`, relative to the reference.
 
-    method: where the offset is from. collectives: so many were used. spread_ns: the median deviation of their ends.
+    method: source of the offset. collectives: how many were used. spread_ns: the median deviation of their ends.
     """
 
     offset_ns: int = 0
@@ -72,7 +72,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The clocks of all ranks in the order in which they were given. reference: place of the one that others follow."""
+    """The clocks of all ranks in the given order. reference: place of the clock that the others follow."""
 
     clocks: tuple[Clock, ...]
     reference: int
@@ -80,7 +80,7 @@ class Alignment:
 
     @property
     def uncertainty_ns(self) -> int | None:
-        """The largest one; None: that of some rank is unknown."""
+        """The largest uncertainty; None if that of any rank is unknown."""
         known = [clock.uncertainty_ns for clock in self.clocks if clock.uncertainty_ns is not None]
         return max(known, default=0) if len(known) == len(self.clocks) else None
 
@@ -118,7 +118,7 @@ class Blocking(NamedTuple):
 
 
 def blocking(found: RankCollectives) -> Blocking:
-    """Those that have a sequence number: where the windows of ranks differ, only that tells which one is which."""
+    """Selects collectives with a sequence number, which alone identifies them where windows of ranks differ."""
     used = [description.collective in BLOCKING for description in found.descriptions]
     groups = [
         _hash(f"{description.group}\0{description.ranks}\0{description.collective}")
@@ -139,7 +139,7 @@ def _hash(text: str) -> int:
 
 
 def read_clocks(path: Path) -> dict[int, Clock]:
-    """A JSON object: rank -> offset_ns, or {"offset_ns": …, "uncertainty_ns": …}. Raises FileError."""
+    """Reads a JSON object: rank -> offset_ns, or {"offset_ns": …, "uncertainty_ns": …}. Raises FileError."""
     try:
         values = json.loads(path.read_bytes())
     except OSError as exc:
@@ -173,12 +173,12 @@ def _clock(value: Any, where: str) -> Clock:
 
 
 def is_offset(value: object) -> bool:
-    """Whether this is a number of nanoseconds that times can be moved by."""
+    """Tells whether this is a number of nanoseconds that times can be shifted by."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_OFFSET_NS
 
 
 def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
-    """What a trace says of its clock; what is no number does not count."""
+    """Returns the clock that a trace states; values that are not numbers are ignored."""
     if not isinstance(offset_ns, int) or not is_offset(offset_ns):
         return Clock()
     known = isinstance(uncertainty_ns, int) and is_offset(uncertainty_ns) and uncertainty_ns >= 0
@@ -194,9 +194,9 @@ def align(
     found: Sequence[Blocking] | None,
     hosts: Sequence[str] = (),
 ) -> Alignment:
-    """The clocks relative to one of them, refined by collectives; None: not refined.
+    """Aligns the clocks to one of them, refined by collectives (None: no refinement).
 
-    ranks: how notes call them. hosts: where each one ran; none, or "": unknown.
+    ranks: their names in notes. hosts: where each rank ran; none, or "" if unknown.
     """
     if not ranks:
         raise ValueError("no clock to align")
@@ -231,7 +231,7 @@ def _or_infinite(value: int | None) -> float:
 
 
 def _relative(clocks: Sequence[Clock], reference: int) -> tuple[Clock, ...]:
-    """With uncertainties to the reference."""
+    """Returns the clocks with uncertainties relative to the reference."""
     own = clocks[reference].uncertainty_ns
     found = []
     for place, clock in enumerate(clocks):
@@ -246,13 +246,13 @@ def _moved(found: Blocking, clock: Clock) -> Blocking:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Some numbers for a note."""
+    """Formats some numbers for a note."""
     shown = ", ".join(map(str, ranks[:MAX_LISTED]))
     return shown + (f", … ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else "")
 
 
 class _Bounds(NamedTuple):
-    """What is to be added to a rank's times, ns. used: so many collectives say it; spread: the median deviation."""
+    """Bounds for the shift of a rank's times, in ns. used: number of collectives; spread: median deviation."""
 
     low: int
     high: int
@@ -262,7 +262,7 @@ class _Bounds(NamedTuple):
 
 
 class _Refinement:
-    """Ranks join the reference one after the other."""
+    """Joins the ranks to the reference one after the other."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class _Refinement:
         self._notes: list[str] = []
 
     def result(self) -> Alignment:
-        """The clocks of all ranks."""
+        """Returns the clocks of all ranks."""
         waiting = [place for place in range(len(self._ranks)) if place != self._reference]
         round_ = [self._reference]
         while waiting and round_:
@@ -300,14 +300,14 @@ class _Refinement:
         return Alignment(tuple(self._clocks), self._reference, tuple(self._notes))
 
     def _neighbour(self, place: int, among: Sequence[int]) -> int | None:
-        """The aligned rank with which this one shares most; None: too few with each."""
+        """Returns the aligned rank that shares most collectives with this one; None if each shares too few."""
         own = self._found[place].key
         shared = [(len(np.intersect1d(own, self._found[other].key, assume_unique=True)), other) for other in among]
         count, other = max(shared, key=lambda entry: (entry[0], -entry[1]))
         return other if count >= MIN_COLLECTIVES else None
 
     def _join(self, place: int, over: int) -> None:
-        """Refines one rank by another one, where that tells more than is known."""
+        """Refines the clock of one rank by another one, where that adds information."""
         bounds = _bounds(self._found[over], self._found[place])
         if isinstance(bounds, str):
             self._refuse(place, over, bounds)
@@ -342,7 +342,7 @@ class _Refinement:
 
 
 def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
-    """What the shared collectives say, or why they say nothing."""
+    """Returns the bounds from the shared collectives, or why there are none."""
     _, mine, its = np.intersect1d(reference.key, other.key, assume_unique=True, return_indices=True)
     ends = reference.end[mine] - other.end[its]
     median = int(np.median(ends))
@@ -364,7 +364,7 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
 
 
 def to_dict(clock: Clock) -> Mapping[str, Any]:
-    """For the metadata of a merged file."""
+    """Returns the clock for the metadata of a merged file."""
     return {
         "clock_offset_ns": clock.offset_ns,
         "clock_uncertainty_ns": clock.uncertainty_ns,

@@ -79,7 +79,7 @@ class Matched:
 
 
 def rank_collectives(context: Context) -> RankCollectives:
-    """What one rank contributes."""
+    """Returns what one rank contributes."""
     found, work = context.get(collectives), context.get(gpu)
     apart = np.array([description.transfer for description in found.descriptions], np.bool_)
     group = _group_numbers(found.descriptions)
@@ -123,12 +123,12 @@ def _name_numbers(descriptions: Sequence[Description]) -> Ints:
 
 
 def _paired(description: Description) -> str:
-    """A send and its recv have different names."""
+    """Gives a send and its recv, which have different names, the same one."""
     return "sendrecv" if description.transfer else description.collective
 
 
 def _ordinals(group: Ints) -> Ints:
-    """How many of the same group stand before each."""
+    """Returns how many rows of the same group precede each row."""
     order = np.argsort(group, kind="stable")
     place = np.arange(len(group))
     begins = np.ones(len(group), np.bool_)
@@ -160,7 +160,7 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
-    """The collectives of all ranks, matched; clocks aligned by one of ALIGNMENTS. Raises ViewError."""
+    """Matches the collectives of all ranks and aligns clocks by one of ALIGNMENTS. Raises ViewError."""
     if by not in ALIGNMENTS:
         raise ViewError(f"option align: {by!r} is not valid; expected one of {', '.join(ALIGNMENTS)}")
     ranks = [rank for rank, _ in partials]
@@ -232,7 +232,7 @@ def _matching_notes(ranks: int, descriptions: Sequence[Description], description
 
 
 def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
-    """All times on the clock of one rank."""
+    """Puts all times on the clock of one rank."""
     measured = [Clock() if by == "collectives" else part.clock for part in parts]
     hosts = [] if by == "collectives" else [part.host for part in parts]
     found = [blocking(part) for part in parts] if by == "auto" else None
@@ -273,7 +273,7 @@ def _moved(matched: Matched, shift: Ints) -> Matched:
 
 
 def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArray[np.bool_], far_ns: int) -> list[str]:
-    """By what the clocks are compared, and how far they may be off."""
+    """States how the clocks are compared, and their uncertainty."""
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
@@ -346,7 +346,7 @@ class Instances:
 
 
 def instances(matched: Matched) -> Instances:
-    """Extremes over ranks of each collective, in the order of the numbers of `Matched.instance`."""
+    """Returns the extremes over ranks of each collective, in the order of `Matched.instance`."""
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     large, small = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     start, first_end, transfer = (np.full(count, large) for _ in range(3))
@@ -366,10 +366,10 @@ def instances(matched: Matched) -> Instances:
 
 
 def skew_uncertainty(matched: Matched) -> Floats:
-    """For each instance: how far a difference of two of its ranks' times may be off (ns); NaN: unknown.
+    """Returns for each instance the maximum error (ns) of a difference between times of two ranks; NaN if unknown.
 
-    Every clock may be off the reference's by its uncertainty; so a difference by those of the two least certain
-    clocks. Ranks of one clock differ by what timestamps may be wrong.
+    Every clock may differ from the reference by its uncertainty, so a difference may be off by those of the two least
+    certain clocks. Ranks that share a clock differ by the accuracy of timestamps.
     """
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     clocks = int(matched.clock.max(initial=0)) + 1

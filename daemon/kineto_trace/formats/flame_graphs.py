@@ -62,7 +62,7 @@ class Stacks:
 
 
 def stacks(context: Context, graph: Graph) -> Stacks:
-    """The stacks of a trace with their weights; empty if nothing of the kind was recorded."""
+    """Returns the stacks of a trace with their weights; empty if nothing of the kind was recorded."""
     if graph in (Graph.SAMPLES, Graph.IDLE):
         return _sampled(context, graph)
     tree = context.get(event_tree)
@@ -70,7 +70,7 @@ def stacks(context: Context, graph: Graph) -> Stacks:
 
 
 def event_tree(context: Context) -> EventTree:
-    """Ops, annotations and Python frames of the trace."""
+    """Returns the tree of ops, annotations and Python frames of the trace."""
     trace = context.trace
     return build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
 
@@ -213,7 +213,7 @@ def _depths(table: Table) -> npt.NDArray[Any]:
 
 
 def folded(found: Stacks) -> bytes:
-    """One line per stack with weight: its frames from outside to inside, separated by ;, a space and the weight."""
+    """Returns one line per stack with weight: its frames from outside in, separated by ;, a space and the weight."""
     safe = {number: _folded_frame(found.frames[number]) for number in np.unique(found.frame).tolist()}
     lines = (";".join(safe[frame] for frame in path) + f" {weight}\n" for path, weight in _paths(found))
     return "".join(lines).encode("utf-8", "replace")
@@ -235,7 +235,7 @@ def _folded_frame(text: str) -> str:
 
 
 def speedscope(graphs: Mapping[Graph, Stacks], name: str) -> bytes:
-    """One profile per graph that has any weight; GPU time first, then host time."""
+    """Returns one profile per graph with any weight; GPU time first, then host time."""
     numbers = StringTable()
     profiles = [
         _profile(graph, graphs[graph], numbers) for graph in _ORDER if graph in graphs and graphs[graph].weight.any()

@@ -65,10 +65,10 @@ _API = _TIMED + _columns(
 )
 _OP = _TIMED + _columns(
     ("thread", "uint32", "system thread id"),
-    ("id", "int64", "of this op, from 1 on; unique in the trace over both tables of this form"),
+    ("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
     ("sequence", "int64", "autograd's sequence number; -1: none"),
     ("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
-    ("forward_thread", "uint32", "backward ops: torch's number of the thread of the forward op; 0: none"),
+    ("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
     ("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
     ("finished", "uint8", "0: it was still running when the recording ended"),
     ("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
@@ -141,8 +141,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("thread", "uint32", "system thread id; 0: unknown"),
         ("bytes", "int64", "allocated; negative: freed"),
         ("address", "uint64", "of the block"),
-        ("total_allocated", "int64", "bytes on the device afterwards; -1: unknown"),
-        ("total_reserved", "int64", "bytes on the device afterwards; -1: unknown"),
+        ("total_allocated", "int64", "bytes on the device after this event; -1: unknown"),
+        ("total_reserved", "int64", "bytes on the device after this event; -1: unknown"),
         ("device_type", "int32", "0 CPU, 1 CUDA"),
         ("device", "int32", "device index; -1: CPU"),
         ("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
@@ -153,7 +153,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
         ("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
         ("phase", "uint8", "as ASCII: s start, t step, f end"),
-        ("id", "int64", "both ends have the same"),
+        ("id", "int64", "id that both ends share"),
     ),
     "other": _TIMED
     + _columns(
@@ -170,8 +170,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("self_samples", "int32", "samples in which it was the innermost frame"),
         ("running", "int32", "self samples in which the thread was on a CPU most of the time since its last sample"),
         ("waiting", "int32", "self samples in which the thread waited for the GIL"),
-        ("idle", "int32", "self samples in which the thread did not run otherwise: it slept or waited"),
-        ("line", "int32", "line that most of its samples found executing in it; 0: unknown"),
+        ("idle", "int32", "self samples in which the thread did not run for another reason: it slept or waited"),
+        ("line", "int32", "line that was executing in most of its samples; 0: unknown"),
         ("lines", "int32", "number into Trace.strings: its self samples by line and state, as text; -1: unknown"),
         ("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
     ),
@@ -320,7 +320,7 @@ class Trace:
     losses: Losses = Losses()
     sample_period_ns: int = 0  # of python_function; 0: no samples, or exact calls
     head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
-    notes: Sequence[str] = ()  # of a file: what was lost or odd when it was read
+    notes: Sequence[str] = ()  # of a file: what was lost or unusual when it was read
 
     def table(self, kind: str) -> Table:
         """Returns the table of this kind, which may be empty."""

@@ -13,7 +13,7 @@ Instance = int | str | tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Unix ns; the end belongs to it."""
+    """A window in Unix ns, including its end."""
 
     start_ns: int
     end_ns: int
@@ -21,7 +21,7 @@ class Window:
 
 
 def instance_range(instance: Instance) -> tuple[int, int] | None:
-    """First and last instance, from 0 on; None: all. Raises ViewError."""
+    """Returns the first and last instance, counted from 0; None for all. Raises ViewError."""
     if instance is None:
         return None
     if isinstance(instance, str):
@@ -33,10 +33,10 @@ def instance_range(instance: Instance) -> tuple[int, int] | None:
 
 
 def find_window(context: Context, annotation: str, instance: Instance, *, optional: bool = False) -> Window:
-    """From the start of the first wanted instance to the end of the last.
+    """Returns the window from the start of the first wanted instance to the end of the last.
 
-    annotation: part of a name; "": the whole trace. optional: without any such annotation it is the whole trace, with
-    a note. Raises ViewError if there is none.
+    annotation: part of a name; "" is the whole trace. optional: if there is no such annotation, take the whole trace
+    and add a note; otherwise raise ViewError.
     """
     trace = context.trace
     if not annotation:

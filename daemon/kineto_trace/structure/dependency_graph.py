@@ -82,7 +82,7 @@ class Events:
         return len(self.kind)
 
     def times(self, nodes: Ints) -> Ints:
-        """When each node happens (Unix ns)."""
+        """Returns when each node happens (Unix ns)."""
         found: Ints = np.where(nodes & 1, self.end[nodes >> 1], self.start[nodes >> 1])
         return found
 
@@ -123,7 +123,7 @@ class Path:
 
 
 def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Flags:
-    """For each number of a name: whether the pattern is found in it. Names that no row has are not looked at."""
+    """Tells for each number of a name whether the pattern matches it. Names without rows are not checked."""
     flags = np.zeros(len(trace.strings), np.bool_)
     for number in np.unique(name).tolist():
         flags[number] = pattern.search(trace.strings[number]) is not None
@@ -174,7 +174,7 @@ def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) ->
 
 
 def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer: bool = True) -> Graph:
-    """The dependencies of all events. data_loading: patterns of names; infer: also where no record tells."""
+    """Builds the dependencies of all events. data_loading: patterns of names; infer: also without records."""
     events, call_event = host_events(context, data_loading)
     activities = context.get(gpu)
     graph = Graph(
@@ -305,7 +305,7 @@ class LatestEnds:
 
 
 def _streams(graph: Graph) -> None:
-    """Activities of one stream follow each other."""
+    """Activities of one stream depend on each other in order."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     previous = LatestEnds(gpus.track, gpus.end, activities).latest(gpus.track, gpus.start)
@@ -314,7 +314,7 @@ def _streams(graph: Graph) -> None:
 
 
 def _other_streams(graph: Graph) -> None:
-    """Activities that begin late without a recorded reason: what ended last on the device."""
+    """Activities that begin late for no recorded reason depend on what ended last on the device."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     known = graph.before[2 * activities]
@@ -327,7 +327,7 @@ def _other_streams(graph: Graph) -> None:
 
 
 def _recorded(context: Context, graph: Graph, call_event: Ints) -> Ints:
-    """Dependencies by cuda_sync. Returns the events of the calls that have a record."""
+    """Adds dependencies from cuda_sync. Returns the events of the calls that have a record."""
     table, called, gpus = context.trace.table("cuda_sync"), context.get(calls), graph.activities
     if not len(table) or not len(called):
         return np.empty(0, np.int64)
@@ -386,7 +386,7 @@ def _next_launch(queues: Ints, times: Ints, activities: Ints, queue: Ints, time:
 
 
 def _waiting_calls(trace: Trace, graph: Graph, recorded: Ints, infer: bool) -> None:
-    """Calls that return when a copy, or the GPU, has finished."""
+    """Adds dependencies of calls that return when a copy, or the GPU, has finished."""
     events, host, gpus = graph.events, graph.events.host, graph.activities
     if not len(gpus):
         return
@@ -405,10 +405,10 @@ def _waiting_calls(trace: Trace, graph: Graph, recorded: Ints, infer: bool) -> N
 
 
 def critical_path(graph: Graph, start_ns: int, end_ns: int) -> Path:
-    """The path of a window (Unix ns): from its start to its end, or to the last end of the GPU's work for it.
+    """Returns the path of a window (Unix ns) from its start to its end, or to the last end of its GPU work.
 
-    The end of the window is an event of the main threads; what still runs on others then (loading the next batch,
-    saving a checkpoint) holds nobody up.
+    The window ends with an event of the main threads. What other threads are still doing then (loading the next batch,
+    saving a checkpoint) holds nothing up.
     """
     events, host = graph.events, graph.events.host
     inside = (events.start >= start_ns) & (events.start <= end_ns)
@@ -426,7 +426,7 @@ def critical_path(graph: Graph, start_ns: int, end_ns: int) -> Path:
 
 
 def _last(events: Events, chosen: Ints) -> int:
-    """Of these events the one that ends last."""
+    """Returns the event that ends last."""
     return int(chosen[np.argmax(events.end[chosen])]) if len(chosen) else NOTHING
 
 

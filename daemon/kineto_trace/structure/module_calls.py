@@ -56,7 +56,7 @@ class ModuleCalls:
 
 
 def module_calls(context: Context) -> ModuleCalls:
-    """All calls of modules; maybe none."""
+    """Returns all calls of modules; may be empty."""
     trace = context.trace
     python, table = trace.table("python_function"), trace.table("cpu_op")
     lightning = np.array([text.startswith(LIGHTNING_MODULE) for text in trace.strings], np.bool_)
@@ -105,7 +105,7 @@ def paths(parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32], name: npt
 
 
 def backward_roots(context: Context) -> tuple[Ints, Ints]:
-    """Rows of cpu_op that run a module's backward pass, and the row of the forward operator of each."""
+    """Returns rows of cpu_op that run a module's backward pass, and the row of the forward operator of each."""
     trace, tree = context.trace, context.get(ops)
     table = trace.table("cpu_op")
     links = forward_backward(trace.tables)

@@ -50,9 +50,9 @@ class _Strings:
 def overlay(
     context: Context, *, annotation: str = STEP, instance: Instance = None, only_critical: bool = False
 ) -> Trace:
-    """The trace with the critical path of a window in it (the window as in view critical_path).
+    """Returns the trace with the critical path of a window drawn into it. The window is that of the view critical_path.
 
-    only_critical: operators, calls and GPU activities that are not on the path are left out. Raises ViewError.
+    only_critical: leave out operators, calls and GPU activities that are not on the path. Raises ViewError.
     """
     found = find_path(context, annotation=annotation, instance=instance)
     return _drawn(context.trace, found, only_critical=only_critical)
@@ -97,7 +97,7 @@ def _drawn(trace: Trace, found: Found, *, only_critical: bool) -> Trace:
 
 
 def _names(trace: Trace, found: Found, strings: _Strings, rows: Ints) -> npt.NDArray[np.int32]:
-    """The names of edges; each distinct one is made once."""
+    """Returns the names of edges; each distinct name is made once."""
     events, path = found.graph.events, found.path
     name = np.where(path.event[rows] >= 0, events.name[path.event[rows]], NO_STRING)
     keys = name.astype(np.int64) * len(BOUNDS) + bounds(found)[rows]
@@ -235,7 +235,7 @@ def _free_id(trace: Trace) -> int:
 
 
 def _tracks(trace: Trace, found: Found) -> tuple[Ints, Ints]:
-    """pid and tid of each event as the file has them."""
+    """Returns pid and tid of each event as in the file."""
     events = found.graph.events
     pid, tid = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     for number, kind in enumerate(KINDS):

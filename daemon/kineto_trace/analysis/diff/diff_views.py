@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
 
 def measured(name: str, unit: str, meaning: str) -> tuple[tuple[str, Any, str, str], ...]:
-    """The four columns of one measure."""
+    """Returns the four columns of one measure."""
     return (
         (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if it is missing)"),
         (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if it is missing)"),
@@ -69,22 +69,22 @@ KERNELS: Mapping[str, str] = {"total": "time on the GPU", "mean": "mean time on 
 
 
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
-    """One of the views below for two traces. Raises ViewError for unknown options."""
+    """Returns one of the views below for two traces. Raises ViewError for unknown options."""
     return of.combine([(0, of.partial(baseline, **options)), (1, of.partial(other, **options))], **options)
 
 
 def diff_ops(baseline: Context, other: Context) -> Result:
-    """Operators by name: see the view diff_operators."""
+    """Compares operators by name: see the view diff_operators."""
     return compare(diff_operators, baseline, other)
 
 
 def diff_kernels(baseline: Context, other: Context) -> Result:
-    """Kernels by name: see the view diff_kernel_names."""
+    """Compares kernels by name: see the view diff_kernel_names."""
     return compare(diff_kernel_names, baseline, other)
 
 
 def diff_steps(baseline: Context, other: Context) -> Result:
-    """Training steps in their order: see the view diff_step_times."""
+    """Compares training steps in order: see the view diff_step_times."""
     return compare(diff_step_times, baseline, other)
 
 
@@ -124,7 +124,7 @@ def _spread(values: Floats, at: Sequence[int], count: int) -> Floats:
 
 
 def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict[str, Floats]:
-    """The four columns of one measure."""
+    """Returns the values of the four columns of one measure."""
     delta = other - baseline
     share = np.full(len(delta), np.nan)
     np.divide(100 * delta, baseline, out=share, where=baseline != 0)
@@ -138,7 +138,7 @@ def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict
 
 
 def change(baseline: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """What happened to the number of calls, by HTA's rule (TraceDiff.ops_diff)."""
+    """Returns how the number of calls changed, by HTA's rule (TraceDiff.ops_diff)."""
     found = np.full(len(baseline), UNCHANGED, object)
     found[other > baseline] = INCREASED
     found[other < baseline] = DECREASED
@@ -284,7 +284,7 @@ def _side(context: Context, compat: Compat) -> TreeSide:
 
 
 def _times(side: TreeSide, items: Ints) -> list[float]:
-    """Total, host, device, in µs."""
+    """Returns total, host and device time, in µs."""
     host, device = side.times(items)
     return [float(np.where(device != 0, device, host).sum()), float(host.sum()), float(device.sum())]
 

@@ -24,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def diff_events(baseline: Context, other: Context, *, other_step: int | None = None, **options: Any) -> Result:
-    """All events by name: see the view diff_event_names. other_step: of the other trace, if it is not that of both.
+    """Compares all events by name: see the view diff_event_names. Raises ViewError.
 
-    Raises ViewError.
+    other_step: the step of the other trace, if it differs.
     """
     own = options if other_step is None else {**options, "step": other_step}
     partials = [(0, diff_event_names.partial(baseline, **options)), (1, diff_event_names.partial(other, **own))]

@@ -26,7 +26,7 @@ _KERNEL, _COMMUNICATION = 0, 3  # numbers into breakdown.ROLES
 
 @dataclass(frozen=True, slots=True)
 class RankOverlap:
-    """steps: names; overlap (µs): for each step computation, overlapping, communication, other."""
+    """What a rank contributes. steps: names; overlap (µs): per step computation, overlapping, communication, other."""
 
     steps: tuple[str, ...]
     overlap: Floats
@@ -234,7 +234,7 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankDevices:
-    """worker: of a TensorBoard log folder, else ""."""
+    """The GPUs of a rank. worker: of a TensorBoard log folder, otherwise ""."""
 
     worker: str
     host: str | None
@@ -275,7 +275,7 @@ def distributed_devices(context: Context) -> RankDevices:
 
 
 def rank_devices(context: Context, used: Sequence[int], known: Mapping[Any, Mapping[str, Any]]) -> RankDevices:
-    """These GPUs of one rank. known: their properties by number."""
+    """Returns these GPUs of one rank. known: their properties by number."""
     target, devices = context.trace.target, []
     for number in used:
         row = known.get(number, {})

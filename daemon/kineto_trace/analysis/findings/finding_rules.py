@@ -72,7 +72,7 @@ class Found:
 
 
 def findings(context: Context) -> Found:
-    """All findings of one trace."""
+    """Returns all findings of one trace."""
     windows = context.get(idle_gaps).windows
     window = sum(windows.values()) // max(len(windows), 1)
     every = [finding for finder in FINDERS for finding in finder(context) if finding.saving_ns > LEAST * window]
@@ -357,6 +357,6 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
 
 
 def stack_of(context: Context, row: int) -> str | None:
-    """The Python frames around an op, the innermost first; None: not recorded."""
+    """Returns the Python frames around an op, innermost first; None if they were not recorded."""
     stacks = context.get(call_stacks)
     return stacks.text(context.trace, int(stacks.of_op[row])) if row >= 0 else None

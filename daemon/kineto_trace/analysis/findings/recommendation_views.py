@@ -52,7 +52,7 @@ _ADVICE = {
 
 
 class Finding(NamedTuple):
-    """A rule that applies. value and threshold in `unit`."""
+    """A rule that applies. value and threshold are in `unit`."""
 
     rule: str
     value: float
@@ -163,7 +163,7 @@ def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
 
 
 def _facts(context: Context) -> _Facts:
-    """The right figures, of all GPUs."""
+    """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
     kernels = np.unique(trace.table("kernel")["name"])
     host = [np.unique(trace.table(kind)["name"]) for kind in OP_TABLES]

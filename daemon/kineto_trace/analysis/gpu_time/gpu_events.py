@@ -18,8 +18,9 @@ Ints = npt.NDArray[np.int64]
 class GpuEvents:
     """GPU events (Unix ns). type: number into HTA_TYPES. track: dense number of (device, stream).
 
-    launch: when the call that caused it began; NOTHING: it is not in the trace (HTA: and the file does not begin with
-    an event). activity: it is a kernel, copy or fill (HTA has other GPU events). row: in Gpu, or in HtaFrame.
+    launch: start of the call that caused it; NOTHING if that is not in the trace (for HTA, only if the file does not
+    begin with an event). activity: whether it is a kernel, copy or fill (HTA has other GPU events). row: in Gpu, or in
+    HtaFrame.
     """
 
     row: Ints

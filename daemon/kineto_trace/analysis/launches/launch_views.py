@@ -17,7 +17,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """One per launched GPU activity. Durations in ns."""
+    """One value per launched GPU activity. Durations are in ns."""
 
     correlation: Ints
     call: npt.NDArray[np.int32]
@@ -139,7 +139,7 @@ def summary_columns(found: Launches, runtime_cutoff: float, launch_delay_cutoff:
 
 
 def _exact_launches(context: Context, include_memory: bool) -> Launches:
-    """By the start of the call."""
+    """Returns the launches by the start of the call."""
     work, called = context.get(gpu), context.get(calls)
     rows = np.flatnonzero((work.call >= 0) & (include_memory | (work.kind == 0)))
     call = work.call[rows]

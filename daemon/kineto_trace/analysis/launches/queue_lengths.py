@@ -43,7 +43,7 @@ class Queues:
 
 
 def queues(context: Context) -> Queues:
-    """By all launches; of an equal time a launch comes first."""
+    """Returns the queues of all streams. At equal times a launch comes before a start."""
     events = context.get(gpu_events)
     rows = np.flatnonzero(events.launch != NOTHING)
     change = np.repeat([1, -1], len(rows))

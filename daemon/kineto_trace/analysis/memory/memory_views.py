@@ -24,13 +24,13 @@ Texts = npt.NDArray[np.object_]
 
 
 class Owners(NamedTuple):
-    """number: of each record's operator in `texts`."""
+    """The operators of records. number: of each record's operator in `texts`."""
 
     number: Ints
     texts: Texts
 
     def of(self, places: Ints) -> Texts:
-        """The texts for some records; None for NOTHING."""
+        """Returns the texts for some records; None for NOTHING."""
         texts = np.append(self.texts, np.array([None], object))
         found: Texts = texts[np.append(self.number, NOTHING)[places]]
         return found
@@ -87,7 +87,7 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
 
 
 def between(records: Records, start_ns: int | None, end_ns: int | None) -> npt.NDArray[np.bool_]:
-    """Which records are between these times, both included; None: no limit."""
+    """Tells which records lie between these times, both included; None means no limit."""
     chosen = np.ones(len(records), np.bool_)
     if start_ns is not None:
         chosen &= records.time >= start_ns
@@ -97,7 +97,7 @@ def between(records: Records, start_ns: int | None, end_ns: int | None) -> npt.N
 
 
 def missing(records: Records) -> list[str]:
-    """The note on a trace without records."""
+    """Returns the note on a trace without records."""
     return [] if len(records) else [NOT_RECORDED]
 
 
@@ -152,7 +152,7 @@ def statistics_columns(
 
 
 def _ranks(texts: npt.NDArray[np.object_]) -> Ints:
-    """Numbers that sort like the texts."""
+    """Returns numbers that sort like the texts."""
     place = {text: number for number, text in enumerate(sorted(set(texts.tolist())))}
     return np.array([place[text] for text in texts.tolist()], np.int64)
 
@@ -197,7 +197,7 @@ def memory_curve(context: Context, *, max_points: int = 0) -> Answer:
 
 
 def point_limit(max_points: int) -> int:
-    """The option max_points. Raises ViewError."""
+    """Checks the option max_points. Raises ViewError."""
     if max_points < 0 or 0 < max_points < 3:
         raise ViewError(f"view memory_curve: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
     return max_points
@@ -256,7 +256,7 @@ def memory_events(context: Context) -> Answer:
 
 
 def event_columns(records: Records, first: Ints, second: Ints, time: Floats, names: Texts, notes: list[str]) -> Answer:
-    """first, second: places of allocations and releases; NOTHING: none."""
+    """Returns the columns of the view memory_events. first, second: places of allocations and releases, or NOTHING."""
     one = np.where(first >= 0, first, second)
     at = np.where(first >= 0, time[first] if len(time) else np.nan, np.nan)
     until = np.where(second >= 0, time[second] if len(time) else np.nan, np.nan)

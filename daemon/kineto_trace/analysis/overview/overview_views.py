@@ -53,7 +53,7 @@ _SHARES = (
 
 
 def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") -> tuple[Breakdown, list[str]]:
-    """The steps with their time, and what the reader must know of them. Raises ViewError."""
+    """Returns the steps with their time, and notes for the reader. Raises ViewError."""
     if step_ends not in STEP_ENDS:
         raise ViewError(f"step_ends={step_ends!r} is not valid; use {' or '.join(STEP_ENDS)}")
     if compat is Compat.PLUGIN:
@@ -124,7 +124,7 @@ def step_breakdown(context: Context, *, compat: Compat = Compat.NONE, step_ends:
 
 
 def chosen_gpus(context: Context, compat: Compat) -> list[GpuFigures]:
-    """The figures of each GPU."""
+    """Returns the figures of each GPU."""
     return context.get(plugin_gpu_figures if compat is Compat.PLUGIN else gpu_figures)
 
 
@@ -187,7 +187,7 @@ def _percent(shares: list[float], digits: int | None) -> npt.NDArray[np.float64]
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that are known; NaN: none is."""
+    """Returns the mean of the known values; NaN if there are none."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 

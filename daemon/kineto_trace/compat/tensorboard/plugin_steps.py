@@ -59,18 +59,18 @@ _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and an
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What a count of ticks means: since when (Unix ns), and how many make a microsecond."""
+    """The meaning of ticks: their origin (Unix ns), and how many make a microsecond."""
 
     base_ns: int
     per_us: int
 
     def us(self, ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """A duration in µs."""
+        """Converts a duration to µs."""
         found: npt.NDArray[np.float64] = ticks / self.per_us
         return found
 
     def unix_ns(self, ticks: Ints) -> Ints:
-        """A time."""
+        """Converts a time to Unix ns."""
         if self.per_us == 1000:
             return ticks + self.base_ns
         whole, rest = np.divmod(ticks, self.per_us)
@@ -78,7 +78,7 @@ class Clock:
         return found
 
     def times(self, table: Table) -> tuple[Ints, Ints]:
-        """Starts and ends of the rows of a table, in ticks."""
+        """Returns starts and ends of the rows of a table, in ticks."""
         if self.per_us == 1000:
             return table["start"] - self.base_ns, table.end() - self.base_ns
         start, duration = plugin_nodes.file_times(table, self.base_ns)
@@ -239,7 +239,7 @@ def _step_of_calls(host: StepRanges, start: Ints, end: Ints) -> Ints:
 
 
 def _complete(events: list[int]) -> int:
-    """How many steps stay."""
+    """Returns how many steps remain."""
     if len(events) < 2:
         return len(events)
     last = max(number for number, count in enumerate(events) if count)
@@ -249,7 +249,7 @@ def _complete(events: list[int]) -> int:
 
 
 def plugin_steps(context: Context) -> StepRanges:
-    """The plug-in's steps."""
+    """Returns the plug-in's steps."""
     return on_device(context.get(host_steps), context.get(launches))
 
 

@@ -42,9 +42,9 @@ Read = Callable[[memoryview], int]  # fills some of it; 0: over
 
 
 def load_chrome(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
-    """Reads a file, or what a binary file object gives; plain or gzip. name: what errors call it.
+    """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
 
-    Raises FileError if it is no trace. OSError if it cannot be read.
+    Raises FileError if it is not a trace, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb", buffering=0) as file:
@@ -100,7 +100,7 @@ class _Input:
         self._position = 0  # of the packed file
 
     def read(self, view: memoryview) -> int:
-        """Fills some of the view; 0: there is no more."""
+        """Fills part of the view; returns 0 at the end."""
         if self._packed:
             return self._unpack(view)
         if self._first:
@@ -154,10 +154,10 @@ class _Input:
 
 
 class _Nothing:
-    """A file that is over."""
+    """A file that has ended."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Nothing."""
+        """Returns no bytes."""
         return b""
 
 
@@ -183,7 +183,7 @@ class _Document:
         self._damaged: Counter[tuple[int, int]] = Counter()
 
     def read(self, source: _Input) -> None:
-        """All of it. Raises FileError if it is no trace."""
+        """Reads everything. Raises FileError if it is not a trace."""
         final = False
         while True:
             final = final or not self._fill(source)
@@ -201,7 +201,7 @@ class _Document:
         self._finish()
 
     def _more(self, source: _Input) -> bool:
-        """Whether there is anything but white space."""
+        """Tells whether anything but white space follows."""
         view = self._buffer.data[:PACKED_BYTES]
         while count := source.read(view):
             if bytes(view[:count]).strip(b" \r\n\t\0"):
@@ -209,7 +209,7 @@ class _Document:
         return False
 
     def _fill(self, source: _Input) -> bool:
-        """Reads on behind what was not consumed. False: there is no more."""
+        """Reads more data after what was not consumed. Returns False at the end."""
         left = self._end - self._begin
         if self._begin:
             self._buffer[:left] = self._buffer[self._begin : self._end].copy()
@@ -229,7 +229,7 @@ class _Document:
         return alive
 
     def _feed(self, *, final: bool) -> Fed:
-        """All that is there, until more is wanted."""
+        """Feeds all available data, until more is needed."""
         while True:
             size = self._end - self._begin
             give_up = size >= MAX_EVENT_BYTES

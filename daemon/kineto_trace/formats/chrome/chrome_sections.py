@@ -23,7 +23,7 @@ STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one table that look alike. `chosen`: their places in the table; None: all of them."""
+    """Rows of one table with the same form. `chosen`: their places in the table; None for all."""
 
     kind: str
     columns: Mapping[str, AnyArray]
@@ -32,17 +32,17 @@ class Section:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.columns["start"] if self.chosen is None else self.chosen)
 
     def block(self, first: int, last: int) -> Columns:
-        """The columns of some of the rows."""
+        """Returns the columns of some of the rows."""
         rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
         return {name: column[rows] for name, column in self.columns.items()}
 
 
 def sections(trace: Trace) -> list[Section]:
-    """All rows of a trace. Of rows of one thread that begin together the enclosing ones come first."""
+    """Returns all rows of a trace. Of rows of one thread that begin together, enclosing ones come first."""
     parts = _ops(trace)
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]

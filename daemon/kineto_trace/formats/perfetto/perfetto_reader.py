@@ -88,9 +88,9 @@ def _library() -> ctypes.CDLL:
 
 
 def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
-    """Reads a file, or what a binary file object gives. name: what errors call it.
+    """Reads a file, or the content of a binary file object. name: used in errors.
 
-    What was lost is in Trace.notes. Raises FileError if it holds no track events, OSError if it cannot be read.
+    Trace.notes say what was lost. Raises FileError if it holds no track events, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb") as file:
@@ -141,7 +141,7 @@ class _Bytes:
         self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP) if self._first == _GZIP else None
 
     def read(self) -> bytes:
-        """Some more; none: it is over."""
+        """Returns more bytes; none at the end."""
         while self._unpacker is not None:
             data = b""
             if self._unpacker.eof:
@@ -177,7 +177,7 @@ class _Stream:
         self._left = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none: over."""
+        """Returns at most so many bytes; none at the end."""
         while not self._left:
             piece = next(self._pieces, None)
             if piece is None:
@@ -187,7 +187,7 @@ class _Stream:
         return found
 
     def readinto(self, view: memoryview) -> int:
-        """Fills some of the view."""
+        """Fills part of the view."""
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
@@ -349,7 +349,7 @@ class _Packets:
                 return
 
     def _take(self) -> bytes:
-        """The text so far."""
+        """Returns the text produced so far."""
         size = ctypes.c_uint64()
         address = self._library.kp_reader_text(self._handle, ctypes.byref(size))
         text = ctypes.string_at(address, size.value) if size.value else b""

@@ -38,21 +38,21 @@ FLOW_BITS = 32  # the other bits of an arrow's id are the trace's
 
 
 class Appended(NamedTuple):
-    """What append_perfetto wrote. sequence: the first one that is free; notes: what is not as it was in the trace."""
+    """What append_perfetto wrote. sequence: first free one; notes: what differs from the trace."""
 
     sequence: int
     notes: tuple[str, ...]
 
 
 def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
-    """Writes the whole file into the sink. Returns notes on what is not as it was in the trace."""
+    """Writes the whole file into the sink. Returns notes on what differs from the trace."""
     return append_perfetto(trace, sink).notes
 
 
 def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE) -> Appended:
-    """Writes a trace behind others of the same file, whose packet sequences are below this one.
+    """Appends a trace to others in the same file, whose packet sequences are below this one.
 
-    Other traces of the file must not have its processes, nor its host, pid and rank.
+    Other traces in the file must not have its processes, nor its host, pid and rank.
     """
     tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
     make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
