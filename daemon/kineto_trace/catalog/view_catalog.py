@@ -17,7 +17,7 @@ from kineto_trace.compat.views import (  # noqa: F401
     hta_gpu_time_views,
     hta_idle_views,
     hta_launch_views,
-    hta_name_views,
+    hta_event_views,
     hta_queue_views,
     hta_step_views,
     hta_straggler_views,

@@ -136,7 +136,7 @@ def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
         ([], 2, "name a trace"),
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
         (["/no/such*.json"], 3, "no file is called /no/such*.json\n"),
-        (["TRACE", "--view", "kernel_s"], 2, "no view is called 'kernel_s'; there are: "),
+        (["TRACE", "--view", "kernel_s"], 2, "no view is called 'kernel_s'; available: "),
         (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "no view that is asked for has the option depth"),
         (["TRACE", "--view", "kernels", "--columns", "nam"], 2, "view kernels has no column nam; there are: rank, "),
         (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "cannot reproduce the figures of plugin"),
