@@ -14,10 +14,10 @@ from kineto_trace.analysis.overview import overview_views, step_views, validatio
 from kineto_trace.compat.views import (  # noqa: F401
     hta_annotation_views,
     hta_critical_path_views,
+    hta_event_views,
     hta_gpu_time_views,
     hta_idle_views,
     hta_launch_views,
-    hta_event_views,
     hta_queue_views,
     hta_step_views,
     hta_straggler_views,

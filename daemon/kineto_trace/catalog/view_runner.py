@@ -13,8 +13,8 @@ Theory of operation
     Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
     caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
     small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
-    under the same paths. Traces in an object store (remote_traces.py) are read by whoever works on them, into a temporary
-    folder that is gone afterwards: the caller reads manifests alone.
+    under the same paths. Traces in an object store (remote_traces.py) are fetched by workers into a temporary folder,
+    which is removed afterwards: the caller reads manifests alone.
 """
 
 import os

@@ -79,7 +79,7 @@ _TYPE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class CollectiveDescription:
     """What is the same for many collectives. None: not recorded. Bytes: of one rank's buffers. size: its group's."""
 
     collective: str
@@ -117,7 +117,7 @@ class Collectives:
     end: Ints
     description: Ints
     sequence: Ints
-    descriptions: tuple[Description, ...]
+    descriptions: tuple[CollectiveDescription, ...]
 
     def __len__(self) -> int:
         return len(self.place)
@@ -160,7 +160,7 @@ def collectives(context: Context) -> Collectives:
     texts = np.where(_described(context, texts), texts, _texts_of_ops(context, work.op[place]))
     keys = texts.astype(np.int64) << 32 | work.name[place].astype(np.int64)
     distinct, number = np.unique(keys, return_inverse=True)
-    described: dict[Description, int] = {}
+    described: dict[CollectiveDescription, int] = {}
     seen: dict[tuple[int, str], int] = {}  # texts that differ in their numbers alone are read once
     description, sequence = np.empty(len(distinct), np.int64), np.empty(len(distinct), np.int64)
     for at, key in enumerate(distinct.tolist()):
@@ -210,7 +210,7 @@ def _number(value: Any, missing: int) -> int:
         return missing
 
 
-def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
+def describe(arguments: Mapping[str, Any], kernel: str) -> CollectiveDescription:
     """Returns what the arguments and the name of a kernel state; the arguments take precedence."""
     named = _KERNEL.search(kernel)
     algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
@@ -222,7 +222,7 @@ def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
     group = arguments.get("Process Group Name")
     about = arguments.get("Process Group Description")
     name = arguments.get("Collective name") or (named[1] if named else None)
-    return Description(
+    return CollectiveDescription(
         collective=collective_name(str(name)) if name else "unknown",
         group=None if group is None else str(group),
         group_description=None if about is None else str(about),

@@ -38,7 +38,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.nccl import NO_SEQUENCE, Description
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import MAX_OFFSET_NS
 
@@ -57,7 +57,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class RankClock:
     """The clock of one rank. uncertainty_ns: None if unknown; after `align`, relative to the reference.
 
     method: source of the offset. collectives: how many were used. spread_ns: the median deviation of their ends.
@@ -74,7 +74,7 @@ class Clock:
 class Alignment:
     """The clocks of all ranks in the given order. reference: place of the clock that the others follow."""
 
-    clocks: tuple[Clock, ...]
+    clocks: tuple[RankClock, ...]
     reference: int
     notes: tuple[str, ...] = ()
 
@@ -94,7 +94,7 @@ class RankCollectives:
     """
 
     host: str
-    clock: Clock
+    clock: RankClock
     start: Ints
     end: Ints
     description: Ints
@@ -103,7 +103,7 @@ class RankCollectives:
     step: Ints
     compute_ns: Ints
     kernels: Ints
-    descriptions: tuple[Description, ...]
+    descriptions: tuple[CollectiveDescription, ...]
 
     def __len__(self) -> int:
         return len(self.start)
@@ -138,7 +138,7 @@ def _hash(text: str) -> int:
 # ------------------------------------------------------------ given offsets
 
 
-def read_clocks(path: Path) -> dict[int, Clock]:
+def read_clocks(path: Path) -> dict[int, RankClock]:
     """Reads a JSON object: rank -> offset_ns, or {"offset_ns": …, "uncertainty_ns": …}. Raises FileError."""
     try:
         values = json.loads(path.read_bytes())
@@ -157,7 +157,7 @@ def _rank(key: str, path: Path) -> int:
     return int(key)
 
 
-def _clock(value: Any, where: str) -> Clock:
+def _clock(value: Any, where: str) -> RankClock:
     if isinstance(value, dict):
         unknown = sorted(set(value) - {"offset_ns", "uncertainty_ns"})
         if unknown:
@@ -169,7 +169,7 @@ def _clock(value: Any, where: str) -> Clock:
         raise FileError(f"{where}: offset_ns: expected a whole number of nanoseconds, got {offset!r:.40}")
     if uncertainty is not None and (not is_offset(uncertainty) or uncertainty < 0):
         raise FileError(f"{where}: uncertainty_ns: expected nanoseconds (zero or more), got {uncertainty!r:.40}")
-    return Clock(offset, uncertainty, "given")
+    return RankClock(offset, uncertainty, "given")
 
 
 def is_offset(value: object) -> bool:
@@ -177,12 +177,12 @@ def is_offset(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_OFFSET_NS
 
 
-def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
+def clock_of(offset_ns: object, uncertainty_ns: object) -> RankClock:
     """Returns the clock that a trace states; values that are not numbers are ignored."""
     if not isinstance(offset_ns, int) or not is_offset(offset_ns):
-        return Clock()
+        return RankClock()
     known = isinstance(uncertainty_ns, int) and is_offset(uncertainty_ns) and uncertainty_ns >= 0
-    return Clock(offset_ns, uncertainty_ns if isinstance(uncertainty_ns, int) and known else None, "trace")
+    return RankClock(offset_ns, uncertainty_ns if isinstance(uncertainty_ns, int) and known else None, "trace")
 
 
 # ------------------------------------------------------------ alignment
@@ -190,7 +190,7 @@ def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
 
 def align(
     ranks: Sequence[int],
-    clocks: Sequence[Clock],
+    clocks: Sequence[RankClock],
     found: Sequence[Blocking] | None,
     hosts: Sequence[str] = (),
 ) -> Alignment:
@@ -212,7 +212,7 @@ def align(
     return _Refinement(ranks, known, moved, reference, same_host).result()
 
 
-def _on_its_host(clocks: Sequence[Clock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
+def _on_its_host(clocks: Sequence[RankClock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
     """The places of ranks of the reference's host, whose clock is the same one."""
     own = clocks[reference]
     if not hosts or hosts[reference] in NO_HOSTS or own.method == "given":
@@ -230,7 +230,7 @@ def _or_infinite(value: int | None) -> float:
     return float("inf") if value is None else value
 
 
-def _relative(clocks: Sequence[Clock], reference: int) -> tuple[Clock, ...]:
+def _relative(clocks: Sequence[RankClock], reference: int) -> tuple[RankClock, ...]:
     """Returns the clocks with uncertainties relative to the reference."""
     own = clocks[reference].uncertainty_ns
     found = []
@@ -241,7 +241,7 @@ def _relative(clocks: Sequence[Clock], reference: int) -> tuple[Clock, ...]:
     return tuple(found)
 
 
-def _moved(found: Blocking, clock: Clock) -> Blocking:
+def _moved(found: Blocking, clock: RankClock) -> Blocking:
     return Blocking(found.key, found.start + clock.offset_ns, found.end + clock.offset_ns)
 
 
@@ -267,7 +267,7 @@ class _Refinement:
     def __init__(
         self,
         ranks: Sequence[int],
-        known: Sequence[Clock],
+        known: Sequence[RankClock],
         found: Sequence[Blocking],
         reference: int,
         same_host: frozenset[int],
@@ -329,7 +329,7 @@ class _Refinement:
         uncertainty = int(max(high - added, added - low))
         if uncertainty < before:
             self._joined[place] = added
-            self._clocks[place] = Clock(
+            self._clocks[place] = RankClock(
                 self._known[place].offset_ns + added, uncertainty, "collectives", bounds.used, bounds.spread
             )
         else:
@@ -363,7 +363,7 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
 # ------------------------------------------------------------ what is kept and said
 
 
-def to_dict(clock: Clock) -> Mapping[str, Any]:
+def to_dict(clock: RankClock) -> Mapping[str, Any]:
     """Returns the clock for the metadata of a merged file."""
     return {
         "clock_offset_ns": clock.offset_ns,

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import union
-from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, collectives
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collectives
 from kineto_trace.collectives.rank_clocks import (
     NO_HOSTS,
     TIMESTAMP_NS,
     Alignment,
-    Clock,
+    RankClock,
     RankCollectives,
     align,
     blocking,
@@ -68,7 +68,7 @@ class Matched:
     start: Ints
     end: Ints
     compute_ns: Ints
-    descriptions: list[Description]
+    descriptions: list[CollectiveDescription]
     notes: list[str]
     clock_notes: list[str]
     uncertainty: Floats
@@ -112,17 +112,17 @@ def rank_collectives(context: Context) -> RankCollectives:
     )
 
 
-def _group_numbers(descriptions: Sequence[Description]) -> Ints:
+def _group_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault((d.group, d.ranks), len(numbers)) for d in descriptions], np.int64)
 
 
-def _name_numbers(descriptions: Sequence[Description]) -> Ints:
+def _name_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault((d.group, d.ranks, _paired(d)), len(numbers)) for d in descriptions], np.int64)
 
 
-def _paired(description: Description) -> str:
+def _paired(description: CollectiveDescription) -> str:
     """Gives a send and its recv, which have different names, the same one."""
     return "sendrecv" if description.transfer else description.collective
 
@@ -164,7 +164,7 @@ def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> 
     if by not in ALIGNMENTS:
         raise ViewError(f"option align: {by!r} is not valid; expected one of {', '.join(ALIGNMENTS)}")
     ranks = [rank for rank, _ in partials]
-    numbers: dict[Description, int] = {}
+    numbers: dict[CollectiveDescription, int] = {}
     own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]
     descriptions = list(numbers)
     description = _joined([number[part.description] for number, (_, part) in zip(own, partials, strict=True)])
@@ -195,7 +195,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _instances(descriptions: Sequence[Description], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
+def _instances(descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
     group, name = _group_numbers(descriptions), _name_numbers(descriptions)
     transfer = np.array([d.transfer for d in descriptions], np.bool_)
     if not len(description):
@@ -214,7 +214,9 @@ def _instances(descriptions: Sequence[Description], description: Ints, sequence:
     return found
 
 
-def _matching_notes(ranks: int, descriptions: Sequence[Description], description: Ints, sequence: Ints) -> list[str]:
+def _matching_notes(
+    ranks: int, descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints
+) -> list[str]:
     notes = []
     unnumbered = int((sequence == NO_SEQUENCE).sum())
     if unnumbered and ranks > 1:
@@ -233,7 +235,7 @@ def _matching_notes(ranks: int, descriptions: Sequence[Description], description
 
 def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
     """Puts all times on the clock of one rank."""
-    measured = [Clock() if by == "collectives" else part.clock for part in parts]
+    measured = [RankClock() if by == "collectives" else part.clock for part in parts]
     hosts = [] if by == "collectives" else [part.host for part in parts]
     found = [blocking(part) for part in parts] if by == "auto" else None
     alignment = align(matched.ranks, measured, found, hosts)

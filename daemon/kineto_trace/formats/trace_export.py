@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kineto_trace.base.atomic_files import atomic_file, write_atomically
 from kineto_trace.errors import FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.flame_graphs import Graph, folded, speedscope, stacks
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.formats.tensorboard_folder import write_tensorboard
@@ -89,7 +89,7 @@ def _tensorboard(trace: Trace, path: Path) -> Written:
     return Written(file, file.stat().st_size)
 
 
-def _folded(graph: Graph) -> Callable[[Trace, Path], Written]:
+def _folded(graph: FlameGraph) -> Callable[[Trace, Path], Written]:
     def write(trace: Trace, path: Path) -> Written:
         data = folded(stacks(Context(trace), graph))
         write_atomically(path, data)
@@ -100,7 +100,7 @@ def _folded(graph: Graph) -> Callable[[Trace, Path], Written]:
 
 def _speedscope(trace: Trace, path: Path) -> Written:
     context = Context(trace)
-    data = speedscope({graph: stacks(context, graph) for graph in Graph}, path.name)
+    data = speedscope({graph: stacks(context, graph) for graph in FlameGraph}, path.name)
     write_atomically(path, data)
     return Written(path, len(data))
 
@@ -115,16 +115,21 @@ FORMATS: Mapping[str, TraceFormat] = {
     for entry in (
         TraceFormat("chrome", ".json.gz", "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in", _chrome),
         TraceFormat("chrome-json", ".json", "the same as plain text", _chrome_json),
-        TraceFormat("perfetto", ".pftrace", "Perfetto's own format: flows, counters, overlapping kernels", _perfetto),
+        TraceFormat(
+            "perfetto", ".pftrace", "Perfetto's native format: flows, counters, overlapping kernels", _perfetto
+        ),
         TraceFormat("tensorboard", "", "log directory of the TensorBoard profiler plug-in", _tensorboard),
         TraceFormat(
             "speedscope", ".speedscope.json", "flame graphs of GPU time, host time and samples in one file", _speedscope
         ),
-        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, ns", _folded(Graph.HOST)),
-        TraceFormat("folded-gpu", ".gpu.folded", "of GPU time below the launching stacks, ns", _folded(Graph.GPU)),
+        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, in ns", _folded(FlameGraph.HOST)),
+        TraceFormat("folded-gpu", ".gpu.folded", "likewise, of GPU time by launching stack", _folded(FlameGraph.GPU)),
         TraceFormat(
-            "folded-samples", ".samples.folded", "of Python stack samples by line, not idle", _folded(Graph.SAMPLES)
+            "folded-samples",
+            ".samples.folded",
+            "likewise, of Python samples by line",
+            _folded(FlameGraph.SAMPLES),
         ),
-        TraceFormat("store", "", "folder of typed columns in Parquet: what this library opens fastest", _store),
+        TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }

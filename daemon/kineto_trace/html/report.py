@@ -34,7 +34,7 @@ MAX_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A heading of the page with the content below it."""
 
     name: str
@@ -102,9 +102,9 @@ def _trace_name(source: Paths) -> str:
     return Path(source.path if isinstance(source, Source) else source).name
 
 
-def _section(name: str, result: Result) -> Section:
+def _section(name: str, result: Result) -> ReportSection:
     title, text, chart, with_table = SHOWN[name]
-    return Section(name, title, text, chart(result), result if with_table else None, result.notes)
+    return ReportSection(name, title, text, chart(result), result if with_table else None, result.notes)
 
 
 def _step_chart(result: Result) -> Markup:

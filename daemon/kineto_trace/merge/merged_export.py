@@ -21,7 +21,7 @@ from typing import Any
 from kineto_agent import __version__
 
 from kineto_trace.base.atomic_files import atomic_file
-from kineto_trace.collectives.rank_clocks import Alignment, Clock, align, to_dict
+from kineto_trace.collectives.rank_clocks import Alignment, RankClock, align, to_dict
 from kineto_trace.errors import FileError, FormatError
 from kineto_trace.formats.chrome.chrome_reader import MERGED
 from kineto_trace.formats.chrome.verbatim_writer import begin_file, end_file, write_events
@@ -29,7 +29,7 @@ from kineto_trace.formats.perfetto.perfetto_writer import FIRST_SEQUENCE, append
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.formats.trace_export import Written, format_of
 from kineto_trace.merge.id_renumbering import Numbers, Renumbered, number, pids_of_a_rank, renumber
-from kineto_trace.merge.rank_trace import Facts, look_at, open_rank
+from kineto_trace.merge.rank_trace import RankTraceFacts, look_at, open_rank
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_discovery import Source
 
@@ -40,7 +40,7 @@ _OF_EQUALS = ("deviceProperties",)  # and those that do if all ranks have the sa
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedTrace:
     """What was written. ranks: in their order; alignment: of their clocks, in the same order."""
 
     written: Written
@@ -61,7 +61,7 @@ class Merged:
 class Merge:
     """Everything that is known before the first event is written. shift_ns: added to each rank's times."""
 
-    facts: tuple[Facts, ...]
+    facts: tuple[RankTraceFacts, ...]
     alignment: Alignment
     new: tuple[Renumbered, ...]
     pids: int
@@ -85,9 +85,9 @@ def merge_traces(
     format_name: str = "",
     *,
     ranks: Collection[int] | None = None,
-    clocks: Mapping[int, Clock] | None = None,
+    clocks: Mapping[int, RankClock] | None = None,
     refine: bool = True,
-) -> Merged:
+) -> MergedTrace:
     """Writes the traces into one file, in this format or in the format that its suffix stands for.
 
     ranks: the ranks to include; None includes all. clocks: replace those stated in the traces. refine: use collectives
@@ -106,10 +106,10 @@ def merge_traces(
         size = file.tell()
     read = [f"rank {fact.rank}: {note}" for fact in merge.facts for note in fact.notes]
     notes = list(dict.fromkeys((*read, *merge.alignment.notes, *notes)))
-    return Merged(Written(path, size, tuple(notes)), tuple(fact.rank for fact in merge.facts), merge.alignment)
+    return MergedTrace(Written(path, size, tuple(notes)), tuple(fact.rank for fact in merge.facts), merge.alignment)
 
 
-def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: bool) -> list[Facts]:
+def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: bool) -> list[RankTraceFacts]:
     """Returns the facts of the wanted traces, sorted by rank."""
 
     def wanted(rank: int) -> bool:
@@ -130,7 +130,7 @@ def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: 
     return sorted(facts, key=lambda fact: fact.rank)
 
 
-def plan(facts: Sequence[Facts], *, clocks: Mapping[int, Clock], refine: bool, name: str) -> Merge:
+def plan(facts: Sequence[RankTraceFacts], *, clocks: Mapping[int, RankClock], refine: bool, name: str) -> Merge:
     """Combines what is known about all ranks. Raises FileError."""
     ranks = [fact.rank for fact in facts]
     _check(facts, clocks)
@@ -157,7 +157,7 @@ def plan(facts: Sequence[Facts], *, clocks: Mapping[int, Clock], refine: bool, n
     return replace(merge, head=_head(merge, later, name))
 
 
-def _check(facts: Sequence[Facts], clocks: Mapping[int, Clock]) -> None:
+def _check(facts: Sequence[RankTraceFacts], clocks: Mapping[int, RankClock]) -> None:
     """Checks that each rank appears once, and that clocks are given for these ranks only."""
     places: dict[int, Path] = {}
     for fact in facts:
@@ -199,7 +199,7 @@ def _head(merge: Merge, later_ns: int, name: str) -> dict[str, str]:
     return head
 
 
-def _about(fact: Facts, clock: Clock, new: Renumbered) -> dict[str, Any]:
+def _about(fact: RankTraceFacts, clock: RankClock, new: Renumbered) -> dict[str, Any]:
     """Describes one rank. pids and tids: new number -> number in the rank's own trace."""
     return {
         "rank": fact.rank,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kineto_trace.collectives.rank_clocks import Blocking, Clock, blocking, clock_of
+from kineto_trace.collectives.rank_clocks import Blocking, RankClock, blocking, clock_of
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
@@ -29,7 +29,7 @@ Id = int | str  # a pid or tid as the file has it
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TraceProcess:
     """A process of a rank, or what takes the place of one: a GPU, or the profiler's own rows."""
 
     pid: Id
@@ -39,7 +39,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RankTraceFacts:
     """Of one rank. Times in Unix ns, as the trace has them.
 
     processes: the host's main one first. tids: the numbers of the host's threads, of all its processes.
@@ -48,14 +48,14 @@ class Facts:
     source: Source
     rank: int
     host: str
-    processes: tuple[Process, ...]
+    processes: tuple[TraceProcess, ...]
     tids: tuple[int, ...]
     earliest_ns: int
     window_ns: tuple[int, int]
     base_ns: int
     events: int
     head: Mapping[str, str]
-    clock: Clock
+    clock: RankClock
     blocking: Blocking | None
     notes: tuple[str, ...]
 
@@ -85,7 +85,7 @@ def open_rank(path: Path) -> Trace:
     )
 
 
-def look_at(source: Source, *, collectives: bool) -> Facts:
+def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
     """Collects the facts about a rank, and releases its trace again. Raises TraceError, OSError."""
     trace = open_rank(source.path)
     head = dict(trace.head or {})
@@ -96,7 +96,7 @@ def look_at(source: Source, *, collectives: bool) -> Facts:
     if source.rank_from in ("name", "order") and trace.target.rank is not None:
         rank = trace.target.rank
     processes = _processes(trace, tables)
-    return Facts(
+    return RankTraceFacts(
         source=source,
         rank=rank,
         host=trace.target.host,
@@ -135,7 +135,7 @@ def _lost(trace: Trace) -> tuple[str, ...]:
 # ------------------------------------------------------------ processes and threads
 
 
-def _processes(trace: Trace, tables: list[Table]) -> tuple[Process, ...]:
+def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
     """All of them: the main one of the host, its others, GPUs, and what has a text for a pid."""
     gpus, seen = set[int](), set[int]()
     for table in tables:
@@ -153,7 +153,7 @@ def _processes(trace: Trace, tables: list[Table]) -> tuple[Process, ...]:
     found = []
     for pid in sorted(seen, key=order):
         name, label = names.get(("process_name", pid), ""), names.get(("process_labels", pid), "")
-        found.append(Process(id_of(pid, trace), name, label, pid in gpus))
+        found.append(TraceProcess(id_of(pid, trace), name, label, pid in gpus))
     return tuple(found)
 
 

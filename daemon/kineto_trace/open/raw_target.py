@@ -31,7 +31,7 @@ VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedTarget:
     """A trace, and the warnings about how it was read."""
 
     trace: Trace
@@ -52,7 +52,7 @@ class _Parts:
     sample_period_ns: int = 0
 
 
-def load_target(target_dir: Path) -> Loaded:
+def load_target(target_dir: Path) -> LoadedTarget:
     """Reads target.json and all sources of a target. Raises TraceError."""
     target = TargetInfo.read(target_dir)
     parts = _Parts(StringTable(), {}, dict(target.threads), [], Losses(), {})
@@ -79,7 +79,7 @@ def load_target(target_dir: Path) -> Loaded:
         losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
         sample_period_ns=parts.sample_period_ns,
     )
-    return Loaded(trace=trace, warnings=tuple(parts.warnings))
+    return LoadedTarget(trace=trace, warnings=tuple(parts.warnings))
 
 
 def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:

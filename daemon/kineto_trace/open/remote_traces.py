@@ -37,7 +37,7 @@ _MAGIC = frozenset("*?[")
 _FOLDER_PREFIX = "kineto-remote-"
 
 
-class Candidate(NamedTuple):
+class TraceCandidate(NamedTuple):
     """A file that may be a trace: its location without the scheme, and its first bytes as stored."""
 
     trace: RemoteTrace
@@ -45,14 +45,14 @@ class Candidate(NamedTuple):
     head: bytes
 
 
-class Found(NamedTuple):
+class FoundTraces(NamedTuple):
     """What lies below a URL. targets: captured targets and folders of columns; files: files that may be traces."""
 
     targets: list[tuple[PurePosixPath, RemoteTrace]]
-    files: list[Candidate]
+    files: list[TraceCandidate]
 
 
-def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> Found:
+def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> FoundTraces:
     """Lists everything below a URL, which may be a pattern, that may be a trace.
 
     suffixes: of files to consider. fleet: only captures whose label kineto.fleet has this value. Raises FileError for a
@@ -67,14 +67,14 @@ def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> Found:
     chosen = _of_fleet(url, captures, fleet)
     targets = [entry for folder, found in chosen.items() for entry in _targets(scheme, folder, found)]
     if fleet:
-        return Found(targets, [])
+        return FoundTraces(targets, [])
     rest = [path for path in sizes if not any(str(parent) in captures for parent in PurePosixPath(path).parents)]
     folders, rest = _folders(scheme, rest, sizes)
     names = [path for path in rest if path.endswith(suffixes)]
     heads = listed(url, lambda: _heads(fs, names, sizes))
     found = [RemoteTrace(url=scheme + path, files=(RemoteFile(name="", size_bytes=sizes[path]),)) for path in names]
-    return Found(
-        [*targets, *folders], [Candidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
+    return FoundTraces(
+        [*targets, *folders], [TraceCandidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
     )
 
 

@@ -24,7 +24,7 @@ _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is i
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
 
 
-class Source(NamedTuple):
+class SqlSource(NamedTuple):
     """A trace and its name in queries."""
 
     name: str

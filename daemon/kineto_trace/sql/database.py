@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.catalog.view_runner import trace_notes
 from kineto_trace.errors import QueryError, TraceError
-from kineto_trace.sql.arrow_tables import Source, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.arrow_tables import SqlSource, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.lazy_tables import LazyTable
 from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
 from kineto_trace.view_api.result import Result, ResultColumn
@@ -40,10 +40,10 @@ _SETTINGS = {
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)  # DESCRIBE, SUMMARIZE and SHOW are SELECTs
 _HUGEINT = pa.decimal128(38, 0)
-RunView = Callable[[View, Sequence[Source]], Result]
+RunView = Callable[[View, Sequence[SqlSource]], Result]
 
 
-def run_view(view: View, sources: Sequence[Source]) -> Result:
+def run_view(view: View, sources: Sequence[SqlSource]) -> Result:
     """Returns the result over all ranks; for views without `reduce`, with the name of the trace after the rank."""
     if view.reduce is not None:
         return view.combine([(source.context.rank, view.partial(source.context)) for source in sources])
@@ -63,7 +63,7 @@ def run_view(view: View, sources: Sequence[Source]) -> Result:
 class Database:
     """Traces as tables. A context manager; not thread-safe."""
 
-    def __init__(self, sources: Sequence[Source], *, run: RunView = run_view) -> None:
+    def __init__(self, sources: Sequence[SqlSource], *, run: RunView = run_view) -> None:
         self._sources = tuple(sources)
         self._run = run
         self._lock = RLock()
@@ -111,7 +111,7 @@ class Database:
         columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
         return Result("query", columns, table, tuple(dict.fromkeys(notes)))
 
-    def _said(self, source: Source) -> str:
+    def _said(self, source: SqlSource) -> str:
         """Returns the prefix of a note on one of several traces."""
         return f"{source.name}: " if len(self._sources) > 1 else ""
 
@@ -175,7 +175,7 @@ class Database:
             self._results[table.name] = typed
         return self._results[table.name]
 
-    def _small(self, table: SqlTable, rows: Callable[[Source], list[dict[str, Any]]]) -> pa.Table:
+    def _small(self, table: SqlTable, rows: Callable[[SqlSource], list[dict[str, Any]]]) -> pa.Table:
         found = [{**row, **_which(source)} for source in self._sources for row in rows(source)]
         return pa.Table.from_pylist(found, schema=table.schema)
 
@@ -195,7 +195,7 @@ class Database:
 
     def _part(
         self,
-        source: Source,
+        source: SqlSource,
         table: SqlTable,
         names: Sequence[str],
         count: int,
@@ -214,11 +214,11 @@ class Database:
         return pa.table(arrays, schema=pa.schema([pa.field(name, fields[name].arrow) for name in names]))
 
 
-def _which(source: Source) -> dict[str, Any]:
+def _which(source: SqlSource) -> dict[str, Any]:
     return {"rank": source.context.rank, "trace": source.name}
 
 
-def _trace_rows(source: Source) -> list[dict[str, Any]]:
+def _trace_rows(source: SqlSource) -> list[dict[str, Any]]:
     trace = source.context.trace
     return [
         {
@@ -235,7 +235,7 @@ def _trace_rows(source: Source) -> list[dict[str, Any]]:
     ]
 
 
-def _device_rows(source: Source) -> list[dict[str, Any]]:
+def _device_rows(source: SqlSource) -> list[dict[str, Any]]:
     def whole(value: Any) -> int | None:
         return value if isinstance(value, int) else None
 

@@ -25,7 +25,7 @@ from kinetoctl.errors import CliError, DownloadFailed, Unreachable
 from kinetoctl.output.fleet_progress import FleetProgress
 
 if TYPE_CHECKING:
-    from kineto_trace.merge.merged_export import Merged
+    from kineto_trace.merge.merged_export import MergedTrace
 
 HOSTS_AT_ONCE = 8
 
@@ -167,7 +167,7 @@ class _Fetching:
 class MergedFile:
     """What was made of all traces. renumbered: the processes have no ranks that tell them apart, and got some."""
 
-    merged: "Merged"
+    merged: "MergedTrace"
     renumbered: bool
 
 

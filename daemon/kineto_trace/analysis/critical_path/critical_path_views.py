@@ -19,7 +19,7 @@ from kineto_trace.structure.dependency_graph import (
     KINDS,
     LAUNCH_DELAY,
     SYNC,
-    Graph,
+    DependencyGraph,
     Path,
     build,
     critical_path,
@@ -43,16 +43,16 @@ BOUNDS = (
 CPU, LOADING, COMPUTE, MEMORY, COMMUNICATION, BETWEEN_KERNELS, LAUNCHING = range(7)
 
 
-class Found(NamedTuple):
+class FoundPath(NamedTuple):
     """A path, the graph that it is in and the window that it explains."""
 
-    graph: Graph
+    graph: DependencyGraph
     path: Path
     window: Window
     notes: Sequence[str]
 
 
-def _default_graph(context: Context) -> Graph:
+def _default_graph(context: Context) -> DependencyGraph:
     return build(context)
 
 
@@ -63,16 +63,16 @@ def find_path(
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
-) -> Found:
+) -> FoundPath:
     """The path that both views tell of. Raises ViewError."""
     window = find_window(context, annotation, instance, optional=annotation == STEP and instance is None)
     usual = tuple(data_loading) == DATA_LOADING and infer
     graph = context.get(_default_graph) if usual else build(context, data_loading=data_loading, infer=infer)
     path = critical_path(graph, window.start_ns, window.end_ns)
-    return Found(graph, path, window, [*window.notes, *_notes(context, graph, path)])
+    return FoundPath(graph, path, window, [*window.notes, *_notes(context, graph, path)])
 
 
-def _notes(context: Context, graph: Graph, path: Path) -> list[str]:
+def _notes(context: Context, graph: DependencyGraph, path: Path) -> list[str]:
     notes = []
     if not len(context.trace.table("cuda_sync")):
         inferred = int(path.inferred.sum())
@@ -93,7 +93,7 @@ def _us(ns: Any) -> npt.NDArray[np.float64]:
     return found
 
 
-def bounds(found: Found) -> npt.NDArray[np.int64]:
+def bounds(found: FoundPath) -> npt.NDArray[np.int64]:
     """For each edge of the path its number in BOUNDS."""
     graph, path = found.graph, found.path
     events = graph.events
@@ -110,7 +110,7 @@ def bounds(found: Found) -> npt.NDArray[np.int64]:
     return bound
 
 
-def _ops(graph: Graph, event: Ints) -> Ints:
+def _ops(graph: DependencyGraph, event: Ints) -> Ints:
     """The innermost operator of each event (row of cpu_op): itself, the one around it, or the one that launched it."""
     events = graph.events
     op = np.full(len(event), NOTHING)
@@ -126,7 +126,7 @@ def _ops(graph: Graph, event: Ints) -> Ints:
     return op
 
 
-def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
+def _annotations(context: Context, found: FoundPath, gaps: Ints) -> Ints:
     """For edges outside of all operators: the name (number) of the innermost annotation around the middle of each."""
     table = context.trace.table("user_annotation")
     if not len(table) or not len(gaps):
@@ -138,7 +138,7 @@ def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
     return np.where(place >= 0, table["name"][nested.order[place]], NO_STRING).astype(np.int64)
 
 
-def _rows(context: Context, found: Found) -> dict[str, Any]:
+def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
     graph, path, window = found.graph, found.path, found.window
     events, strings = graph.events, context.trace.strings
     owned = path.event >= 0

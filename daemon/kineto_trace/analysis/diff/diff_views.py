@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_diff_tree import Side as TreeSide
-from kineto_trace.compat.tensorboard.plugin_diff_tree import diff_node, launched_device_times
+from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide, diff_node, launched_device_times
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context

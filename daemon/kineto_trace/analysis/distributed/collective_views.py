@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, bus_factor
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
     Instances,
@@ -39,7 +39,7 @@ _WHAT = columns(
 )
 
 
-def _described(descriptions: Sequence[Description], number: Ints) -> dict[str, list[Any]]:
+def _described(descriptions: Sequence[CollectiveDescription], number: Ints) -> dict[str, list[Any]]:
     chosen = [descriptions[at] for at in number.tolist()]
     return {
         "collective": [d.collective for d in chosen],
@@ -53,7 +53,7 @@ def _described(descriptions: Sequence[Description], number: Ints) -> dict[str, l
     }
 
 
-def _bandwidths(descriptions: Sequence[Description], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
+def _bandwidths(descriptions: Sequence[CollectiveDescription], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
     """Algorithm and bus bandwidth, GB/s."""
     size = np.array([np.nan if d.bytes is None else d.bytes for d in descriptions], np.float64)
     factor = np.array([np.nan if d.size is None else bus_factor(d.collective, d.size) for d in descriptions])
@@ -175,12 +175,12 @@ class _Rows:
     """Which collectives are one row. of: for each collective the row's number; names: of each row's process groups."""
 
     of: Ints
-    descriptions: list[Description]
+    descriptions: list[CollectiveDescription]
     names: list[str | None]
 
 
-def _rows_of(descriptions: Sequence[Description], description: Ints, sizes: str, groups: str) -> _Rows:
-    numbers: dict[tuple[Description, str | None], int] = {}
+def _rows_of(descriptions: Sequence[CollectiveDescription], description: Ints, sizes: str, groups: str) -> _Rows:
+    numbers: dict[tuple[CollectiveDescription, str | None], int] = {}
     row = np.zeros(len(descriptions), np.int64)
     names: list[dict[str, None]] = []
     for place in np.unique(description).tolist():

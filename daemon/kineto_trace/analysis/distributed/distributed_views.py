@@ -223,7 +223,7 @@ def distributed_ops(context: Context) -> RankCollectives:
     return context.get(rank_collectives)
 
 
-class Device(NamedTuple):
+class RankDevice(NamedTuple):
     """A GPU that a rank used."""
 
     device: int
@@ -239,7 +239,7 @@ class RankDevices:
     worker: str
     host: str | None
     process: int
-    devices: tuple[Device, ...]
+    devices: tuple[RankDevice, ...]
 
 
 def _device_rows(partials: Sequence[tuple[int, RankDevices]]) -> Answer:
@@ -249,7 +249,7 @@ def _device_rows(partials: Sequence[tuple[int, RankDevices]]) -> Answer:
 def device_columns(partials: Sequence[tuple[int, RankDevices]], places: Mapping[int, tuple[str | None, int]]) -> Answer:
     """The columns of the view distributed_devices. places: host and process of each rank."""
     rows = [(rank, *places[rank], *device) for rank, part in partials for device in part.devices]
-    names = ("rank", "host", "process", *Device._fields)
+    names = ("rank", "host", "process", *RankDevice._fields)
     values = {name: [row[at] for row in rows] for at, name in enumerate(names)}
     return Answer(values, [] if rows else ["the traces have no GPU activity"])
 
@@ -281,5 +281,5 @@ def rank_devices(context: Context, used: Sequence[int], known: Mapping[Any, Mapp
         row = known.get(number, {})
         version = row.get("computeMajor"), row.get("computeMinor")
         capability = None if None in version else f"{version[0]}.{version[1]}"
-        devices.append(Device(number, row.get("name"), row.get("totalGlobalMem"), capability))
+        devices.append(RankDevice(number, row.get("name"), row.get("totalGlobalMem"), capability))
     return RankDevices(context.worker, target.host or None, target.pid, tuple(devices))

@@ -26,7 +26,7 @@ WAITS = 0.1  # it waits as long as that
 
 
 @dataclass(frozen=True, slots=True)
-class RankSteps:
+class HostSteps:
     """The steps of one rank on the host: names, lengths, and when they began (Unix ns, with the measured offset)."""
 
     names: tuple[str, ...]
@@ -40,18 +40,18 @@ class RankFacts:
 
     host: str
     gpu: str
-    steps: RankSteps
+    steps: HostSteps
     work: Floats
     found: RankCollectives
 
 
-def _rank_steps(context: Context) -> RankSteps:
+def _rank_steps(context: Context) -> HostSteps:
     ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
     start = ranges.clock.unix_ns(ranges.start) + offset
-    return RankSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
+    return HostSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
 
 
-def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tuple[int, RankSteps]], list[str]]:
+def _counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
     """The steps of all ranks by the numbers of the first one, and what was changed.
 
     A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
@@ -103,7 +103,7 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _slowest(partials: Sequence[tuple[int, RankSteps]]) -> Ints:
+def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
     """For each rank: in how many of the steps that several ranks have it took longest."""
     times: dict[str, list[tuple[float, int]]] = {}
     for place, (_, part) in enumerate(partials):
@@ -290,7 +290,7 @@ def rank_waits(context: Context) -> RankCollectives:
 # ------------------------------------------------------------ steps
 
 
-def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
+def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
     alike, notes = _counted_alike(partials)
     times: dict[str, list[tuple[float, int]]] = {}
     for rank, part in alike:
@@ -329,7 +329,7 @@ def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
     ),
     reduce=_spread_rows,
 )
-def step_spread(context: Context) -> RankSteps:
+def step_spread(context: Context) -> HostSteps:
     """How long each step took on the host over all ranks, in the order of the step numbers.
 
     Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps

@@ -51,7 +51,7 @@ _ADVICE = {
 }
 
 
-class Finding(NamedTuple):
+class Recommendation(NamedTuple):
     """A rule that applies. value and threshold are in `unit`."""
 
     rule: str
@@ -114,38 +114,40 @@ def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     return _answer(found, [] if found else ["no figure exceeds its threshold"])
 
 
-def _answer(found: list[Finding], notes: list[str]) -> Answer:
-    values = {name: [getattr(finding, name) for finding in found] for name in Finding._fields}
+def _answer(found: list[Recommendation], notes: list[str]) -> Answer:
+    values = {name: [getattr(finding, name) for finding in found] for name in Recommendation._fields}
     return Answer({**values, "advice": [_ADVICE[finding.rule] for finding in found]}, notes)
 
 
-def _share(rule: str, value: float, threshold: float, evidence: str) -> Finding:
-    return Finding(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
+def _share(rule: str, value: float, threshold: float, evidence: str) -> Recommendation:
+    return Recommendation(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
 
 
-def _distributed(facts: _Facts) -> list[Finding]:
+def _distributed(facts: _Facts) -> list[Recommendation]:
     found = []
     if "DataParallel.forward" in facts.names and facts.used_devices > 1:
         evidence = f"DataParallel.forward was called, and {facts.used_devices} GPUs had work"
-        found.append(Finding("data_parallel", facts.used_devices, 1, "GPUs", evidence))
+        found.append(Recommendation("data_parallel", facts.used_devices, 1, "GPUs", evidence))
     capable = {device: value for device, value in facts.capabilities.items() if value >= NCCL_CAPABILITY}
     if "DistributedDataParallel.forward" in facts.names and not facts.uses_nccl and capable:
         device, value = next(iter(capable.items()))
         evidence = f"DistributedDataParallel.forward was called without NCCL; GPU {device} has capability {value}"
-        found.append(Finding("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
+        found.append(Recommendation("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
     communication = facts.steps.average("communication")
     if communication > COMMUNICATION_SHARE:
         found.append(_share("communication", communication, COMMUNICATION_SHARE, "mean step is communication only"))
     return found
 
 
-def _gpus(facts: _Facts) -> list[Finding]:
+def _gpus(facts: _Facts) -> list[Recommendation]:
     found = []
     low = [gpu for gpu in facts.gpus if gpu.kernels and gpu.utilization < LOW_UTILIZATION]
     if low:
         worst = min(gpu.utilization for gpu in low)
         listed = ", ".join(f"GPU {gpu.device}: {100 * gpu.utilization:.1f} %" for gpu in low)
-        found.append(Finding("low_utilization", 100 * worst, 100 * LOW_UTILIZATION, "%", f"utilization of {listed}"))
+        found.append(
+            Recommendation("low_utilization", 100 * worst, 100 * LOW_UTILIZATION, "%", f"utilization of {listed}")
+        )
     if facts.tensor_devices and facts.use.eligible_share > 0:
         listed = ", ".join(str(device) for device in facts.tensor_devices)
         evidence = f"operators' kernel time could use tensor cores; no kernel does on GPU {listed}"
@@ -153,7 +155,7 @@ def _gpus(facts: _Facts) -> list[Finding]:
     return found
 
 
-def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
+def _memory(facts: _Facts, *, first_only: bool) -> list[Recommendation]:
     full = [peak for peak in facts.peaks if peak[1] > peak[2] * MEMORY_SHARE]
     return [
         _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")

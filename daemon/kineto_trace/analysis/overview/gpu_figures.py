@@ -18,7 +18,7 @@ from kineto_trace.analysis.overview.gpu_utilization import (
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, Clock
+from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.event_arguments import has_column
@@ -161,7 +161,7 @@ def _one(
     )
 
 
-def _any_activity(context: Context, device: int, clock: Clock) -> Union:
+def _any_activity(context: Context, device: int, clock: TickClock) -> Union:
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
     times = [clock.times(table.take(table["device"] == device)) for table in tables]
     return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

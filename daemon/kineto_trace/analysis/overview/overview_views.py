@@ -27,7 +27,7 @@ from kineto_trace.analysis.overview.step_breakdown import (
 )
 from kineto_trace.arrays.intervals import union
 from kineto_trace.compat.tensorboard.plugin_rounding import rounded
-from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, Clock, plugin_clock, profiler_span
+from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock, plugin_clock, profiler_span
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -322,7 +322,7 @@ def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     )
 
 
-def _starts(clock: Clock, courses: Mapping[int, Course]) -> npt.NDArray[np.int64]:
+def _starts(clock: TickClock, courses: Mapping[int, Course]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *(clock.unix_ns(course.start) for course in courses.values())])
 
 

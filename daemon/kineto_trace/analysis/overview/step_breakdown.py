@@ -20,7 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union, union
-from kineto_trace.compat.tensorboard.plugin_steps import Launches, StepRanges, on_device, plugin_roles, plugin_steps
+from kineto_trace.compat.tensorboard.plugin_steps import (
+    DeviceLaunches,
+    StepRanges,
+    on_device,
+    plugin_roles,
+    plugin_steps,
+)
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
@@ -141,7 +147,7 @@ def host_ranges(context: Context) -> StepRanges:
 def device_ranges(context: Context) -> StepRanges:
     """The same with the ends that the device gives them: plugin_steps.on_device, for calls of the driver too."""
     activity, called = context.get(gpu), context.get(calls)
-    launched = Launches(called.start, called.end, activity.call, activity.start, activity.end)
+    launched = DeviceLaunches(called.start, called.end, activity.call, activity.start, activity.end)
     return on_device(context.get(host_ranges), launched)
 
 

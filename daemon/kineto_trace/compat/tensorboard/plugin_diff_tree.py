@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Side:
+class TreeSide:
     """One trace. An item is a node of its tree or, below 0, -1 less the place of a backward node.
 
     device: per node of the tree its own GPU time, µs. hosted: which backward nodes hang directly below which node
@@ -173,12 +173,12 @@ class Side:
 class DiffNode:
     """Items of both sides beside each other; none: blank. single: it is a node, not a composite of one."""
 
-    left_side: Side
-    right_side: Side
+    left_side: TreeSide
+    right_side: TreeSide
     left: Ints
     right: Ints
 
-    def name(self, side: Side, items: Ints) -> str:
+    def name(self, side: TreeSide, items: Ints) -> str:
         """Returns the plug-in's name of the node."""
         if not len(items):
             return BLANK
@@ -221,7 +221,7 @@ class DiffNode:
         return found
 
 
-def diff_node(left: Side, right: Side, path: str) -> DiffNode:
+def diff_node(left: TreeSide, right: TreeSide, path: str) -> DiffNode:
     """Returns the node at a path. Raises ViewError."""
     node = DiffNode(left, right, left.outermost(), right.outermost())
     first, *numbers = path.split("-")

@@ -82,7 +82,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
+class PluginLaunches:
     """Runtime calls and GPU activities. Times in µs as doubles.
 
     external: of each call; NOTHING: none. duration: of each call. call: of each GPU activity the place of its call;
@@ -265,7 +265,7 @@ def _as_numbers(trace: Trace, threads: Ints) -> Ints:
     return found
 
 
-def launches(context: Context) -> Launches:
+def launches(context: Context) -> PluginLaunches:
     """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
     trace = context.trace
     base, calls = base_ns(trace), trace.table("cuda_runtime")
@@ -277,7 +277,7 @@ def launches(context: Context) -> Launches:
     start, duration = (np.concatenate([each[n] for each in times]) for n in range(2))
     correlation = np.concatenate([table["correlation"] for table in tables])
     call_start, call_duration = file_times(calls, base)
-    return Launches(
+    return PluginLaunches(
         external=external_ids(calls),
         thread=file_threads(calls),
         duration=call_start + call_duration - call_start,

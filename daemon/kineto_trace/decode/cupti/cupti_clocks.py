@@ -19,7 +19,7 @@ _LEAST_APART_NS = 1_000_000  # a sample is good to some 30 ns
 _READINGS = 3  # of each sample: Unix ns, counter, monotonic ns
 
 
-class Clock(NamedTuple):
+class CuptiClock(NamedTuple):
     """One clock at two moments: its readings, and Unix ns."""
 
     first: int
@@ -47,14 +47,14 @@ class Clock(NamedTuple):
         return lengths
 
 
-def clocks_of(samples: Any) -> list[Clock]:
+def clocks_of(samples: Any) -> list[CuptiClock]:
     """Returns the clocks in a source's metadata["clocks"], Unix time first; none if the value is malformed."""
     if not _well_formed(samples):
         return []
     first, last = samples
     if last[0] - first[0] < _LEAST_APART_NS:
         return []
-    found = [Clock(first[at], last[at], first[0], last[0]) for at in range(_READINGS)]
+    found = [CuptiClock(first[at], last[at], first[0], last[0]) for at in range(_READINGS)]
     return [clock for clock in found if clock.last > clock.first > 0]
 
 
@@ -71,7 +71,7 @@ def _well_formed(samples: Any) -> bool:
     )
 
 
-def foreign_clock(starts: Ints, clocks: Sequence[Clock]) -> Clock | None:
+def foreign_clock(starts: Ints, clocks: Sequence[CuptiClock]) -> CuptiClock | None:
     """Returns the clock of these readings; None if it is Unix time or cannot be determined."""
     known = starts[starts > 0]
     if not len(known) or not clocks:
@@ -81,7 +81,7 @@ def foreign_clock(starts: Ints, clocks: Sequence[Clock]) -> Clock | None:
     return None if nearest is clocks[0] else nearest
 
 
-def translate(columns: dict[str, npt.NDArray[Any]], clocks: Sequence[Clock]) -> bool:
+def translate(columns: dict[str, npt.NDArray[Any]], clocks: Sequence[CuptiClock]) -> bool:
     """Converts the times in these columns to Unix ns. Returns False if they were Unix ns already."""
     clock = foreign_clock(columns["start"], clocks)
     if clock is None:

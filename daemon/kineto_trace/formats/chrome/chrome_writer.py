@@ -17,7 +17,7 @@ from kineto_agent import __version__
 
 from kineto_trace.arrays.codec import RowWriter, Texts
 from kineto_trace.formats.chrome import metadata_events
-from kineto_trace.formats.chrome.chrome_fields import Names
+from kineto_trace.formats.chrome.chrome_fields import FieldNames
 from kineto_trace.formats.chrome.chrome_sections import Section, sections
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
@@ -52,7 +52,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
         return
     base = base_ns(trace.window_start_ns)
     arguments, lines = _arguments(trace), _lines(trace)
-    names = Names(
+    names = FieldNames(
         texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
         arguments=Texts(
             [
@@ -148,7 +148,7 @@ def _header(trace: Trace, base: int) -> bytes:
     return ("{\n" + ",\n".join(lines) + ',\n"traceEvents": [\n').encode()
 
 
-def _write_section(section: Section, names: Names, sink: TextSink) -> None:
+def _write_section(section: Section, names: FieldNames, sink: TextSink) -> None:
     for first in range(0, section.count, BLOCK_ROWS):
         block = section.block(first, min(first + BLOCK_ROWS, section.count))
         sink.rows(RowWriter(section.render(block, names)), len(block["start"]))

@@ -9,7 +9,7 @@ import pytest
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import ViewError
-from kineto_trace.formats.flame_graphs import Graph, folded, stacks
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, stacks
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
@@ -109,16 +109,16 @@ def test_threads_without_python_are_there_with_name_and_share(trace: Trace) -> N
 
 
 def test_flame_graphs_have_lines_and_leave_idle_samples_to_a_graph_of_their_own(trace: Trace) -> None:
-    def lines(graph: Graph) -> set[str]:
+    def lines(graph: FlameGraph) -> set[str]:
         return set(folded(stacks(Context(trace), graph)).decode().splitlines())
 
     main = "thread 7 (MainThread);t.py(10): train"
-    assert lines(Graph.SAMPLES) == {
+    assert lines(FlameGraph.SAMPLES) == {
         f"{main};line 11 2",
         f"{main};line 12 6",
         f"{main};line 12;waiting for the GIL 2",
     }
-    assert lines(Graph.IDLE) == {"thread 8 (wait_for_end);threading.py(1): wait;line 5 10"}
+    assert lines(FlameGraph.IDLE) == {"thread 8 (wait_for_end);threading.py(1): wait;line 5 10"}
 
 
 def test_the_file_tells_lines_states_and_names_to_any_viewer(folder: Path) -> None:
