@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.sql.schema import SqlTable, sql_tables
 from kineto_trace.view_api.view import View
 from kinetoctl.base.view_settings import option_type, type_text
@@ -12,22 +12,24 @@ from kinetoctl.base.view_settings import option_type, type_text
 PATH = Path(__file__).with_name("views.md")
 HEAD = """# Views and tables
 
-Made by `python docs/generate_views.py` from the code; a test compares. [analysis.md](analysis.md) explains how to use
-them. Units: us microseconds, ns Unix nanoseconds, % percent. Any value may be missing: it was not recorded, or does not
-apply.
+`python docs/generate_views.py` makes this file from the code, and a test checks that it is current.
+[analysis.md](analysis.md) explains how to use views and tables. Units: us microseconds, ns Unix nanoseconds, % percent.
+Any value may be missing because it was not recorded or does not apply.
 """
 VIEWS_HEAD = """
 ## Views
 
-`kinetoctl report --view NAME`, `run_view(NAME, …)` in Python, and a table of that name in SQL. Views that look at each
-trace alone have the column `rank` in front (in SQL also `trace`). Options are set by `--set NAME=VALUE`.
+Each view is available as `kinetoctl report --view NAME`, as `run_view(NAME, …)` in Python, and as a table of the same
+name in SQL. Views that look at each trace separately have `rank` as their first column (in SQL also `trace`). Set
+options with `--set NAME=VALUE`.
 """
 TABLES_HEAD = """
 ## Tables of SQL
 
-Beside the views, `kinetoctl query` knows these tables. All have the columns `rank` (of the process in its job) and
-`trace` (name of the file, folder or capture) in front.
+In addition to the views, `kinetoctl query` offers these tables. All begin with the columns `rank` (of the process in
+its job) and `trace` (name of the file, folder or capture).
 """
+_LIST = re.compile(r"(?<=:)\n- ")  # its first item; not all renderers begin a list inside a paragraph
 _MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w))")  # an underscore inside a word is none
 
 
@@ -50,11 +52,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def view_text(view: View) -> str:
     """The section of one view."""
-    parts = [f"### {view.name}", escaped(view.description)]
+    parts = [f"### {view.name}", _LIST.sub("\n\n- ", escaped(view.description))]
     if view.compat:
-        parts.append(f"Can follow: {', '.join(f'`--compat {name}`' for name in sorted(view.compat))}.")
+        parts.append(f"Supports {', '.join(f'`--compat {name}`' for name in sorted(view.compat))}.")
     if view.reduce is not None:
-        parts.append("One result for all ranks.")
+        parts.append("The view has one result for all ranks.")
     if view.options:
         rows: list[tuple[str, ...]] = [
             (f"`{name}`", type_text(option_type(view, name)), f"`{shown(default)}`".replace("|", "\\|"))

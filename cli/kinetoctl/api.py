@@ -230,8 +230,8 @@ class Capture:
         from kinetoctl.client.result_rows import plain_rows
 
         with trace_errors():
-            from kineto_trace.analysis.view_catalog import find_view
-            from kineto_trace.analysis.view_runner import Request, run_views
+            from kineto_trace.catalog.view_catalog import find_view
+            from kineto_trace.catalog.view_runner import Request, run_views
             from kineto_trace.open.trace_discovery import find_traces
 
             request = Request(view=find_view(view).name, options=options)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
 
-    from kineto_trace.analysis.view_runner import Request, cluster, run_view, run_views
+    from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
     from kineto_trace.errors import FileError, TraceError, ViewError
     from kineto_trace.formats.trace_export import Written
     from kineto_trace.model.context import Context
@@ -65,30 +65,30 @@ _HOMES = {
     "Compat": "view_api.view",
     "Context": "model.context",
     "FileError": "errors",
-    "Request": "analysis.view_runner",
+    "Request": "catalog.view_runner",
     "Result": "view_api.result",
     "Source": "open.trace_discovery",
     "Trace": "model.trace",
     "TraceError": "errors",
     "View": "view_api.view",
     "ViewError": "errors",
-    "cluster": "analysis.view_runner",
+    "cluster": "catalog.view_runner",
     "find_traces": "open.trace_discovery",
     "open_trace": "open.trace_opener",
-    "run_view": "analysis.view_runner",
-    "run_views": "analysis.view_runner",
+    "run_view": "catalog.view_runner",
+    "run_views": "catalog.view_runner",
 }
 
 
 def views() -> "Mapping[str, View]":
-    """All analyses by name, in the order of names."""
-    from kineto_trace.analysis.view_catalog import VIEWS
+    """Returns all analyses by name, sorted by name."""
+    from kineto_trace.catalog.view_catalog import VIEWS
 
     return dict(sorted(VIEWS.items()))
 
 
 def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":
-    """Stores the trace as a folder of columns, which open_trace() opens. Nothing is lost. Raises OSError."""
+    """Stores the trace as a folder of columns, which open_trace() reads. Nothing is lost. Raises OSError."""
     from pathlib import Path
 
     from kineto_trace.store.parquet_folder import save_columns
@@ -98,10 +98,9 @@ def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":
 
 
 def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "") -> "Written":
-    """Writes the trace in this format, or in that of the suffix of `path`: see
-    kineto_trace.formats.trace_export.FORMATS.
+    """Writes the trace in this format, or in the format that the suffix of `path` stands for.
 
-    Raises FormatError, OSError.
+    The formats are those of kineto_trace.formats.trace_export.FORMATS. Raises FormatError, OSError.
     """
     from pathlib import Path
 
@@ -111,10 +110,10 @@ def export_trace(trace: "Trace", path: "str | PathLike[str]", *, format: str = "
 
 
 def critical_path_overlay(trace: "Trace", **options: Any) -> "Trace":
-    """The trace with its critical path drawn into it, to be exported: a track, marks and arrows.
+    """Returns the trace with its critical path drawn into it as a track, marks and arrows, ready to be exported.
 
-    options: annotation, instance, only_critical (kineto_trace.analysis.critical_path.critical_path_drawing.overlay).
-    Raises ViewError.
+    options: annotation, instance, only_critical (see
+    kineto_trace.analysis.critical_path.critical_path_drawing.overlay). Raises ViewError.
     """
     from kineto_trace.analysis.critical_path.critical_path_drawing import overlay
     from kineto_trace.model.context import Context

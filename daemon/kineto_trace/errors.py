@@ -15,13 +15,13 @@ from typing import ClassVar
 
 
 class TraceError(Exception):
-    """A trace could not be made. The text says what, of which object, and what to do."""
+    """The base class. The text says what failed, for which object, and what to do."""
 
     reason_code: ClassVar[str] = "TRACE_FAILED"
 
 
 class SpoolError(TraceError):
-    """The raw folder of a target is missing something or damaged beyond what a crash explains."""
+    """The raw folder of a target is incomplete, or damaged beyond what a crash explains."""
 
     reason_code = "SPOOL_INVALID"
 
@@ -33,36 +33,36 @@ class CodecError(TraceError):
 
 
 class FormatError(TraceError):
-    """An output format that this version does not write."""
+    """This version does not write the requested output format."""
 
     reason_code = "FORMAT_UNKNOWN"
 
 
 class ViewError(TraceError):
-    """A view that does not exist, or an option that it does not have."""
+    """The view does not exist, or does not have the option."""
 
     reason_code = "VIEW_UNKNOWN"
 
 
 class QueryError(TraceError):
-    """SQL that is wrong, names what does not exist, or fails while it runs."""
+    """The SQL is invalid, names something that does not exist, or fails while it runs."""
 
     reason_code = "QUERY_INVALID"
 
 
 class FileError(TraceError):
-    """A file that cannot be read, or holds no trace of a known form."""
+    """The file cannot be read, or holds no trace of a known form."""
 
     reason_code = "FILE_INVALID"
 
 
 class UnknownVersionError(TraceError):
-    """The target's CUPTI is of a version whose record layouts are unknown here."""
+    """The record layouts of the target's version of CUPTI are unknown."""
 
     reason_code = "CUPTI_UNKNOWN_VERSION"
 
 
 class UnknownLayoutError(TraceError):
-    """Raw records do not have the sizes that their version says; reading them would be guessing."""
+    """Raw records do not have the sizes that their version states; reading them would be guessing."""
 
     reason_code = "UNKNOWN_LAYOUT"

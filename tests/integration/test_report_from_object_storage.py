@@ -71,7 +71,7 @@ def test_ranks_are_read_by_the_workers_and_a_missing_object_is_named(
 def test_the_work_of_a_worker_that_dies_is_done_by_another(
     cluster: Any, uploaded: str, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
-    from kineto_trace.analysis import view_runner
+    from kineto_trace.catalog import view_runner
     from kineto_trace.open.trace_discovery import find_traces
 
     for name, value in environ.items():
@@ -90,7 +90,7 @@ def test_the_work_of_a_worker_that_dies_is_done_by_another(
 def test_a_trace_that_every_worker_dies_of_is_missing_and_said(
     cluster: Any, uploaded: str, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
-    from kineto_trace.analysis import view_runner
+    from kineto_trace.catalog import view_runner
     from kineto_trace.open.trace_discovery import find_traces
     from support.trace_files import job_views
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.sql import sql_tables
 from kinetoctl.commands import diff, export, report

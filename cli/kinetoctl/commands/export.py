@@ -17,7 +17,7 @@ from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
     from kineto_trace.formats.trace_export import Written
-    from kineto_trace.merge.merged_export import Merged
+    from kineto_trace.merge.merged_export import MergedTrace
     from kineto_trace.open.trace_discovery import Source
 
 FORMATS = (
@@ -142,7 +142,7 @@ def _merge(
     return ExitCode.DONE
 
 
-def _clocks_text(merged: "Merged") -> str:
+def _clocks_text(merged: "MergedTrace") -> str:
     """How many ranks, and how far from each other their clocks may be."""
     count = len(merged.ranks)
     if count == 1:

@@ -60,11 +60,11 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
 def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
     from kineto_trace.open.trace_discovery import rank_notes
     from kineto_trace.sql import Database
-    from kineto_trace.sql.arrow_tables import Source
+    from kineto_trace.sql.arrow_tables import SqlSource
 
     with found_traces(traces, settings) as sources:
         names = source_names(sources)
-        opened = [Source(name, open_context(source)) for name, source in zip(names, sources, strict=True)]
+        opened = [SqlSource(name, open_context(source)) for name, source in zip(names, sources, strict=True)]
         with Database(opened) as database:
             result = database.query(sql)
         return replace(result, notes=(*rank_notes(sources), *result.notes))

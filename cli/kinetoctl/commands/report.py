@@ -41,7 +41,7 @@ SHORT = {
     "collective_summary": 8,
     "overview": 8,
 }
-MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.analysis.view_runner
+MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.catalog.view_runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ReportOptions:
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
-    from kineto_trace.analysis.view_catalog import VIEWS
+    from kineto_trace.catalog.view_catalog import VIEWS
 
     return [
         CompletionItem(name, help=view.description.partition("\n")[0])
@@ -154,7 +154,7 @@ def _overview(compat: str | None, traces: int) -> Sequence[str]:
 
 def _chosen(names: Sequence[str]) -> list["View"]:
     """The views of these names, each once. Raises ViewError."""
-    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.catalog.view_catalog import find_view
 
     return [find_view(name) for name in dict.fromkeys(names)]
 
@@ -162,7 +162,7 @@ def _chosen(names: Sequence[str]) -> list["View"]:
 def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
     """By view. A view that was asked for must know `compat`; those of the overview give their own figures else."""
     from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
-    from kineto_trace.analysis.view_runner import Request, run_views
+    from kineto_trace.catalog.view_runner import Request, run_views
     from kineto_trace.view_api.view import Compat
 
     views = _chosen(options.views or _overview(options.compat, len(sources)))
@@ -241,7 +241,7 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: S
 
 
 def _explain(options: ReportOptions, settings: Settings) -> int:
-    from kineto_trace.analysis.view_catalog import VIEWS
+    from kineto_trace.catalog.view_catalog import VIEWS
 
     from kinetoctl.output.view_help import describe_views, list_views
 

@@ -41,7 +41,7 @@ def executor_for(
     """Yields None to let the trace library choose. Raises UsageError, TraceError."""
     if workers and scheduler:
         raise click.UsageError("--workers and --scheduler exclude each other: the cluster has its own workers")
-    from kineto_trace.analysis.view_runner import cluster, pool
+    from kineto_trace.catalog.view_runner import cluster, pool
 
     if scheduler:
         with cluster(scheduler) as executor:

@@ -1,1 +1,1 @@
-"""Holds all views by subject, their catalog, and the runner that applies them to one or many traces."""
+"""Holds the views by subject, each beside what it computes."""

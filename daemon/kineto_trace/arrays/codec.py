@@ -108,7 +108,7 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
         library.kc_abi_version.restype = ctypes.c_uint32
         version = library.kc_abi_version()
     except (OSError, AttributeError) as exc:
-        raise CodecError(f"the native trace codec {path} does not load ({exc}); {advice}") from exc
+        raise CodecError(f"cannot load the native trace codec {path} ({exc}); {advice}") from exc
     if version != ABI_VERSION:
         raise CodecError(f"the native trace codec {path} has version {version}, not {ABI_VERSION}; {advice}")
     library.kc_interner_new.restype = ctypes.c_void_p
@@ -167,13 +167,13 @@ class Interner:
         return int(self._library.kc_interner_count(self.handle))
 
     def keys(self) -> npt.NDArray[np.uint64]:
-        """The key of each number."""
+        """Returns the key of each number."""
         keys = np.empty(len(self), np.uint64)
         self._library.kc_interner_keys(self.handle, keys.ctypes.data)
         return keys
 
     def intern(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-        """The number of each key; new keys get new numbers."""
+        """Returns the number of each key; new keys get new numbers."""
         keys = np.ascontiguousarray(keys, np.uint64)
         numbers = np.empty(len(keys), np.uint32)
         if self._library.kc_intern(self.handle, keys.ctypes.data, len(keys), numbers.ctypes.data):
@@ -206,7 +206,7 @@ class KindPlan(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What one buffer gave: bytes and records read, why it stopped (OK, TORN, …), and at which kind."""
+    """The result of one buffer: bytes and records read, why it stopped (OK, TORN, …), and at which kind."""
 
     consumed: int
     records: int
@@ -248,7 +248,7 @@ class Decoder:
             native.rows = 0
 
     def rows(self) -> dict[int, int]:
-        """Records read so far by kind."""
+        """Returns the number of records read so far by kind."""
         return {native.kind: native.rows for native in self._kinds[: len(self._plans)]}
 
 
@@ -265,7 +265,7 @@ def _native_column(column: ColumnPlan) -> _Column:
 
 
 def _check_plan(plan: KindPlan) -> None:
-    """The native side trusts these."""
+    """Checks the plan, because the native code trusts it."""
     if not 0 <= plan.kind < KIND_LIMIT or plan.record_bytes < 8:
         raise ValueError(f"kind {plan.kind} with {plan.record_bytes} bytes cannot be decoded")
     for column in plan.columns:
@@ -282,7 +282,7 @@ def _takes(array: AnyArray, width: int, rows: int) -> bool:
 
 
 class Texts:
-    """Ready pieces of text by number, for TEXT fields."""
+    """Finished pieces of text by number, for TEXT fields."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.count = len(pieces)
@@ -346,7 +346,7 @@ class MixedWriter:
         self._check(forms)
 
     def _check(self, forms: Sequence[Sequence[Field]]) -> None:
-        """The native side trusts these."""
+        """Checks the rows, because the native code trusts them."""
         if len(self._form) and int(self._form.max()) >= len(forms):
             raise IndexError("a row of a form that does not exist")
         last = np.zeros(len(forms), np.int64)
@@ -395,7 +395,7 @@ def _native_field(field: Field, padded: bytes) -> _Field:
 def lanes(
     track: npt.NDArray[np.uint32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], limit: int
 ) -> npt.NDArray[np.uint8]:
-    """A lane for each event so that those of one lane do not overlap. Rows must be sorted by (track, start)."""
+    """Assigns a lane to each event so that events of one lane do not overlap. Rows are sorted by (track, start)."""
     track = np.ascontiguousarray(track, np.uint32)
     start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
     lane = np.zeros(len(track), np.uint8)
@@ -444,17 +444,17 @@ class Events:
         return len(self.track)
 
     def order(self) -> npt.NDArray[np.uint32]:
-        """The places sorted by track, start, end from late to early, rank, place."""
+        """Returns the places sorted by track, start, end (descending), rank and place."""
         order, scratch = np.empty(len(self), np.uint32), np.empty(len(self), np.uint32)
         load().kc_order(self.pointer, order.ctypes.data, scratch.ctypes.data)
         return order
 
     def take(self, order: AnyArray) -> "Events":
-        """The events at these places, without ranks."""
+        """Returns the events at these places, without ranks."""
         return Events(self.track[order], self.start[order], None if self.end is None else self.end[order])
 
     def nest(self, window_end_ns: int) -> Nest:
-        """The tree of events that are sorted. Outermost events that end NEVER end at `window_end_ns`."""
+        """Returns the tree of sorted events. Outermost events that end NEVER end at `window_end_ns`."""
         if self.end is None:
             raise ValueError("events without ends have no tree")
         count = len(self)

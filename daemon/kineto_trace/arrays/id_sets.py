@@ -12,14 +12,14 @@ _BLOCK_ROWS = 1 << 20
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """The different values (as unsigned 64-bit numbers) in the order of their first appearance."""
+    """Returns the distinct values (as unsigned 64-bit numbers) in the order of their first appearance."""
     interner = Interner()
     interner.intern(values.astype(np.uint64))
     return interner.keys()
 
 
 def is_in(wanted: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """For each wanted id (unsigned): whether it is among the values (of the same type)."""
+    """Tells for each wanted id (unsigned) whether it is among the values (of the same type)."""
     if not len(values) or not len(wanted):
         return np.zeros(len(wanted), np.bool_)
     low, high = int(values.min()), int(values.max())

@@ -22,11 +22,11 @@ class Union(NamedTuple):
     end: Ints
 
     def length(self) -> int:
-        """ns."""
+        """Returns the total length of the union, in ns."""
         return int((self.end - self.start).sum())
 
     def before(self, time: Ints) -> Ints:
-        """For each time: how much (ns) of the union lies before it."""
+        """Returns for each time how much of the union (ns) lies before it."""
         if not len(self.start):
             return np.zeros(len(time), np.int64)
         total = np.concatenate([[0], np.cumsum(self.end - self.start)])
@@ -36,12 +36,12 @@ class Union(NamedTuple):
         return found
 
     def within(self, low: Ints, high: Ints) -> Ints:
-        """For each [low, high): how much (ns) of it the union covers."""
+        """Returns for each [low, high) how much of it (ns) the union covers."""
         return self.before(high) - self.before(low)
 
 
 def union(start: Ints, end: Ints) -> Union:
-    """The union of any intervals."""
+    """Returns the union of any intervals."""
     if not len(start):
         return Union(np.empty(0, np.int64), np.empty(0, np.int64))
     start, end = np.sort(start, kind="stable"), np.sort(end, kind="stable")  # stable: fast on what is nearly sorted
@@ -52,7 +52,7 @@ def union(start: Ints, end: Ints) -> Union:
 
 
 def intersection(first: Union, second: Union) -> Union:
-    """What lies in both."""
+    """Returns the time in both unions."""
     start = np.sort(np.concatenate([first.start, second.start]), kind="stable")
     end = np.sort(np.concatenate([first.end, second.end]), kind="stable")
     running_at_start = np.arange(len(start)) - np.searchsorted(end, start, side="right")
@@ -61,7 +61,7 @@ def intersection(first: Union, second: Union) -> Union:
 
 
 def difference(first: Union, second: Union) -> Union:
-    """What lies in the first, but not in the second."""
+    """Returns the time in the first union but not in the second."""
     if not len(first.start):
         return first
     low, high = int(first.start[0]), int(first.end[-1])
@@ -72,5 +72,5 @@ def difference(first: Union, second: Union) -> Union:
 
 
 def covered(start: Ints, end: Ints, low: int, high: int) -> int:
-    """The length (ns) of the union of the intervals inside [low, high)."""
+    """Returns the length (ns) of the union of the intervals inside [low, high)."""
     return union(np.clip(start, low, high), np.clip(end, low, high)).length()

@@ -35,7 +35,7 @@ def _library() -> ctypes.CDLL:
 
 
 def trail(before: Ints, node: int) -> Ints:
-    """The node, the one before it, and so on until there is none (below 0)."""
+    """Returns the node, the node before it, and so on until there is none (below 0)."""
     before = np.ascontiguousarray(before, np.int64)
     length = _library().kc_trail(before.ctypes.data, len(before), node, None)
     nodes = np.empty(length, np.int64)
@@ -44,7 +44,10 @@ def trail(before: Ints, node: int) -> Ints:
 
 
 class Edges(NamedTuple):
-    """Edges of a graph: first[n] → last[n], weight 0 or more. Of equal paths the one by the earlier edge counts."""
+    """Edges of a graph: first[n] → last[n] with a weight of 0 or more.
+
+    Of paths with equal weight, the one with the earlier edge wins.
+    """
 
     first: Ints
     last: Ints
@@ -52,7 +55,7 @@ class Edges(NamedTuple):
 
 
 def longest(nodes: int, edges: Edges) -> Ints:
-    """The edges of the path with the largest weight, in its order. Raises ViewError if the graph has a cycle."""
+    """Returns the edges of the heaviest path in order. Raises ViewError if the graph has a cycle."""
     first, last, weight = (np.ascontiguousarray(column, np.int64) for column in edges)
     for ends in (first, last):
         if len(ends) and not (int(ends.min()) >= 0 and int(ends.max()) < nodes):

@@ -21,16 +21,16 @@ class Groups(NamedTuple):
         return len(self.first)
 
     def sums(self, values: npt.NDArray[Any]) -> Ints:
-        """For each group the sum of the rows' integer values (exact below 2**53)."""
+        """Returns for each group the sum of the rows' integer values (exact below 2**53)."""
         return sums(self.number, values, len(self.first))
 
     def sizes(self) -> Ints:
-        """For each group the number of its rows."""
+        """Returns the number of rows of each group."""
         return np.bincount(self.number, minlength=len(self.first))
 
 
 def group(keys: Sequence[npt.NDArray[Any]]) -> Groups:
-    """The groups of rows that are equal in all keys. There must be a key; rows are as many as its values."""
+    """Groups rows that are equal in all keys. At least one key is required; all have one value per row."""
     number = _numbered(keys[0])
     for key in keys[1:]:
         further = _numbered(key)
@@ -41,20 +41,20 @@ def group(keys: Sequence[npt.NDArray[Any]]) -> Groups:
 
 
 def _numbered(key: npt.NDArray[Any]) -> Ints:
-    """The values as numbers from 0 on."""
+    """Returns the values as numbers counted from 0."""
     interner = Interner()
     numbers: Ints = interner.intern(key.astype(np.int64).view(np.uint64)).astype(np.int64)
     return numbers
 
 
 def sums(group_number: Ints, values: npt.NDArray[Any], count: int) -> Ints:
-    """The sum of the integer values of each group 0 … count - 1 (exact below 2**53)."""
+    """Returns the sum of the integer values of each group 0 … count - 1 (exact below 2**53)."""
     total: Ints = np.bincount(group_number, weights=values, minlength=count).astype(np.int64)
     return total
 
 
 def subtree_sums(values: npt.NDArray[Any], stop: npt.NDArray[Any]) -> Ints:
-    """For each node of a tree in preorder: the sum over it and all below it. stop: the node after the last of these."""
+    """Returns for each node of a tree in preorder the sum over its subtree. stop: the node after the subtree."""
     running = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=running[1:])
     found: Ints = running[stop] - running[:-1]

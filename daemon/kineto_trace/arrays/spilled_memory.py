@@ -50,7 +50,7 @@ _kept: list[object] = []  # what numpy points to
 
 
 def begin(target_dir: Path) -> bool:
-    """Prepares for the target's records; whether files are used. For the whole life of this process, so once."""
+    """Prepares memory for the target's records. Returns whether files are used. Called once per process."""
     raw = raw_bytes(target_dir)
     if raw < POOL_FROM_BYTES or _kept:
         return False
@@ -74,7 +74,7 @@ def _open_file(library: ctypes.CDLL, target_dir: Path, raw: int) -> bool:
 
 
 def watch(mapping: npt.NDArray[np.uint8]) -> None:
-    """A mapped file that need not stay in memory. It stays mapped: what is watched must not become something else."""
+    """Marks a mapped file that need not stay in memory. Its address range must stay mapped to it."""
     if _kept and mapping.nbytes and codec.load().kc_spill_watch(mapping.ctypes.data, mapping.nbytes):
         _kept.append(mapping)
 

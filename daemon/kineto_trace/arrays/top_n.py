@@ -71,9 +71,9 @@ def largest(
     limit: int,
     kept: frozenset[str] = frozenset(),
 ) -> ByName:
-    """The names that take most of the time, largest first, and the others as one.
+    """Returns the names that take most of the time, largest first, and all others as one.
 
-    kept: names that are listed in any case.
+    kept: names that are always listed.
     """
     every = by_name(events_group, durations, names)
     order = np.argsort(-every.sum, kind="stable")
@@ -98,7 +98,7 @@ def as_hta(
     limit: int,
     kept: frozenset[str] = frozenset(),
 ) -> ByName:
-    """HTA's choice and statistics. kept: names that are never put together."""
+    """Makes HTA's selection and statistics. kept: names that are never merged."""
     every = by_name(events_group, durations, names)
     every = _take(every, np.array(sorted(range(len(every)), key=lambda index: every.name[index]), np.int64))
     backwards = np.argsort(every.sum[::-1], kind="quicksort")  # pandas' descending order

@@ -33,13 +33,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes one small file as a whole."""
+    """Writes a small file completely or not at all."""
     with atomic_file(path) as file:
         file.write(data)
 
 
 class DigestFile:
-    """Passes on what is written, and keeps the length and SHA-256 of it."""
+    """Passes on what is written, and tracks its length and SHA-256."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -47,7 +47,7 @@ class DigestFile:
         self.size_bytes = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Writes what the file takes. Returns the number of bytes."""
+        """Writes as much as the file accepts. Returns the number of bytes."""
         written = self._file.write(data)
         self._hash.update(memoryview(data)[:written])
         self.size_bytes += written
@@ -55,5 +55,5 @@ class DigestFile:
 
     @property
     def sha256(self) -> str:
-        """Of everything so far, in hexadecimal."""
+        """Returns the SHA-256 of everything written so far, in hexadecimal."""
         return self._hash.hexdigest()

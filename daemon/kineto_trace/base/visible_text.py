@@ -15,17 +15,17 @@ _LINE_CONTROLS = re.compile(f"[\\x00-\\x1f{_OTHERS}]")
 
 
 def visible(text: str) -> str:
-    """The text with its lines and tabs, every other control spelled out."""
+    """Returns the text with every control character except line feeds and tabs spelled out."""
     return text if text.isprintable() else _CONTROLS.sub(_spelled, text)  # most are: ten times as fast
 
 
 def one_line(text: str) -> str:
-    """Likewise, and on one line: nobody can add a line to a table or a log."""
+    """Does the same and keeps it on one line, so that no text can add a line to a table or a log."""
     return text if text.isprintable() else _LINE_CONTROLS.sub(_spelled, text)
 
 
 def in_json(text: str) -> str:
-    """JSON text with the controls that JSON leaves as they are escaped: the same value."""
+    """Escapes control characters that JSON leaves as they are; the value stays the same."""
     return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -79,7 +79,7 @@ _TYPE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class CollectiveDescription:
     """What is the same for many collectives. None: not recorded. Bytes: of one rank's buffers. size: its group's."""
 
     collective: str
@@ -95,13 +95,13 @@ class Description:
 
     @property
     def bytes(self) -> int | None:
-        """The size by nccl-tests' rules."""
+        """Returns the size by the rules of nccl-tests."""
         known = [value for value in (self.in_bytes, self.out_bytes) if value is not None]
         return max(known, default=None)
 
     @property
     def transfer(self) -> bool:
-        """It is between two ranks."""
+        """Whether it is a transfer between two ranks."""
         return self.collective in TRANSFERS
 
 
@@ -117,14 +117,14 @@ class Collectives:
     end: Ints
     description: Ints
     sequence: Ints
-    descriptions: tuple[Description, ...]
+    descriptions: tuple[CollectiveDescription, ...]
 
     def __len__(self) -> int:
         return len(self.place)
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """Bus bandwidth / algorithm bandwidth, by nccl-tests, for a group of this size."""
+    """Returns bus bandwidth / algorithm bandwidth by nccl-tests, for a group of this size."""
     if size < 1:
         return float("nan")
     if collective == "all_reduce":
@@ -135,7 +135,7 @@ def bus_factor(collective: str, size: int) -> float:
 
 
 def collective_name(text: str) -> str:
-    """Our name of a collective: all_reduce for allreduce, ALLREDUCE and nccl:all_reduce_coalesced."""
+    """Returns the normalized name: all_reduce for allreduce, ALLREDUCE and nccl:all_reduce_coalesced."""
     word = text.split(":")[-1].strip().split(" ")[0]  # "send 0->1"
     plain = word.replace("_", "").lower()
     return _NAMES.get(plain, word.lower())
@@ -151,7 +151,7 @@ def arguments_of_ops(context: Context) -> tuple[Ints, npt.NDArray[np.int32]]:
 
 
 def collectives(context: Context) -> Collectives:
-    """All communication kernels. Each distinct text of arguments is read once."""
+    """Returns all communication kernels. Each distinct text of arguments is parsed once."""
     work, trace = context.get(gpu), context.trace
     place = np.flatnonzero(work.communication)
     kernels = trace.table("kernel")
@@ -160,7 +160,7 @@ def collectives(context: Context) -> Collectives:
     texts = np.where(_described(context, texts), texts, _texts_of_ops(context, work.op[place]))
     keys = texts.astype(np.int64) << 32 | work.name[place].astype(np.int64)
     distinct, number = np.unique(keys, return_inverse=True)
-    described: dict[Description, int] = {}
+    described: dict[CollectiveDescription, int] = {}
     seen: dict[tuple[int, str], int] = {}  # texts that differ in their numbers alone are read once
     description, sequence = np.empty(len(distinct), np.int64), np.empty(len(distinct), np.int64)
     for at, key in enumerate(distinct.tolist()):
@@ -203,15 +203,15 @@ def _texts_of_ops(context: Context, op: Ints) -> npt.NDArray[np.int32]:
 
 
 def _number(value: Any, missing: int) -> int:
-    """A number that may be written as a text."""
+    """Parses a number that may be written as text."""
     try:
         return int(value)
     except (TypeError, ValueError):
         return missing
 
 
-def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
-    """What the arguments and the name of a kernel say; the arguments are right where both do."""
+def describe(arguments: Mapping[str, Any], kernel: str) -> CollectiveDescription:
+    """Returns what the arguments and the name of a kernel state; the arguments take precedence."""
     named = _KERNEL.search(kernel)
     algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
     of_kernel = _TYPE.search(kernel)
@@ -222,7 +222,7 @@ def describe(arguments: Mapping[str, Any], kernel: str) -> Description:
     group = arguments.get("Process Group Name")
     about = arguments.get("Process Group Description")
     name = arguments.get("Collective name") or (named[1] if named else None)
-    return Description(
+    return CollectiveDescription(
         collective=collective_name(str(name)) if name else "unknown",
         group=None if group is None else str(group),
         group_description=None if about is None else str(about),
@@ -242,7 +242,7 @@ def _size(arguments: Mapping[str, Any], side: str, width: int | None) -> int | N
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """A list, or its text, which may be cut off: [0, 1, ..., 7]."""
+    """Parses a list, or its text, which may be truncated: [0, 1, ..., 7]."""
     if isinstance(value, str):
         if "..." in value:
             return ()

@@ -33,17 +33,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.nccl import NO_SEQUENCE
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import MAX_OFFSET_NS
-
-if TYPE_CHECKING:
-    from kineto_trace.collectives.rank_matching import RankCollectives
 
 BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
 MIN_COLLECTIVES = 8  # shared by two ranks
@@ -60,10 +57,10 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """One rank's. uncertainty_ns: None: unknown; after `align`, relative to the reference.
+class RankClock:
+    """The clock of one rank. uncertainty_ns: None if unknown; after `align`, relative to the reference.
 
-    method: where the offset is from. collectives: so many were used. spread_ns: the median deviation of their ends.
+    method: source of the offset. collectives: how many were used. spread_ns: the median deviation of their ends.
     """
 
     offset_ns: int = 0
@@ -75,17 +72,41 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The clocks of all ranks in the order in which they were given. reference: place of the one that others follow."""
+    """The clocks of all ranks in the given order. reference: place of the clock that the others follow."""
 
-    clocks: tuple[Clock, ...]
+    clocks: tuple[RankClock, ...]
     reference: int
     notes: tuple[str, ...] = ()
 
     @property
     def uncertainty_ns(self) -> int | None:
-        """The largest one; None: that of some rank is unknown."""
+        """The largest uncertainty; None if that of any rank is unknown."""
         known = [clock.uncertainty_ns for clock in self.clocks if clock.uncertainty_ns is not None]
         return max(known, default=0) if len(known) == len(self.clocks) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RankCollectives:
+    """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
+
+    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
+    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
+    """
+
+    host: str
+    clock: RankClock
+    start: Ints
+    end: Ints
+    description: Ints
+    sequence: Ints
+    ordinal: Ints
+    step: Ints
+    compute_ns: Ints
+    kernels: Ints
+    descriptions: tuple[CollectiveDescription, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
 
 
 class Blocking(NamedTuple):
@@ -96,8 +117,8 @@ class Blocking(NamedTuple):
     end: Ints
 
 
-def blocking(found: "RankCollectives") -> Blocking:
-    """Those that have a sequence number: where the windows of ranks differ, only that tells which one is which."""
+def blocking(found: RankCollectives) -> Blocking:
+    """Selects collectives with a sequence number, which alone identifies them where windows of ranks differ."""
     used = [description.collective in BLOCKING for description in found.descriptions]
     groups = [
         _hash(f"{description.group}\0{description.ranks}\0{description.collective}")
@@ -117,14 +138,14 @@ def _hash(text: str) -> int:
 # ------------------------------------------------------------ given offsets
 
 
-def read_clocks(path: Path) -> dict[int, Clock]:
-    """A JSON object: rank -> offset_ns, or {"offset_ns": …, "uncertainty_ns": …}. Raises FileError."""
+def read_clocks(path: Path) -> dict[int, RankClock]:
+    """Reads a JSON object: rank -> offset_ns, or {"offset_ns": …, "uncertainty_ns": …}. Raises FileError."""
     try:
         values = json.loads(path.read_bytes())
     except OSError as exc:
         raise FileError(f"cannot read {path}: {exc.strerror or exc}") from exc
     except (ValueError, RecursionError) as exc:
-        raise FileError(f"{path} is no JSON: {exc}") from exc
+        raise FileError(f"{path} is not valid JSON: {exc}") from exc
     if not isinstance(values, dict):
         raise FileError(f'{path}: expected an object like {{"0": {{"offset_ns": 1500, "uncertainty_ns": 200}}}}')
     return {_rank(key, path): _clock(value, f"{path}: rank {key}") for key, value in values.items()}
@@ -132,11 +153,11 @@ def read_clocks(path: Path) -> dict[int, Clock]:
 
 def _rank(key: str, path: Path) -> int:
     if not (key.isascii() and key.isdecimal() and len(key) < 10):
-        raise FileError(f"{path}: expected a rank like 3, got {key!r}")
+        raise FileError(f"{path}: expected a rank such as 3, got {key!r}")
     return int(key)
 
 
-def _clock(value: Any, where: str) -> Clock:
+def _clock(value: Any, where: str) -> RankClock:
     if isinstance(value, dict):
         unknown = sorted(set(value) - {"offset_ns", "uncertainty_ns"})
         if unknown:
@@ -147,21 +168,21 @@ def _clock(value: Any, where: str) -> Clock:
     if not is_offset(offset):
         raise FileError(f"{where}: offset_ns: expected a whole number of nanoseconds, got {offset!r:.40}")
     if uncertainty is not None and (not is_offset(uncertainty) or uncertainty < 0):
-        raise FileError(f"{where}: uncertainty_ns: expected nanoseconds, zero or more, got {uncertainty!r:.40}")
-    return Clock(offset, uncertainty, "given")
+        raise FileError(f"{where}: uncertainty_ns: expected nanoseconds (zero or more), got {uncertainty!r:.40}")
+    return RankClock(offset, uncertainty, "given")
 
 
 def is_offset(value: object) -> bool:
-    """Whether this is a number of nanoseconds that times can be moved by."""
+    """Tells whether this is a number of nanoseconds that times can be shifted by."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_OFFSET_NS
 
 
-def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
-    """What a trace says of its clock; what is no number does not count."""
+def clock_of(offset_ns: object, uncertainty_ns: object) -> RankClock:
+    """Returns the clock that a trace states; values that are not numbers are ignored."""
     if not isinstance(offset_ns, int) or not is_offset(offset_ns):
-        return Clock()
+        return RankClock()
     known = isinstance(uncertainty_ns, int) and is_offset(uncertainty_ns) and uncertainty_ns >= 0
-    return Clock(offset_ns, uncertainty_ns if isinstance(uncertainty_ns, int) and known else None, "trace")
+    return RankClock(offset_ns, uncertainty_ns if isinstance(uncertainty_ns, int) and known else None, "trace")
 
 
 # ------------------------------------------------------------ alignment
@@ -169,13 +190,13 @@ def clock_of(offset_ns: object, uncertainty_ns: object) -> Clock:
 
 def align(
     ranks: Sequence[int],
-    clocks: Sequence[Clock],
+    clocks: Sequence[RankClock],
     found: Sequence[Blocking] | None,
     hosts: Sequence[str] = (),
 ) -> Alignment:
-    """The clocks relative to one of them, refined by collectives; None: not refined.
+    """Aligns the clocks to one of them, refined by collectives (None: no refinement).
 
-    ranks: how notes call them. hosts: where each one ran; none, or "": unknown.
+    ranks: their names in notes. hosts: where each rank ran; none, or "" if unknown.
     """
     if not ranks:
         raise ValueError("no clock to align")
@@ -191,7 +212,7 @@ def align(
     return _Refinement(ranks, known, moved, reference, same_host).result()
 
 
-def _on_its_host(clocks: Sequence[Clock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
+def _on_its_host(clocks: Sequence[RankClock], reference: int, hosts: Sequence[str]) -> frozenset[int]:
     """The places of ranks of the reference's host, whose clock is the same one."""
     own = clocks[reference]
     if not hosts or hosts[reference] in NO_HOSTS or own.method == "given":
@@ -209,8 +230,8 @@ def _or_infinite(value: int | None) -> float:
     return float("inf") if value is None else value
 
 
-def _relative(clocks: Sequence[Clock], reference: int) -> tuple[Clock, ...]:
-    """With uncertainties to the reference."""
+def _relative(clocks: Sequence[RankClock], reference: int) -> tuple[RankClock, ...]:
+    """Returns the clocks with uncertainties relative to the reference."""
     own = clocks[reference].uncertainty_ns
     found = []
     for place, clock in enumerate(clocks):
@@ -220,18 +241,18 @@ def _relative(clocks: Sequence[Clock], reference: int) -> tuple[Clock, ...]:
     return tuple(found)
 
 
-def _moved(found: Blocking, clock: Clock) -> Blocking:
+def _moved(found: Blocking, clock: RankClock) -> Blocking:
     return Blocking(found.key, found.start + clock.offset_ns, found.end + clock.offset_ns)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Some numbers for a note."""
+    """Formats some numbers for a note."""
     shown = ", ".join(map(str, ranks[:MAX_LISTED]))
     return shown + (f", … ({len(ranks)} in all)" if len(ranks) > MAX_LISTED else "")
 
 
 class _Bounds(NamedTuple):
-    """What is to be added to a rank's times, ns. used: so many collectives say it; spread: the median deviation."""
+    """Bounds for the shift of a rank's times, in ns. used: number of collectives; spread: median deviation."""
 
     low: int
     high: int
@@ -241,12 +262,12 @@ class _Bounds(NamedTuple):
 
 
 class _Refinement:
-    """Ranks join the reference one after the other."""
+    """Joins the ranks to the reference one after the other."""
 
     def __init__(
         self,
         ranks: Sequence[int],
-        known: Sequence[Clock],
+        known: Sequence[RankClock],
         found: Sequence[Blocking],
         reference: int,
         same_host: frozenset[int],
@@ -258,7 +279,7 @@ class _Refinement:
         self._notes: list[str] = []
 
     def result(self) -> Alignment:
-        """The clocks of all ranks."""
+        """Returns the clocks of all ranks."""
         waiting = [place for place in range(len(self._ranks)) if place != self._reference]
         round_ = [self._reference]
         while waiting and round_:
@@ -273,20 +294,20 @@ class _Refinement:
         if waiting:
             names = listed([self._ranks[place] for place in waiting])
             self._notes.append(
-                f"clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered blocking "
-                f"collectives with rank {self._ranks[self._reference]} or those aligned with it"
+                f"the clocks of ranks {names} are not refined: they share fewer than {MIN_COLLECTIVES} numbered "
+                f"blocking collectives with rank {self._ranks[self._reference]} or those aligned with it"
             )
         return Alignment(tuple(self._clocks), self._reference, tuple(self._notes))
 
     def _neighbour(self, place: int, among: Sequence[int]) -> int | None:
-        """The aligned rank with which this one shares most; None: too few with each."""
+        """Returns the aligned rank that shares most collectives with this one; None if each shares too few."""
         own = self._found[place].key
         shared = [(len(np.intersect1d(own, self._found[other].key, assume_unique=True)), other) for other in among]
         count, other = max(shared, key=lambda entry: (entry[0], -entry[1]))
         return other if count >= MIN_COLLECTIVES else None
 
     def _join(self, place: int, over: int) -> None:
-        """Refines one rank by another one, where that tells more than is known."""
+        """Refines the clock of one rank by another one, where that adds information."""
         bounds = _bounds(self._found[over], self._found[place])
         if isinstance(bounds, str):
             self._refuse(place, over, bounds)
@@ -308,7 +329,7 @@ class _Refinement:
         uncertainty = int(max(high - added, added - low))
         if uncertainty < before:
             self._joined[place] = added
-            self._clocks[place] = Clock(
+            self._clocks[place] = RankClock(
                 self._known[place].offset_ns + added, uncertainty, "collectives", bounds.used, bounds.spread
             )
         else:
@@ -321,7 +342,7 @@ class _Refinement:
 
 
 def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
-    """What the shared collectives say, or why they say nothing."""
+    """Returns the bounds from the shared collectives, or why there are none."""
     _, mine, its = np.intersect1d(reference.key, other.key, assume_unique=True, return_indices=True)
     ends = reference.end[mine] - other.end[its]
     median = int(np.median(ends))
@@ -330,20 +351,20 @@ def _bounds(reference: Blocking, other: Blocking) -> _Bounds | str:
     fits = deviation <= max(ODD_SPREADS * spread, ODD_NS)
     odd = len(fits) - int(fits.sum())
     if odd > MAX_ODD_SHARE * len(fits):
-        return f"{odd} of {len(fits)} collectives end at quite other times than the rest"
+        return f"{odd} of {len(fits)} collectives end at very different times than the rest"
     mine, its = mine[fits], its[fits]
     low = int((reference.start[mine] - other.end[its]).max()) - TIMESTAMP_NS
     high = int((reference.end[mine] - other.start[its]).min()) + TIMESTAMP_NS
     if low > high:
-        return f"{len(mine)} collectives contradict each other: no offset fits them all (clocks that drift?)"
+        return f"{len(mine)} collectives contradict each other: no offset fits them all (the clocks may drift)"
     return _Bounds(low, high, median, len(mine), spread)
 
 
 # ------------------------------------------------------------ what is kept and said
 
 
-def to_dict(clock: Clock) -> Mapping[str, Any]:
-    """For the metadata of a merged file."""
+def to_dict(clock: RankClock) -> Mapping[str, Any]:
+    """Returns the clock for the metadata of a merged file."""
     return {
         "clock_offset_ns": clock.offset_ns,
         "clock_uncertainty_ns": clock.uncertainty_ns,

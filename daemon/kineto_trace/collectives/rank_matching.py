@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import union
-from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, collectives
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collectives
 from kineto_trace.collectives.rank_clocks import (
     NO_HOSTS,
     TIMESTAMP_NS,
     Alignment,
-    Clock,
+    RankClock,
+    RankCollectives,
     align,
     blocking,
     clock_of,
@@ -50,30 +51,6 @@ KERNEL = GPU_TABLES.index("kernel")
 
 
 @dataclass(frozen=True, slots=True)
-class RankCollectives:
-    """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
-
-    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
-    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
-    """
-
-    host: str
-    clock: Clock
-    start: Ints
-    end: Ints
-    description: Ints
-    sequence: Ints
-    ordinal: Ints
-    step: Ints
-    compute_ns: Ints
-    kernels: Ints
-    descriptions: tuple[Description, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-@dataclass(frozen=True, slots=True)
 class Matched:
     """Collectives of all ranks under each other. rank: place in `ranks`; instance: equal for counterparts.
 
@@ -91,7 +68,7 @@ class Matched:
     start: Ints
     end: Ints
     compute_ns: Ints
-    descriptions: list[Description]
+    descriptions: list[CollectiveDescription]
     notes: list[str]
     clock_notes: list[str]
     uncertainty: Floats
@@ -102,7 +79,7 @@ class Matched:
 
 
 def rank_collectives(context: Context) -> RankCollectives:
-    """What one rank contributes."""
+    """Returns what one rank contributes."""
     found, work = context.get(collectives), context.get(gpu)
     apart = np.array([description.transfer for description in found.descriptions], np.bool_)
     group = _group_numbers(found.descriptions)
@@ -135,23 +112,23 @@ def rank_collectives(context: Context) -> RankCollectives:
     )
 
 
-def _group_numbers(descriptions: Sequence[Description]) -> Ints:
+def _group_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault((d.group, d.ranks), len(numbers)) for d in descriptions], np.int64)
 
 
-def _name_numbers(descriptions: Sequence[Description]) -> Ints:
+def _name_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault((d.group, d.ranks, _paired(d)), len(numbers)) for d in descriptions], np.int64)
 
 
-def _paired(description: Description) -> str:
-    """A send and its recv have different names."""
+def _paired(description: CollectiveDescription) -> str:
+    """Gives a send and its recv, which have different names, the same one."""
     return "sendrecv" if description.transfer else description.collective
 
 
 def _ordinals(group: Ints) -> Ints:
-    """How many of the same group stand before each."""
+    """Returns how many rows of the same group precede each row."""
     order = np.argsort(group, kind="stable")
     place = np.arange(len(group))
     begins = np.ones(len(group), np.bool_)
@@ -183,11 +160,11 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
-    """The collectives of all ranks, matched; clocks aligned by one of ALIGNMENTS. Raises ViewError."""
+    """Matches the collectives of all ranks and aligns clocks by one of ALIGNMENTS. Raises ViewError."""
     if by not in ALIGNMENTS:
-        raise ViewError(f"option align: {by!r} is none of {', '.join(ALIGNMENTS)}")
+        raise ViewError(f"option align: {by!r} is not valid; expected one of {', '.join(ALIGNMENTS)}")
     ranks = [rank for rank, _ in partials]
-    numbers: dict[Description, int] = {}
+    numbers: dict[CollectiveDescription, int] = {}
     own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]
     descriptions = list(numbers)
     description = _joined([number[part.description] for number, (_, part) in zip(own, partials, strict=True)])
@@ -218,7 +195,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _instances(descriptions: Sequence[Description], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
+def _instances(descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
     group, name = _group_numbers(descriptions), _name_numbers(descriptions)
     transfer = np.array([d.transfer for d in descriptions], np.bool_)
     if not len(description):
@@ -237,7 +214,9 @@ def _instances(descriptions: Sequence[Description], description: Ints, sequence:
     return found
 
 
-def _matching_notes(ranks: int, descriptions: Sequence[Description], description: Ints, sequence: Ints) -> list[str]:
+def _matching_notes(
+    ranks: int, descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints
+) -> list[str]:
     notes = []
     unnumbered = int((sequence == NO_SEQUENCE).sum())
     if unnumbered and ranks > 1:
@@ -255,8 +234,8 @@ def _matching_notes(ranks: int, descriptions: Sequence[Description], description
 
 
 def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
-    """All times on the clock of one rank."""
-    measured = [Clock() if by == "collectives" else part.clock for part in parts]
+    """Puts all times on the clock of one rank."""
+    measured = [RankClock() if by == "collectives" else part.clock for part in parts]
     hosts = [] if by == "collectives" else [part.host for part in parts]
     found = [blocking(part) for part in parts] if by == "auto" else None
     alignment = align(matched.ranks, measured, found, hosts)
@@ -296,11 +275,11 @@ def _moved(matched: Matched, shift: Ints) -> Matched:
 
 
 def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArray[np.bool_], far_ns: int) -> list[str]:
-    """By what the clocks are compared, and how far they may be off."""
+    """States how the clocks are compared, and their uncertainty."""
     reference = alignment.reference
     others = [clock for place, clock in enumerate(alignment.clocks) if place != reference]
     if all(clock.method == "host" for clock in others):
-        return [f"all ranks are of one host: their clocks are one, and right to {TIMESTAMP_NS / 1000:g} us"]
+        return [f"all ranks ran on one host: they share a clock, which is exact to {TIMESTAMP_NS / 1000:g} us"]
     count = {method: sum(clock.method == method for clock in others) for method in _METHODS}
     parts = [f"{number} {_METHODS[method]}" for method, number in count.items() if number]
     notes = [f"clocks are compared with that of rank {ranks[reference]}: {'; '.join(parts)}"] if parts else []
@@ -312,13 +291,13 @@ def _clock_notes(ranks: Sequence[int], alignment: Alignment, by_ends: npt.NDArra
     if by_ends.any():
         notes.append(
             f"nothing is known of the clocks of ranks {listed(_chosen(ranks, by_ends))}: they are aligned by the ends "
-            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); how far they may be off is unknown"
+            f"of their collectives (they were up to {far_ns / 1000:.1f} us apart); their uncertainty is unknown"
         )
     left = np.array([clock.uncertainty_ns is None for clock in alignment.clocks]) & ~by_ends
     left[reference] = False
     if left.any():
         notes.append(
-            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken for right, though nothing is known of them"
+            f"the clocks of ranks {listed(_chosen(ranks, left))} are taken as they are: nothing is known about them"
         )
     return [*notes, *alignment.notes]
 
@@ -369,7 +348,7 @@ class Instances:
 
 
 def instances(matched: Matched) -> Instances:
-    """Extremes over ranks of each collective, in the order of the numbers of `Matched.instance`."""
+    """Returns the extremes over ranks of each collective, in the order of `Matched.instance`."""
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     large, small = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     start, first_end, transfer = (np.full(count, large) for _ in range(3))
@@ -389,10 +368,10 @@ def instances(matched: Matched) -> Instances:
 
 
 def skew_uncertainty(matched: Matched) -> Floats:
-    """For each instance: how far a difference of two of its ranks' times may be off (ns); NaN: unknown.
+    """Returns for each instance the maximum error (ns) of a difference between times of two ranks; NaN if unknown.
 
-    Every clock may be off the reference's by its uncertainty; so a difference by those of the two least certain
-    clocks. Ranks of one clock differ by what timestamps may be wrong.
+    Every clock may differ from the reference by its uncertainty, so a difference may be off by those of the two least
+    certain clocks. Ranks that share a clock differ by the accuracy of timestamps.
     """
     count = int(matched.instance.max()) + 1 if len(matched) else 0
     clocks = int(matched.clock.max(initial=0)) + 1

@@ -31,7 +31,7 @@ class Waits:
 
 
 def waits(matched: Matched, found: Instances | None = None) -> Waits:
-    """The waiting of all ranks in collectives where they meet."""
+    """Returns the waiting of all ranks in collectives that synchronize them."""
     found = instances(matched) if found is None else found
     if not len(matched):
         return Waits(*np.empty((3, 0), np.int64))

@@ -10,7 +10,7 @@ TOLERATED_SHARE = 0.02
 
 
 def launch_warnings(trace: Trace) -> tuple[str, ...]:
-    """One warning if calls were recorded, and yet many kernels have none with their correlation id."""
+    """Warns if calls were recorded, but many kernels have no call with their correlation id."""
     kernels = trace.table("kernel")
     calls = [trace.table(kind)["correlation"] for kind in API_TABLES if len(trace.table(kind))]
     if not len(kernels) or not calls:

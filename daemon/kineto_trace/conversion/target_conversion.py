@@ -18,14 +18,12 @@ from kineto_trace.formats.shared.text_sinks import GzipSink, Output, TextSink
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.spool.attachments import Attachments, write_attachments
-from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES, OutputFile
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY, DEFAULT_FORMAT, FILE_NAMES, OutputFile
 from kineto_trace.store.parquet_folder import save_columns
-
-COLUMNS_DIRECTORY = "columns"
 
 
 class OutputFormat(NamedTuple):
-    """A file that a trace can be had as. write: the whole trace into a sink, under this name; returns notes."""
+    """A file format of a trace. write: writes the whole trace into a sink under this name; returns notes."""
 
     name: str
     file_name: str
@@ -54,7 +52,7 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What a conversion made. The counts are of records that are not in the files."""
+    """The result of a conversion. The counts are of records that are not in the files."""
 
     files: tuple[OutputFile, ...]
     traced: bool  # False: there were only files beside a trace, so that the wanted formats do not apply
@@ -66,12 +64,12 @@ class Conversion:
     chunks_torn: int  # cut off when the daemon died
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         return asdict(self)
 
 
 def convert_target(target_dir: Path, *, formats: Sequence[str]) -> Conversion:
-    """Makes the columns and the files of these formats (none: the default one). Raises TraceError."""
+    """Writes the columns and the files of these formats (none: the default format). Raises TraceError."""
     wanted = [_format(name) for name in dict.fromkeys(formats or [DEFAULT_FORMAT])]
     attachments = write_attachments(target_dir)
     if attachments.alone:
@@ -109,7 +107,7 @@ def _without_trace(attachments: Attachments) -> Conversion:
 def _format(name: str) -> OutputFormat:
     entry = FORMATS.get(name)
     if entry is None:
-        raise FormatError(f"no output format {name!r}; there are: {', '.join(FORMATS)}")
+        raise FormatError(f"no output format is called {name!r}; available: {', '.join(FORMATS)}")
     return entry
 
 

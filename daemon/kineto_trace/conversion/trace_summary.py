@@ -19,7 +19,7 @@ NO_GPU = -1.0
 
 
 def summarize(trace: Trace) -> dict[str, Any]:
-    """The keys are those of the message; times in ns."""
+    """Summarizes a trace. The keys are those of the message; times are in ns."""
     iterations = whole_iterations(trace.target)
     return {
         "activities": {
@@ -40,7 +40,7 @@ def summarize(trace: Trace) -> dict[str, Any]:
 
 
 def gpu_busy_fraction(trace: Trace) -> float:
-    """Share of the window in which a GPU did something, mean over the GPUs that did; -1 if none did."""
+    """Returns the share of the window in which a GPU was busy, averaged over the GPUs with work; -1 if none had any."""
     window = trace.window_end_ns - trace.window_start_ns
     tables = [trace.table(kind) for kind in GPU_TABLES if len(trace.table(kind))]
     if not tables or window <= 0:
@@ -56,13 +56,13 @@ def gpu_busy_fraction(trace: Trace) -> float:
 
 
 def top_kernels(trace: Trace) -> list[dict[str, Any]]:
-    """The kernels with the most total time."""
+    """Returns the kernels with the most total time."""
     table = trace.table("kernel")
     return _top(trace, table["name"], np.ones(len(table), np.int64), table["duration"])
 
 
 def top_ops(trace: Trace) -> list[dict[str, Any]]:
-    """The operators with the most self time: in which no operator inside them ran."""
+    """Returns the operators with the most self time (without operators inside them)."""
     table = trace.table("cpu_op")
     if not len(table):
         return []
@@ -71,9 +71,10 @@ def top_ops(trace: Trace) -> list[dict[str, Any]]:
 
 
 def top_functions(trace: Trace) -> list[dict[str, Any]]:
-    """The Python functions that ran in the most samples, each with the lines that did.
+    """Returns the Python functions that ran in the most samples, each with its busiest lines.
 
-    total_ns is these samples times the sampling period; waiting: further samples, in which it waited for the GIL.
+    total_ns is the number of these samples times the sampling period; waiting counts further samples in which it waited
+    for the GIL.
     """
     found = line_samples(trace)
     name = trace.table("python_function")["name"][found.row].astype(np.int64)
@@ -94,14 +95,14 @@ def top_functions(trace: Trace) -> list[dict[str, Any]]:
 
 
 def python_states(trace: Trace) -> dict[str, int]:
-    """The samples of Python threads by what the thread did; empty without samples."""
+    """Returns the number of samples of Python threads by state; empty without samples."""
     counts = state_counts(trace.table("python_function")).sum(axis=0)
     names = ("unknown", *STATES[1:])
     return {name: int(count) for name, count in zip(names, counts, strict=True)} if counts.any() else {}
 
 
 def native_threads(trace: Trace) -> list[dict[str, Any]]:
-    """The threads without Python that used the most CPU time."""
+    """Returns the threads without Python that used the most CPU time."""
     uses = [use for use in thread_use(trace.target) if is_native(use) and use.cpu_ns][:TOP]
     names = trace.target.threads
     return [

@@ -18,7 +18,7 @@ from kineto_trace.errors import TraceError
 
 
 def warm_up() -> None:
-    """Converts a sample, so that jobs need not. A missing native library is seen in the log; a job then says it too."""
+    """Converts a sample to warm up. A missing native library is logged here, and reported by each job."""
     try:
         convert_a_sample()
     except (OSError, TraceError) as exc:
@@ -26,7 +26,7 @@ def warm_up() -> None:
 
 
 def answer(line: str) -> str:
-    """Does the job of this line. Does not raise."""
+    """Does the job described by this line. Never raises."""
     return json.dumps(_answer(line))
 
 

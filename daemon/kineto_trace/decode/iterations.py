@@ -30,9 +30,9 @@ _Row = tuple[int, int, int, bool]  # number, start and end (Unix ns), whether it
 
 
 def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: TargetInfo) -> dict[str, Table]:
-    """The tables with a user_annotation for each iteration of `target.iterations` that overlaps the target's window.
+    """Adds a user_annotation for each iteration of `target.iterations` that overlaps the target's window.
 
-    Call it on tables that are cut to the window. Without iterations, a window or a thread nothing is added.
+    Call it on tables that are cut to the window. Without iterations, a window or a thread, nothing is added.
     """
     rows = _rows(target)
     if not rows or target.iteration_thread <= 0 or _has_own(tables, strings):
@@ -59,7 +59,7 @@ def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: Ta
 
 
 def whole_iterations(target: TargetInfo) -> list[int]:
-    """The numbers of the iterations that began and ended in the window."""
+    """Returns the numbers of the iterations that began and ended in the window."""
     begun = dict(_known(target))
     return [
         number
@@ -69,7 +69,7 @@ def whole_iterations(target: TargetInfo) -> list[int]:
 
 
 def _known(target: TargetInfo) -> list[tuple[int, int]]:
-    """Number and begin of the iterations that the agent told of; entries that make no sense are skipped."""
+    """Returns number and start of the reported iterations; implausible entries are skipped."""
     known: list[tuple[int, int]] = []
     for entry in target.iterations[:_MAX_ITERATIONS]:
         if _is_iteration(entry) and (not known or (entry[0] > known[-1][0] and entry[1] >= known[-1][1])):
@@ -78,7 +78,7 @@ def _known(target: TargetInfo) -> list[tuple[int, int]]:
 
 
 def _rows(target: TargetInfo) -> list[_Row]:
-    """The iterations within the window, cut to it."""
+    """Returns the iterations within the window, cut to it."""
     first_ns, last_ns = target.window_start_ns, target.window_end_ns
     known = _known(target)
     rows = []
@@ -105,7 +105,7 @@ def _is_iteration(entry: Any) -> bool:
 
 
 def _has_own(tables: Mapping[str, Table], strings: StringTable) -> bool:
-    """Whether the program's own profiler has written its steps."""
+    """Tells whether the program's own profiler has written its steps."""
     numbers = [number for number, text in enumerate(strings.strings) if text.startswith(PREFIX)]
     return bool(numbers) and any(
         bool(np.isin(tables[kind]["name"], numbers).any()) for kind in OP_TABLES if kind in tables
@@ -119,7 +119,7 @@ def _first_free_id(tables: Mapping[str, Table]) -> int:
 
 
 def _torch_thread(tables: Mapping[str, Table], thread: int) -> int:
-    """Torch's number of this thread, if an op names it; else 0."""
+    """Returns torch's number of this thread if an op states it, otherwise 0."""
     for kind in OP_TABLES:
         if kind in tables:
             numbers = tables[kind]["torch_thread"][(tables[kind]["thread"] == thread)]

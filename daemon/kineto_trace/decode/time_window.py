@@ -46,7 +46,7 @@ def _correlations(tables: Mapping[str, Table], kept: Mapping[str, Mask]) -> npt.
 
 
 def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start_ns: int) -> None:
-    """Keeps the ops before the window in which a kept call began."""
+    """Keeps ops before the window in which a kept call began."""
     calls = [
         (table["thread"][early], table["start"][early])
         for table, early in (
@@ -65,7 +65,7 @@ def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start
 
 
 def _take(table: Table, kept: Mask) -> Table:
-    """Some rows; a parent that is a row of the table keeps its meaning."""
+    """Selects rows; parents that are row numbers are renumbered."""
     taken = table.take(kept)
     if "parent" not in taken.columns:
         return taken
@@ -76,7 +76,7 @@ def _take(table: Table, kept: Mask) -> Table:
 
 
 def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str, Table]:
-    """The tensors of the ops that are left."""
+    """Selects the tensors of the remaining ops."""
     table = tables.get("op_tensor")
     if table is None:
         return {}
@@ -88,7 +88,7 @@ def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str
 
 
 def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:
-    """First start and last end of all activities (Unix ns); (0, 0) without any."""
+    """Returns the first start and the last end of all activities (Unix ns); (0, 0) without any."""
     filled = [table for kind, table in tables.items() if len(table) and kind not in UNTIMED_TABLES]
     if not filled:
         return 0, 0

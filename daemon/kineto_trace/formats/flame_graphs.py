@@ -36,7 +36,7 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 Ints = npt.NDArray[np.int64]
 
 
-class Graph(StrEnum):
+class FlameGraph(StrEnum):
     """What a flame graph counts."""
 
     HOST = "host"
@@ -61,16 +61,16 @@ class Stacks:
         return len(self.parent)
 
 
-def stacks(context: Context, graph: Graph) -> Stacks:
-    """The stacks of a trace with their weights; empty if nothing of the kind was recorded."""
-    if graph in (Graph.SAMPLES, Graph.IDLE):
+def stacks(context: Context, graph: FlameGraph) -> Stacks:
+    """Returns the stacks of a trace with their weights; empty if nothing of the kind was recorded."""
+    if graph in (FlameGraph.SAMPLES, FlameGraph.IDLE):
         return _sampled(context, graph)
     tree = context.get(event_tree)
-    return _host(context, tree) if graph is Graph.HOST else _gpu(context, tree)
+    return _host(context, tree) if graph is FlameGraph.HOST else _gpu(context, tree)
 
 
 def event_tree(context: Context) -> EventTree:
-    """Ops, annotations and Python frames of the trace."""
+    """Returns the tree of ops, annotations and Python frames of the trace."""
     trace = context.trace
     return build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
 
@@ -169,7 +169,7 @@ def _gpu(context: Context, tree: EventTree) -> Stacks:
     return builder.finish(stack, work.end - work.start)
 
 
-def _sampled(context: Context, graph: Graph) -> Stacks:
+def _sampled(context: Context, graph: FlameGraph) -> Stacks:
     """Below each innermost frame its lines, and below a line what its thread waited for."""
     builder = _Builder(context)
     table = context.trace.table("python_function")
@@ -178,9 +178,9 @@ def _sampled(context: Context, graph: Graph) -> Stacks:
     threads = builder.add(np.full(len(table), -1), builder.thread_frames(table["thread"]))
     stack = builder.tree(table["parent"], _depths(table), threads, table["name"])
     found = line_samples(context.trace)
-    seen = found.busy if graph is Graph.SAMPLES else found.counts[:, IDLE]
+    seen = found.busy if graph is FlameGraph.SAMPLES else found.counts[:, IDLE]
     leaf = _lines(builder, stack[found.row], found.line)
-    waiting = np.flatnonzero(found.counts[:, WAITING] * (graph is Graph.SAMPLES))
+    waiting = np.flatnonzero(found.counts[:, WAITING] * (graph is FlameGraph.SAMPLES))
     waits = builder.add(leaf[waiting], np.full(len(waiting), builder.frame(GIL)))
     return builder.finish(np.append(leaf, waits), np.append(seen, found.counts[waiting, WAITING]))
 
@@ -213,7 +213,7 @@ def _depths(table: Table) -> npt.NDArray[Any]:
 
 
 def folded(found: Stacks) -> bytes:
-    """One line per stack with weight: its frames from outside to inside, separated by ;, a space and the weight."""
+    """Returns one line per stack with weight: its frames from outside in, separated by ;, a space and the weight."""
     safe = {number: _folded_frame(found.frames[number]) for number in np.unique(found.frame).tolist()}
     lines = (";".join(safe[frame] for frame in path) + f" {weight}\n" for path, weight in _paths(found))
     return "".join(lines).encode("utf-8", "replace")
@@ -234,8 +234,8 @@ def _folded_frame(text: str) -> str:
     return " ".join(text.replace(";", ":").split()) or "?"
 
 
-def speedscope(graphs: Mapping[Graph, Stacks], name: str) -> bytes:
-    """One profile per graph that has any weight; GPU time first, then host time."""
+def speedscope(graphs: Mapping[FlameGraph, Stacks], name: str) -> bytes:
+    """Returns one profile per graph with any weight; GPU time first, then host time."""
     numbers = StringTable()
     profiles = [
         _profile(graph, graphs[graph], numbers) for graph in _ORDER if graph in graphs and graphs[graph].weight.any()
@@ -251,16 +251,16 @@ def speedscope(graphs: Mapping[Graph, Stacks], name: str) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-_ORDER = (Graph.GPU, Graph.HOST, Graph.SAMPLES, Graph.IDLE)
+_ORDER = (FlameGraph.GPU, FlameGraph.HOST, FlameGraph.SAMPLES, FlameGraph.IDLE)
 _TITLES = {
-    Graph.GPU: "GPU time by launching stack",
-    Graph.HOST: "host time",
-    Graph.SAMPLES: "Python samples",
-    Graph.IDLE: "Python samples, idle",
+    FlameGraph.GPU: "GPU time by launching stack",
+    FlameGraph.HOST: "host time",
+    FlameGraph.SAMPLES: "Python samples",
+    FlameGraph.IDLE: "Python samples, idle",
 }
 
 
-def _profile(graph: Graph, found: Stacks, numbers: StringTable) -> dict[str, Any]:
+def _profile(graph: FlameGraph, found: Stacks, numbers: StringTable) -> dict[str, Any]:
     own = {number: numbers.add(found.frames[number]) for number in np.unique(found.frame).tolist()}
     samples, weights = [], []
     for path, weight in _paths(found):
@@ -269,7 +269,7 @@ def _profile(graph: Graph, found: Stacks, numbers: StringTable) -> dict[str, Any
     return {
         "type": "sampled",
         "name": _TITLES[graph],
-        "unit": "none" if graph in (Graph.SAMPLES, Graph.IDLE) else "nanoseconds",
+        "unit": "none" if graph in (FlameGraph.SAMPLES, FlameGraph.IDLE) else "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

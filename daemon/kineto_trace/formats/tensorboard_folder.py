@@ -20,10 +20,10 @@ _UNSAFE = re.compile(r"[^\w.-]+")
 
 
 def write_tensorboard(trace: Trace, log_directory: Path, *, run: str = "") -> Path:
-    """Writes the trace into the log directory (made if it is missing). Returns the file.
+    """Writes the trace into the log directory, which is created if it is missing. Returns the file.
 
-    run: the name of the folder; without one that of the capture. Another trace of the same process and millisecond
-    is replaced.
+    run: the name of the folder; without one, that of the capture. Another trace of the same process and millisecond is
+    replaced.
     """
     folder = log_directory / _safe(run or trace.target.capture_id, DEFAULT_RUN)
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,10 +34,10 @@ def write_tensorboard(trace: Trace, log_directory: Path, *, run: str = "") -> Pa
 
 
 def worker(trace: Trace) -> str:
-    """How the plug-in calls the traced process: its host and process id."""
+    """Returns the plug-in's name of the traced process: its host and process id."""
     return f"{_safe(trace.target.host, 'host')}_{trace.target.pid}"
 
 
 def _safe(name: str, default: str) -> str:
-    """The name as the name of a file or folder."""
+    """Returns the name in a form that is valid for a file or folder."""
     return _UNSAFE.sub("_", name).strip(".") or default

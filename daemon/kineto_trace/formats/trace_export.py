@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kineto_trace.base.atomic_files import atomic_file, write_atomically
 from kineto_trace.errors import FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
-from kineto_trace.formats.flame_graphs import Graph, folded, speedscope, stacks
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.formats.tensorboard_folder import write_tensorboard
@@ -23,7 +23,7 @@ from kineto_trace.store.parquet_folder import save_columns
 
 
 class Written(NamedTuple):
-    """What was written. path: the file, or the folder of formats that are folders; notes: what is not in it."""
+    """What was written. path: the file or folder; notes: what the format could not express."""
 
     path: Path
     size_bytes: int
@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
 
 class TraceFormat(NamedTuple):
-    """A form that a whole trace can have. suffix: of its files; "": it is a folder."""
+    """A format that a whole trace can be written in. suffix: of its files; "" if it is a folder."""
 
     name: str
     suffix: str
@@ -42,22 +42,22 @@ class TraceFormat(NamedTuple):
 def export_trace(trace: Trace, path: Path, format_name: str = "") -> Written:
     """Writes the trace in this format; without one, in the format that the suffix of `path` stands for.
 
-    A file appears as a whole or not at all. Raises FormatError for a format that does not exist, OSError if the
-    place cannot be written.
+    A file appears completely or not at all. Raises FormatError for a format that does not exist, OSError if the path
+    cannot be written.
     """
     chosen = FORMATS.get(format_name or format_of(path))
     if chosen is None:
-        raise FormatError(f"no trace format {format_name!r}; there are: {', '.join(FORMATS)}")
+        raise FormatError(f"no trace format is called {format_name!r}; available: {', '.join(FORMATS)}")
     return chosen.write(trace, path)
 
 
 def format_of(path: Path) -> str:
-    """The name of the format whose suffix the path has. Raises FormatError."""
+    """Returns the name of the format with the suffix of this path. Raises FormatError."""
     for entry in sorted(FORMATS.values(), key=lambda item: -len(item.suffix)):
         if entry.suffix and path.name.endswith(entry.suffix):
             return entry.name
     suffixes = ", ".join(entry.suffix for entry in FORMATS.values() if entry.suffix)
-    raise FormatError(f"{path.name} has a suffix of no trace format ({suffixes}); name the format")
+    raise FormatError(f"{path.name} has no known trace suffix ({suffixes}); name the format")
 
 
 def _chrome(trace: Trace, path: Path) -> Written:
@@ -89,18 +89,18 @@ def _tensorboard(trace: Trace, path: Path) -> Written:
     return Written(file, file.stat().st_size)
 
 
-def _folded(graph: Graph) -> Callable[[Trace, Path], Written]:
+def _folded(graph: FlameGraph) -> Callable[[Trace, Path], Written]:
     def write(trace: Trace, path: Path) -> Written:
         data = folded(stacks(Context(trace), graph))
         write_atomically(path, data)
-        return Written(path, len(data), () if data else (f"the trace has nothing for a flame graph of {graph.value}",))
+        return Written(path, len(data), () if data else (f"the trace has no data for a flame graph of {graph.value}",))
 
     return write
 
 
 def _speedscope(trace: Trace, path: Path) -> Written:
     context = Context(trace)
-    data = speedscope({graph: stacks(context, graph) for graph in Graph}, path.name)
+    data = speedscope({graph: stacks(context, graph) for graph in FlameGraph}, path.name)
     write_atomically(path, data)
     return Written(path, len(data))
 
@@ -115,16 +115,21 @@ FORMATS: Mapping[str, TraceFormat] = {
     for entry in (
         TraceFormat("chrome", ".json.gz", "Chrome trace, compressed: Perfetto, HTA, the TensorBoard plug-in", _chrome),
         TraceFormat("chrome-json", ".json", "the same as plain text", _chrome_json),
-        TraceFormat("perfetto", ".pftrace", "Perfetto's own format: flows, counters, overlapping kernels", _perfetto),
+        TraceFormat(
+            "perfetto", ".pftrace", "Perfetto's native format: flows, counters, overlapping kernels", _perfetto
+        ),
         TraceFormat("tensorboard", "", "log directory of the TensorBoard profiler plug-in", _tensorboard),
         TraceFormat(
             "speedscope", ".speedscope.json", "flame graphs of GPU time, host time and samples in one file", _speedscope
         ),
-        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, ns", _folded(Graph.HOST)),
-        TraceFormat("folded-gpu", ".gpu.folded", "of GPU time below the launching stacks, ns", _folded(Graph.GPU)),
+        TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, in ns", _folded(FlameGraph.HOST)),
+        TraceFormat("folded-gpu", ".gpu.folded", "likewise, of GPU time by launching stack", _folded(FlameGraph.GPU)),
         TraceFormat(
-            "folded-samples", ".samples.folded", "of Python stack samples by line, not idle", _folded(Graph.SAMPLES)
+            "folded-samples",
+            ".samples.folded",
+            "likewise, of Python samples by line",
+            _folded(FlameGraph.SAMPLES),
         ),
-        TraceFormat("store", "", "folder of typed columns in Parquet: what this library opens fastest", _store),
+        TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }

@@ -22,14 +22,14 @@ _PIECE = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><t
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One colour of a chart: its name and a value per row or moment; None: missing."""
+    """One colour of a chart: its name and a value per row or moment; None if it is missing."""
 
     name: str
     values: Sequence[float | None]
 
 
 def legend(series: Sequence[Series]) -> Markup:
-    """Which colour is what; nothing for one series, and no word of series without values."""
+    """Explains the colours; empty for a single series, and without series that have no values."""
     items = Markup("").join(
         Markup('<span class="key"><i class="series-{}"></i>{}</span>').format(number % SERIES, each.name)
         for number, each in enumerate(series)
@@ -39,7 +39,7 @@ def legend(series: Sequence[Series]) -> Markup:
 
 
 def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> Markup:
-    """A horizontal bar per label, of one piece per series, to a common scale."""
+    """Draws one horizontal bar per label, with one piece per series, on a common scale."""
     totals = [sum(max(each.values[row] or 0.0, 0.0) for each in series) for row in range(len(labels))]
     longest = max(totals, default=0.0)
     if longest <= 0:
@@ -80,7 +80,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
 
 
 def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_unit: str, top: float = 0.0) -> Markup:
-    """Values over time, which hold until the next one. top: the least upper end of the scale."""
+    """Draws values over time, each of which holds until the next one. top: minimum upper end of the scale."""
     known = [value for each in series for value in each.values if value is not None and isfinite(value)]
     if not known or len(times) < 2 or times[-1] <= times[0]:
         return Markup("")
@@ -124,7 +124,7 @@ def _svg(height: float, parts: Sequence[Markup]) -> Markup:
 
 
 def _number(value: float) -> str:
-    """Short, without an exponent."""
+    """Formats a number in short form, without an exponent."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:.0f}"
 
 

@@ -21,8 +21,8 @@ from markupsafe import Markup
 from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
 from kineto_trace.analysis.idle.idle_gaps import CAUSES
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES
-from kineto_trace.analysis.view_runner import Paths, Request, run_views
 from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.catalog.view_runner import Paths, Request, run_views
 from kineto_trace.html.charts import Series, lines, stacked_bars
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.view_api.result import Result, ResultColumn
@@ -34,8 +34,8 @@ MAX_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """One heading of the page, with what is below it."""
+class ReportSection:
+    """A heading of the page with the content below it."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class Section:
 
     @property
     def shown(self) -> bool:
-        """Whether there is anything to show."""
+        """Tells whether there is anything to show."""
         return bool(self.chart) or (self.result is not None and len(self.result) > 0)
 
 
@@ -56,9 +56,9 @@ Chart = Callable[[Result], Markup]
 def write_report(
     path: str | PathLike[str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
 ) -> int:
-    """Write the page for these traces (files, folders, patterns or what find_traces has found). Gives its bytes.
+    """Writes the page for these traces (files, folders, patterns or what find_traces() has found). Returns its size.
 
-    Raises FileError if there is no trace that can be read, TraceError if no view works on them, OSError.
+    Raises FileError if no trace can be read, TraceError if no view works on them, OSError.
     """
     found = find_traces(sources) if isinstance(sources, (str, PathLike)) else sources
     listed = list(found) if not isinstance(found, Source) else [found]
@@ -68,7 +68,7 @@ def write_report(
 
 
 def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
-    """The text of the page."""
+    """Returns the text of the page."""
     shown = [name for name in SHOWN if len(sources) > 1 or name not in OF_SEVERAL]
     wanted = ("overview", "findings", *shown)
     results = {
@@ -102,13 +102,13 @@ def _trace_name(source: Paths) -> str:
     return Path(source.path if isinstance(source, Source) else source).name
 
 
-def _section(name: str, result: Result) -> Section:
+def _section(name: str, result: Result) -> ReportSection:
     title, text, chart, with_table = SHOWN[name]
-    return Section(name, title, text, chart(result), result if with_table else None, result.notes)
+    return ReportSection(name, title, text, chart(result), result if with_table else None, result.notes)
 
 
 def _step_chart(result: Result) -> Markup:
-    """Steps of one trace, or the average step of each rank."""
+    """Draws the steps of one trace, or the average step of each rank."""
     rows = result.rows()
     ranks = {row["rank"] for row in rows}
     if len(ranks) > 1:
@@ -134,7 +134,7 @@ def _idle_chart(result: Result) -> Markup:
 
 
 def _course(value: str, name: str, unit: str) -> Chart:
-    """A line per rank and GPU for a view with start_ns and duration_us, or time_ns."""
+    """Draws a line per rank and GPU for a view with start_ns and duration_us, or time_ns."""
 
     def chart(result: Result) -> Markup:
         charts = Markup("")
@@ -169,7 +169,7 @@ def _memory_chart(result: Result) -> Markup:
 
 
 def _rank_chart(result: Result) -> Markup:
-    """What the mean step of each rank is spent on; those that others wait for longest."""
+    """Draws what the mean step of each rank is spent on; ranks that others wait for longest come first."""
     rows = [row for row in result.rows()[:MAX_BARS] if row["computation_us"] is not None]
     parts = [
         (
@@ -214,7 +214,7 @@ SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
 
 
 def heading(column: ResultColumn) -> str:
-    """The title of a column: its name without the unit."""
+    """Returns the title of a column: its name without the unit."""
     for suffix in ("_us", "_ns", "_pct", "_bytes"):
         if column.name.endswith(suffix):
             return column.name.removesuffix(suffix).replace("_", " ") + (" %" if suffix == "_pct" else "")
@@ -222,7 +222,7 @@ def heading(column: ResultColumn) -> str:
 
 
 def cell(value: Any, column: ResultColumn) -> str:
-    """A value as people read it."""
+    """Formats a value for people."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -29,14 +29,14 @@ _HTA_PATTERNS = (  # all matched at the beginning of the name; the third is what
 
 
 def matches(strings: Sequence[str], pattern: re.Pattern[str]) -> Flags:
-    """For each string: whether the pattern is found in it."""
+    """Tells for each string whether the pattern is found in it."""
     return np.fromiter((pattern.search(text) is not None for text in strings), np.bool_, len(strings))
 
 
 def communication_names(context: Context) -> Flags:
-    """For each string of the trace: whether a kernel of that name is a collective or point-to-point transfer.
+    """Tells for each string of the trace whether a kernel of that name is a collective or a point-to-point transfer.
 
-    All versions: ncclKernel_…, ncclDevKernel_…, mscclKernel_…, rcclGenericKernel…
+    All versions count: ncclKernel_…, ncclDevKernel_…, mscclKernel_…, rcclGenericKernel…
     """
     strings = context.trace.strings
     folded = map(str.lower, strings)  # ten times as fast as the pattern on the long texts of arguments
@@ -70,7 +70,7 @@ def data_loading_names(context: Context) -> Flags:
 
 
 def short_name(name: str) -> str:
-    """HTA's short form: without templates, arguments and what stands before the last blank."""
+    """Returns HTA's short form: without templates, arguments and everything before the last blank."""
     if re.match(r"(^(hip)?Memcpy)|(^(hip)?Memset)|(^dma)", name) or ("<" not in name and "(" not in name):
         return name
     stack: list[str] = []

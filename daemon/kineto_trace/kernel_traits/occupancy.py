@@ -44,7 +44,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Per shape. percent: estimated achieved occupancy of the whole GPU, 0 to 100."""
+    """One value per shape. percent: estimated achieved occupancy of the whole GPU, 0 to 100."""
 
     blocks_per_sm: npt.NDArray[np.float32]
     warps_per_sm: npt.NDArray[np.float32]
@@ -61,7 +61,7 @@ class Occupancy:
 
 
 def usable(device: Mapping[str, Any]) -> bool:
-    """Whether all properties that the rules need are there, positive, and of a known compute capability."""
+    """Tells whether the properties that the rules need are present, positive, and of a known compute capability."""
     values = [device.get(name) for name in REQUIRED]
     if not all(isinstance(value, int) and not isinstance(value, bool) and value < 2**31 for value in values):
         return False
@@ -94,7 +94,7 @@ def _round_up(values: Ints, unit: int) -> Ints:
 
 
 def occupancy(device: Mapping[str, Any], shapes: Shapes) -> Occupancy:
-    """The figures for shapes launched on one device, for which usable() must hold."""
+    """Returns the figures for shapes launched on one device, for which usable() must hold."""
     major, minor = device["computeMajor"], device["computeMinor"]
     warp = device["warpSize"]
     threads = np.maximum(shapes.threads, 1)

@@ -91,12 +91,12 @@ _TENSOR = re.compile(
 
 
 def kernel_uses_tensor_cores(name: str) -> bool:
-    """Whether a kernel of this name multiplies with tensor cores."""
+    """Tells whether a kernel of this name multiplies with tensor cores."""
     return _TENSOR.search(name) is not None and _NEVER.search(name) is None
 
 
 def plugin_uses_tensor_cores(name: str) -> bool:
-    """Whether the plug-in says so."""
+    """Tells whether the plug-in says so."""
     return any(part in name for part in PLUGIN_KERNELS)
 
 

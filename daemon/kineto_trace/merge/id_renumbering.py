@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.errors import FileError
-from kineto_trace.merge.rank_trace import Facts, Id, Process, id_of, process_rows
+from kineto_trace.merge.rank_trace import Id, RankTraceFacts, TraceProcess, id_of, process_rows
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.trace import OP_TABLES, ORIGIN_COLUMNS, SCHEMAS, TEXT_ID, Table, Trace
 
@@ -60,7 +60,7 @@ class Renumbered:
     tids: Mapping[int, int]
 
 
-def pids_of_a_rank(facts: Sequence[Facts]) -> int:
+def pids_of_a_rank(facts: Sequence[RankTraceFacts]) -> int:
     """A power of ten that is enough for each."""
     most, found = max((len(entry.processes) for entry in facts), default=0), PIDS_OF_A_RANK
     while found < most:
@@ -68,7 +68,7 @@ def pids_of_a_rank(facts: Sequence[Facts]) -> int:
     return found
 
 
-def number(facts: Facts, place: int, numbers: Numbers) -> Renumbered:
+def number(facts: RankTraceFacts, place: int, numbers: Numbers) -> Renumbered:
     """The new numbers of a rank's processes and threads. place: of the rank in the merge, from 0 on."""
     first = (place + 1) * numbers.pids
     if first + numbers.pids >= 1 << 31:
@@ -83,13 +83,13 @@ def number(facts: Facts, place: int, numbers: Numbers) -> Renumbered:
     return Renumbered(tuple(range(first, first + len(facts.processes))), tids)
 
 
-def process_name(rank: int, process: Process) -> str:
+def process_name(rank: int, process: TraceProcess) -> str:
     """What the viewer calls a process of a rank."""
     name = process.label if process.is_gpu and process.label else process.name or process.label or str(process.pid)
     return f"rank {rank} {name}".rstrip()
 
 
-def renumber(trace: Trace, facts: Facts, new: Renumbered, numbers: Numbers, *, shift_ns: int) -> Trace:
+def renumber(trace: Trace, facts: RankTraceFacts, new: Renumbered, numbers: Numbers, *, shift_ns: int) -> Trace:
     """The trace with its new numbers, every time `shift_ns` later."""
     work = _Work(trace, facts, new, list(trace.strings))
     ids = _new_ids(trace, numbers)
@@ -120,7 +120,7 @@ class _Dense:
         values = column.astype(np.int64)
         found = np.where(values >= self.least, np.searchsorted(self.old, values) + self.first, values)
         if column.dtype.kind in "iu" and len(self.old) and self.first + len(self.old) > np.iinfo(column.dtype).max:
-            raise FileError("the ranks together have more ids than fit into one file: merge fewer of them")
+            raise FileError("the ranks together have more ids than fit into one file; merge fewer of them")
         return found.astype(column.dtype)
 
 
@@ -160,7 +160,7 @@ def _columns(table: Table) -> Iterator[tuple[str, str, str, AnyArray]]:
 @dataclass(slots=True)
 class _Work:
     trace: Trace
-    facts: Facts
+    facts: RankTraceFacts
     new: Renumbered
     strings: list[str]
 
@@ -195,7 +195,7 @@ class _Work:
 
     def _places(self, table: Table) -> tuple[AnyArray, AnyArray]:
         """pid and tid of each row."""
-        by_id: dict[Id, tuple[int, Process]] = {
+        by_id: dict[Id, tuple[int, TraceProcess]] = {
             process.pid: (pid, process) for pid, process in zip(self.new.pids, self.facts.processes, strict=True)
         }
         old, place = np.unique(table.origin["pid"], return_inverse=True)

@@ -21,7 +21,7 @@ from typing import Any
 from kineto_agent import __version__
 
 from kineto_trace.base.atomic_files import atomic_file
-from kineto_trace.collectives.rank_clocks import Alignment, Clock, align, to_dict
+from kineto_trace.collectives.rank_clocks import Alignment, RankClock, align, to_dict
 from kineto_trace.errors import FileError, FormatError
 from kineto_trace.formats.chrome.chrome_reader import MERGED
 from kineto_trace.formats.chrome.verbatim_writer import begin_file, end_file, write_events
@@ -29,7 +29,7 @@ from kineto_trace.formats.perfetto.perfetto_writer import FIRST_SEQUENCE, append
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.formats.trace_export import Written, format_of
 from kineto_trace.merge.id_renumbering import Numbers, Renumbered, number, pids_of_a_rank, renumber
-from kineto_trace.merge.rank_trace import Facts, look_at, open_rank
+from kineto_trace.merge.rank_trace import RankTraceFacts, look_at, open_rank
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_discovery import Source
 
@@ -40,7 +40,7 @@ _OF_EQUALS = ("deviceProperties",)  # and those that do if all ranks have the sa
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedTrace:
     """What was written. ranks: in their order; alignment: of their clocks, in the same order."""
 
     written: Written
@@ -53,15 +53,15 @@ class Merged:
         return self.ranks[self.alignment.reference]
 
     def clocks(self) -> list[dict[str, Any]]:
-        """What the file says of each rank's clock."""
+        """Returns what the file states about each rank's clock."""
         return [{"rank": rank, **to_dict(clock)} for rank, clock in zip(self.ranks, self.alignment.clocks, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """All that is known before the first event is written. shift_ns: of every rank's times; base_ns: of the file's."""
+    """Everything that is known before the first event is written. shift_ns: added to each rank's times."""
 
-    facts: tuple[Facts, ...]
+    facts: tuple[RankTraceFacts, ...]
     alignment: Alignment
     new: tuple[Renumbered, ...]
     pids: int
@@ -71,7 +71,7 @@ class Merge:
 
     @property
     def window_ns(self) -> tuple[int, int]:
-        """From the first rank's beginning to the last one's end."""
+        """Returns the time from the first rank's beginning to the last rank's end."""
         windows = [
             tuple(time + shift for time in fact.window_ns)
             for fact, shift in zip(self.facts, self.shift_ns, strict=True)
@@ -85,14 +85,14 @@ def merge_traces(
     format_name: str = "",
     *,
     ranks: Collection[int] | None = None,
-    clocks: Mapping[int, Clock] | None = None,
+    clocks: Mapping[int, RankClock] | None = None,
     refine: bool = True,
-) -> Merged:
-    """Writes the traces into one file, in this format or in that of its suffix.
+) -> MergedTrace:
+    """Writes the traces into one file, in this format or in the format that its suffix stands for.
 
-    ranks: those that are wanted; None: all. clocks: of ranks, in the place of what their traces say. refine: by their
-    collectives. Raises FormatError for a format that holds one rank alone, FileError for what is no trace, or no
-    trace of a wanted rank, OSError if the place cannot be written.
+    ranks: the ranks to include; None includes all. clocks: replace those stated in the traces. refine: use collectives
+    to refine the clocks. Raises FormatError for a format that holds a single rank, FileError for a path that is not a
+    trace or a rank without one, OSError if the path cannot be written.
     """
     name = format_name or format_of(path)
     if name not in FORMATS:
@@ -106,11 +106,11 @@ def merge_traces(
         size = file.tell()
     read = [f"rank {fact.rank}: {note}" for fact in merge.facts for note in fact.notes]
     notes = list(dict.fromkeys((*read, *merge.alignment.notes, *notes)))
-    return Merged(Written(path, size, tuple(notes)), tuple(fact.rank for fact in merge.facts), merge.alignment)
+    return MergedTrace(Written(path, size, tuple(notes)), tuple(fact.rank for fact in merge.facts), merge.alignment)
 
 
-def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: bool) -> list[Facts]:
-    """Of the wanted traces, in the order of ranks."""
+def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: bool) -> list[RankTraceFacts]:
+    """Returns the facts of the wanted traces, sorted by rank."""
 
     def wanted(rank: int) -> bool:
         return ranks is None or rank in ranks
@@ -126,12 +126,12 @@ def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: 
     if missing:
         raise FileError(f"there is no trace of rank {', '.join(map(str, missing[:8]))}")
     if not facts:
-        raise FileError("no trace was named")
+        raise FileError("no trace was given")
     return sorted(facts, key=lambda fact: fact.rank)
 
 
-def plan(facts: Sequence[Facts], *, clocks: Mapping[int, Clock], refine: bool, name: str) -> Merge:
-    """What is known of all ranks together. Raises FileError."""
+def plan(facts: Sequence[RankTraceFacts], *, clocks: Mapping[int, RankClock], refine: bool, name: str) -> Merge:
+    """Combines what is known about all ranks. Raises FileError."""
     ranks = [fact.rank for fact in facts]
     _check(facts, clocks)
     own = [clocks.get(fact.rank, fact.clock) for fact in facts]
@@ -157,8 +157,8 @@ def plan(facts: Sequence[Facts], *, clocks: Mapping[int, Clock], refine: bool, n
     return replace(merge, head=_head(merge, later, name))
 
 
-def _check(facts: Sequence[Facts], clocks: Mapping[int, Clock]) -> None:
-    """Each rank once, and clocks for these alone."""
+def _check(facts: Sequence[RankTraceFacts], clocks: Mapping[int, RankClock]) -> None:
+    """Checks that each rank appears once, and that clocks are given for these ranks only."""
     places: dict[int, Path] = {}
     for fact in facts:
         if fact.rank in places:
@@ -172,7 +172,7 @@ def _check(facts: Sequence[Facts], clocks: Mapping[int, Clock]) -> None:
     if len(absolute) not in (0, len(facts)) and len(based) not in (0, len(facts)):
         odd = next(fact for fact in facts if fact not in absolute)
         raise FileError(
-            f"{odd.source.path} does not say when it was recorded ({_BASE}): it cannot be merged with others"
+            f"{odd.source.path} does not say when it was recorded ({_BASE}), so it cannot be merged with others"
         )
 
 
@@ -199,8 +199,8 @@ def _head(merge: Merge, later_ns: int, name: str) -> dict[str, str]:
     return head
 
 
-def _about(fact: Facts, clock: Clock, new: Renumbered) -> dict[str, Any]:
-    """Of one rank. pids and tids: new number -> the one that the rank's own trace has."""
+def _about(fact: RankTraceFacts, clock: RankClock, new: Renumbered) -> dict[str, Any]:
+    """Describes one rank. pids and tids: new number -> number in the rank's own trace."""
     return {
         "rank": fact.rank,
         "host": fact.host,
@@ -219,7 +219,7 @@ def _json(value: object) -> str:
 
 
 def _ranks(merge: Merge, write: Callable[[Trace, bool], None]) -> None:
-    """Calls `write` with each rank's trace as it stands in the file, and whether it is the first."""
+    """Calls `write` with each rank's trace as the file contains it, and whether it is the first."""
     numbers = Numbers(merge.pids)
     start, end = merge.window_ns
     for place, (fact, new) in enumerate(zip(merge.facts, merge.new, strict=True)):

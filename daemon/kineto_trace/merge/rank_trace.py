@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kineto_trace.collectives.rank_clocks import Blocking, Clock, blocking, clock_of
+from kineto_trace.collectives.rank_clocks import Blocking, RankClock, blocking, clock_of
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
@@ -29,8 +29,8 @@ Id = int | str  # a pid or tid as the file has it
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process of a rank, or what stands for one: a GPU, the profiler's own rows."""
+class TraceProcess:
+    """A process of a rank, or what takes the place of one: a GPU, or the profiler's own rows."""
 
     pid: Id
     name: str
@@ -39,7 +39,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RankTraceFacts:
     """Of one rank. Times in Unix ns, as the trace has them.
 
     processes: the host's main one first. tids: the numbers of the host's threads, of all its processes.
@@ -48,24 +48,24 @@ class Facts:
     source: Source
     rank: int
     host: str
-    processes: tuple[Process, ...]
+    processes: tuple[TraceProcess, ...]
     tids: tuple[int, ...]
     earliest_ns: int
     window_ns: tuple[int, int]
     base_ns: int
     events: int
     head: Mapping[str, str]
-    clock: Clock
+    clock: RankClock
     blocking: Blocking | None
     notes: tuple[str, ...]
 
 
 def open_rank(path: Path) -> Trace:
-    """The trace with everything as a Chrome trace has it, also if it is a capture's. Raises TraceError, OSError."""
+    """Opens the trace in the form of a Chrome trace, even if it is a capture. Raises TraceError, OSError."""
     trace = open_trace(path)
     if is_verbatim(trace):
         if MERGED in (trace.head or {}):
-            raise FileError(f"{path} is itself a merged trace: name the traces of the ranks")
+            raise FileError(f"{path} is already a merged trace: name the traces of the ranks")
         return trace
     target, losses, notes = trace.target, trace.losses, trace.notes
     window = trace.window_start_ns, trace.window_end_ns
@@ -85,8 +85,8 @@ def open_rank(path: Path) -> Trace:
     )
 
 
-def look_at(source: Source, *, collectives: bool) -> Facts:
-    """What is to be known of a rank; its trace is let go again. Raises TraceError, OSError."""
+def look_at(source: Source, *, collectives: bool) -> RankTraceFacts:
+    """Collects the facts about a rank, and releases its trace again. Raises TraceError, OSError."""
     trace = open_rank(source.path)
     head = dict(trace.head or {})
     tables = [table for table in trace.tables.values() if len(table)]
@@ -96,7 +96,7 @@ def look_at(source: Source, *, collectives: bool) -> Facts:
     if source.rank_from in ("name", "order") and trace.target.rank is not None:
         rank = trace.target.rank
     processes = _processes(trace, tables)
-    return Facts(
+    return RankTraceFacts(
         source=source,
         rank=rank,
         host=trace.target.host,
@@ -114,7 +114,7 @@ def look_at(source: Source, *, collectives: bool) -> Facts:
 
 
 def id_of(value: int, trace: Trace) -> Id:
-    """A pid or tid as the file has it."""
+    """Returns a pid or tid as the file has it."""
     return trace.strings[TEXT_ID - value] if value <= TEXT_ID else value
 
 
@@ -135,7 +135,7 @@ def _lost(trace: Trace) -> tuple[str, ...]:
 # ------------------------------------------------------------ processes and threads
 
 
-def _processes(trace: Trace, tables: list[Table]) -> tuple[Process, ...]:
+def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
     """All of them: the main one of the host, its others, GPUs, and what has a text for a pid."""
     gpus, seen = set[int](), set[int]()
     for table in tables:
@@ -153,7 +153,7 @@ def _processes(trace: Trace, tables: list[Table]) -> tuple[Process, ...]:
     found = []
     for pid in sorted(seen, key=order):
         name, label = names.get(("process_name", pid), ""), names.get(("process_labels", pid), "")
-        found.append(Process(id_of(pid, trace), name, label, pid in gpus))
+        found.append(TraceProcess(id_of(pid, trace), name, label, pid in gpus))
     return tuple(found)
 
 
@@ -174,7 +174,7 @@ def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
 
 
 def process_rows(other: Table, strings: Sequence[str]) -> list[int]:
-    """Rows of the table `other` that name or order processes."""
+    """Returns the rows of the table `other` that name or order processes."""
     numbers = [number for number, text in enumerate(strings) if text in PROCESS_ROWS]
     found: list[int] = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers)).tolist()
     return found

@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Context:
-    """A trace and its parts. A part is a function of the context: `context.get(steps)` is `steps(context)`, once.
+    """A trace and the parts computed from it: `context.get(steps)` computes `steps(context)` once.
 
-    Not for several threads at a time. worker: of a TensorBoard log folder, the process that wrote the file; else "".
+    Not thread-safe. worker: for a trace in a TensorBoard log folder, the process that wrote the file; otherwise "".
     """
 
     def __init__(self, trace: Trace, *, rank: int | None = None, worker: str = "") -> None:
@@ -21,7 +21,7 @@ class Context:
         self._parts: dict[Callable[[Context], Any], Any] = {}
 
     def get(self, part: Callable[["Context"], T]) -> T:
-        """The part, computed at the first call."""
+        """Returns the part, which is computed at the first call."""
         if part not in self._parts:
             self._parts[part] = part(self)
         found: T = self._parts[part]

@@ -23,18 +23,18 @@ class LineCount(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All samples."""
+        """Returns the number of all samples."""
         return sum(self.counts)
 
 
 def format_lines(lines: Iterable[LineCount]) -> str:
-    """The text."""
+    """Formats the counts as text."""
     ordered = sorted(lines, key=lambda entry: (-entry.total, entry.line))[:MAX_LINES]
     return "; ".join(f"{entry.line}: {_counts(entry)}" for entry in ordered)
 
 
 def parse_lines(text: str) -> list[LineCount]:
-    """What format_lines wrote; parts of any other form are skipped."""
+    """Parses what format_lines wrote; parts of any other form are skipped."""
     found = []
     for line, counts in _LINE.findall(text):
         if int(line) > MAX_LINE:

@@ -16,7 +16,10 @@ MAX_OFFSET_NS = 1 << 61  # times are moved by less, so that they stay in 64 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:
-    """Times are Unix nanoseconds. pid is the number that the process sees itself."""
+    """What is known about the traced process. Times are Unix nanoseconds.
+
+    pid is the number that the process itself sees.
+    """
 
     capture_id: str
     host: str
@@ -40,12 +43,12 @@ class TargetInfo:
     complete: bool = False  # the agent sent its Result
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """Returns the info as one JSON object."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The inverse of to_json; unknown keys are skipped. Raises SpoolError."""
+        """The inverse of to_json. Unknown keys are skipped. Raises SpoolError."""
         try:
             values = json.loads(text)
             threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
@@ -103,7 +106,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def _are_small(value: object) -> bool:
-    """Whether a number fits into the columns that it is calculated with."""
+    """Tells whether the numbers fit into the columns that calculations use."""
     return not isinstance(value, int) or _LEAST <= value <= _MOST
 
 
@@ -129,5 +132,5 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
 
 
 def raw_bytes(target_dir: Path) -> int:
-    """Bytes of all raw records of a target. Raises OSError."""
+    """Returns the size of all raw records of a target. Raises OSError."""
     return sum(path.stat().st_size for path in target_dir.glob("raw/*/*") if path.is_file())

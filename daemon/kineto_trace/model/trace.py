@@ -65,10 +65,10 @@ _API = _TIMED + _columns(
 )
 _OP = _TIMED + _columns(
     ("thread", "uint32", "system thread id"),
-    ("id", "int64", "of this op, from 1 on; unique in the trace over both tables of this form"),
+    ("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
     ("sequence", "int64", "autograd's sequence number; -1: none"),
     ("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
-    ("forward_thread", "uint32", "backward ops: torch's number of the thread of the forward op; 0: none"),
+    ("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
     ("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
     ("finished", "uint8", "0: it was still running when the recording ended"),
     ("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
@@ -141,8 +141,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("thread", "uint32", "system thread id; 0: unknown"),
         ("bytes", "int64", "allocated; negative: freed"),
         ("address", "uint64", "of the block"),
-        ("total_allocated", "int64", "bytes on the device afterwards; -1: unknown"),
-        ("total_reserved", "int64", "bytes on the device afterwards; -1: unknown"),
+        ("total_allocated", "int64", "bytes on the device after this event; -1: unknown"),
+        ("total_reserved", "int64", "bytes on the device after this event; -1: unknown"),
         ("device_type", "int32", "0 CPU, 1 CUDA"),
         ("device", "int32", "device index; -1: CPU"),
         ("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
@@ -153,7 +153,7 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
         ("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
         ("phase", "uint8", "as ASCII: s start, t step, f end"),
-        ("id", "int64", "both ends have the same"),
+        ("id", "int64", "id that both ends share"),
     ),
     "other": _TIMED
     + _columns(
@@ -170,8 +170,8 @@ SCHEMAS: dict[str, tuple[Column, ...]] = {
         ("self_samples", "int32", "samples in which it was the innermost frame"),
         ("running", "int32", "self samples in which the thread was on a CPU most of the time since its last sample"),
         ("waiting", "int32", "self samples in which the thread waited for the GIL"),
-        ("idle", "int32", "self samples in which the thread did not run otherwise: it slept or waited"),
-        ("line", "int32", "line that most of its samples found executing in it; 0: unknown"),
+        ("idle", "int32", "self samples in which the thread did not run for another reason: it slept or waited"),
+        ("line", "int32", "line that was executing in most of its samples; 0: unknown"),
         ("lines", "int32", "number into Trace.strings: its self samples by line and state, as text; -1: unknown"),
         ("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
     ),
@@ -200,7 +200,7 @@ NO_MODULE = -1
 
 
 class LazyColumns(Mapping[str, npt.NDArray[Any]]):
-    """Columns that are read when they are first asked for, each of `rows` values and of its type in the schema."""
+    """Columns that are read at the first access; each has `rows` values of its type in the schema."""
 
     def __init__(self, names: Sequence[str], rows: int, read: Callable[[str], npt.NDArray[Any]]) -> None:
         self.rows = rows
@@ -230,7 +230,7 @@ class LazyColumns(Mapping[str, npt.NDArray[Any]]):
 class Table:
     """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length.
 
-    origin: empty, or at least ORIGIN_COLUMNS, as long.
+    origin: empty, or at least ORIGIN_COLUMNS, with the same length.
     """
 
     kind: str
@@ -260,12 +260,12 @@ class Table:
         return self.columns[name]
 
     def end(self) -> npt.NDArray[np.int64]:
-        """Unix ns."""
+        """Returns the ends in Unix ns."""
         end: npt.NDArray[np.int64] = self["start"] + self["duration"]
         return end
 
     def take(self, rows: npt.NDArray[Any]) -> "Table":
-        """The rows at these places, or under this mask."""
+        """Returns the rows at these places, or under this mask."""
         if isinstance(self.columns, LazyColumns):
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return Table(self.kind, *(_taken(part, rows, count) for part in (self.columns, self.origin)))
@@ -283,7 +283,7 @@ def make_table(
     columns: Mapping[str, npt.NDArray[Any]],
     origin: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Table:
-    """A table from some columns; the others are zero, or what says that there is none."""
+    """Makes a table from some columns; the others are zero, or hold the value that means none."""
     full = {}
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
@@ -295,7 +295,7 @@ def make_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Records that are not in the tables, and why."""
+    """The numbers of records that are missing in the tables, by reason."""
 
     dropped: int = 0  # lost in the target: the buffers were full
     undecoded: int = 0  # came to the daemon, but could not be read
@@ -305,7 +305,10 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One process, one window. Device properties are Kineto's `deviceProperties` items, as the target gave them."""
+    """One process during one window.
+
+    Device properties are Kineto's `deviceProperties` items, as the target provided them.
+    """
 
     target: TargetInfo
     strings: Sequence[str]
@@ -317,23 +320,23 @@ class Trace:
     losses: Losses = Losses()
     sample_period_ns: int = 0  # of python_function; 0: no samples, or exact calls
     head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
-    notes: Sequence[str] = ()  # of a file: what was lost or odd when it was read
+    notes: Sequence[str] = ()  # of a file: what was lost or unusual when it was read
 
     def table(self, kind: str) -> Table:
-        """The table of this kind, maybe empty."""
+        """Returns the table of this kind, which may be empty."""
         found = self.tables.get(kind)
         return make_table(kind, 0, {}) if found is None else found
 
 
 class StringTable:
-    """Collects the strings of a trace: text -> number."""
+    """Collects the strings of a trace as text -> number."""
 
     def __init__(self) -> None:
         self.strings: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def add(self, text: str) -> int:
-        """The number of this text."""
+        """Returns the number of this text."""
         number = self._numbers.get(text)
         if number is None:
             number = self._numbers[text] = len(self.strings)
@@ -341,5 +344,5 @@ class StringTable:
         return number
 
     def add_all(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
-        """The number of each text."""
+        """Returns the number of each text."""
         return np.array([self.add(text) for text in texts], np.int32)

@@ -20,9 +20,9 @@ class Mended(NamedTuple):
 
 
 def mended(text: str) -> Mended:
-    """The same text if it is valid; else with its escapes, control characters and words put right.
+    """Returns a valid text as it is, and any other with its escapes, control characters and words repaired.
 
-    What is no JSON even then becomes a JSON string of the text.
+    A text that cannot be repaired becomes a JSON string.
     """
     try:
         return Mended(text, json.loads(text))
@@ -51,13 +51,13 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def value(head: Mapping[str, str], name: str) -> Any:
-    """The value of a member; None if there is none."""
+    """Returns the value of a member; None if it is missing."""
     text = head.get(name)
     return None if text is None else mended(text).value
 
 
 def base_ns(head: Mapping[str, str], notes: list[str]) -> int:
-    """What the times of the events are relative to (Unix ns); 0 if the file does not say it."""
+    """Returns the base of all event times (Unix ns); 0 if the file does not state it."""
     base = value(head, "baseTimeNanoseconds")
     if base is None:
         return 0

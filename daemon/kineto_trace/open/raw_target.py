@@ -31,8 +31,8 @@ VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A trace, and what people should know about how it came to be."""
+class LoadedTarget:
+    """A trace, and the warnings about how it was read."""
 
     trace: Trace
     warnings: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Parts:
     sample_period_ns: int = 0
 
 
-def load_target(target_dir: Path) -> Loaded:
+def load_target(target_dir: Path) -> LoadedTarget:
     """Reads target.json and all sources of a target. Raises TraceError."""
     target = TargetInfo.read(target_dir)
     parts = _Parts(StringTable(), {}, dict(target.threads), [], Losses(), {})
@@ -79,11 +79,11 @@ def load_target(target_dir: Path) -> Loaded:
         losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
         sample_period_ns=parts.sample_period_ns,
     )
-    return Loaded(trace=trace, warnings=tuple(parts.warnings))
+    return LoadedTarget(trace=trace, warnings=tuple(parts.warnings))
 
 
 def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
-    """The tables with what their rows say about each other."""
+    """Returns the tables with the relations between their rows filled in."""
     related = attribute(tables)
     if "cpu_op" in related:
         related["cpu_op"] = with_evaluated_sequences(related["cpu_op"], strings.strings)
@@ -97,7 +97,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
     if source.format == attachments.FORMAT:
         return  # a file beside the trace
     if source.torn:
-        parts.warnings.append(f"{source.source}: the last data was cut off when the daemon ended")
+        parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
     undecoded, outside = _decode(source, target, parts)
     if undecoded:
         parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
@@ -110,7 +110,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
 
 
 def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, int]:
-    """Adds what a source recorded. Returns the numbers of records that cannot be read and that the window left out."""
+    """Adds the data of one source. Returns how many records are unreadable, and how many lie outside the window."""
     records: cupti_records.CuptiRecords | torch_ops.TorchOps | kineto_json.KinetoTrace
     if source.format == cupti_records.FORMAT:
         records = cupti_records.decode(source, parts.strings)
@@ -135,7 +135,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
         _add_tables(parts, {memory.table.kind: memory.table})
         return memory.undecoded, 0
     else:
-        parts.warnings.append(f"{source.source}: records of format {source.format!r} are unknown here and left out")
+        parts.warnings.append(f"{source.source}: records of the unknown format {source.format!r} are left out")
         return source.records, 0
     _add_tables(parts, records.tables)
     parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
@@ -143,7 +143,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
 
 
 def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
-    """Puts the tables of one more source to those that are there."""
+    """Adds the tables of one more source."""
     ids = [int(table["id"].max()) for kind, table in parts.tables.items() if kind in OP_TABLES and len(table)]
     for kind, table in tables.items():
         columns = dict(table.columns)
@@ -159,7 +159,7 @@ def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
 
 
 def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The device properties that the target gave, if they are what they should be."""
+    """Returns the device properties that the target provided, if they are valid."""
     found = metadata.get("devices")
     if not isinstance(found, list):
         return []

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
-from kineto_trace.open.trace_opener import COLUMNS_DIRECTORY, PACKED_HEAD_BYTES, open_trace
-from kineto_trace.open.trace_source import FLEET_LABEL, RemoteFile, RemoteTrace
+from kineto_trace.open.local_traces import PACKED_HEAD_BYTES
+from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.open.trace_source import RemoteFile, RemoteTrace
 from kineto_trace.store import upload_manifest
 from kineto_trace.store.object_stores import checked_store, listed, patiently
-from kineto_trace.store.upload_manifest import MANIFEST, Manifest, is_below
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
+from kineto_trace.store.upload_manifest import FLEET_LABEL, MANIFEST, Manifest, is_below
 
 PIECE_BYTES = 16 << 20
 MAX_LISTED = 5
@@ -35,44 +37,44 @@ _MAGIC = frozenset("*?[")
 _FOLDER_PREFIX = "kineto-remote-"
 
 
-class Candidate(NamedTuple):
-    """A file that may be a trace: its place, without the scheme, and how it begins (as it lies there)."""
+class TraceCandidate(NamedTuple):
+    """A file that may be a trace: its location without the scheme, and its first bytes as stored."""
 
     trace: RemoteTrace
     place: PurePosixPath
     head: bytes
 
 
-class Found(NamedTuple):
-    """What lies below a URL. targets: of captures, and folders of columns; files: whoever knows traces is to say."""
+class FoundTraces(NamedTuple):
+    """What lies below a URL. targets: captured targets and folders of columns; files: files that may be traces."""
 
     targets: list[tuple[PurePosixPath, RemoteTrace]]
-    files: list[Candidate]
+    files: list[TraceCandidate]
 
 
-def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> Found:
-    """All that may be traces below a URL, which may be a pattern. suffixes: of files that are asked for.
+def look(url: str, suffixes: tuple[str, ...], *, fleet: str = "") -> FoundTraces:
+    """Lists everything below a URL, which may be a pattern, that may be a trace.
 
-    fleet: only captures with this value of the label kineto.fleet. Raises FileError: for a URL at which there is
-    nothing, and for one with the captures of several fleets, which are no one job.
+    suffixes: of files to consider. fleet: only captures whose label kineto.fleet has this value. Raises FileError for a
+    URL with nothing below it, and for one with captures of several fleets, which do not form one job.
     """
     fs, root = checked_store(url)
     sizes = listed(url, lambda: _sizes(fs, root))
     if not sizes:
-        raise FileError(f"{url}: there is nothing")
+        raise FileError(f"{url}: nothing found")
     scheme = f"{url.partition('://')[0]}://"
     captures = _captures(fs, scheme, [path for path in sizes if PurePosixPath(path).name == MANIFEST])
     chosen = _of_fleet(url, captures, fleet)
     targets = [entry for folder, found in chosen.items() for entry in _targets(scheme, folder, found)]
     if fleet:
-        return Found(targets, [])
+        return FoundTraces(targets, [])
     rest = [path for path in sizes if not any(str(parent) in captures for parent in PurePosixPath(path).parents)]
     folders, rest = _folders(scheme, rest, sizes)
     names = [path for path in rest if path.endswith(suffixes)]
     heads = listed(url, lambda: _heads(fs, names, sizes))
     found = [RemoteTrace(url=scheme + path, files=(RemoteFile(name="", size_bytes=sizes[path]),)) for path in names]
-    return Found(
-        [*targets, *folders], [Candidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
+    return FoundTraces(
+        [*targets, *folders], [TraceCandidate(*each) for each in zip(found, map(_place, names), heads, strict=True)]
     )
 
 
@@ -81,7 +83,7 @@ def _place(path: str) -> PurePosixPath:
 
 
 def _sizes(fs: Any, root: str) -> dict[str, int]:
-    """Path -> bytes of everything at or below a place or pattern."""
+    """Returns path -> size in bytes for everything at or below a location or pattern."""
     roots = fs.glob(root) if _MAGIC & set(root) else [root]
     found: dict[str, int] = {}
     for each in roots:
@@ -90,7 +92,7 @@ def _sizes(fs: Any, root: str) -> dict[str, int]:
 
 
 def _captures(fs: Any, scheme: str, paths: list[str]) -> dict[str, Manifest]:
-    """Folder -> manifest of each capture."""
+    """Returns folder -> manifest for each capture."""
     if not paths:
         return {}
     contents = listed(scheme + paths[0], lambda: fs.cat(paths, on_error="return"))
@@ -108,19 +110,19 @@ def _captures(fs: Any, scheme: str, paths: list[str]) -> dict[str, Manifest]:
 
 
 def _of_fleet(url: str, captures: Mapping[str, Manifest], fleet: str) -> Mapping[str, Manifest]:
-    """Those of one fleet. Raises FileError."""
+    """Returns the captures of one fleet. Raises FileError."""
     fleets = {folder: _fleet(found) for folder, found in captures.items()}
     known = sorted(set(fleets.values()) - {""}, reverse=True)
     shown = ", ".join(known[:MAX_LISTED]) + (", …" if len(known) > MAX_LISTED else "")
     if fleet:
         chosen = {folder: found for folder, found in captures.items() if fleets[folder] == fleet}
         if not chosen:
-            raise FileError(
-                f"{url}: no capture there has the label {FLEET_LABEL}={fleet}; there are: {shown or 'none'}"
-            )
+            raise FileError(f"{url}: no capture has the label {FLEET_LABEL}={fleet}; labels found: {shown or 'none'}")
         return chosen
     if len(known) > 1:
-        raise FileError(f"{url} has the captures of {len(known)} fleets: name one by --fleet or a pattern ({shown})")
+        raise FileError(
+            f"{url} has the captures of {len(known)} fleets; choose one with --fleet or a pattern ({shown})"
+        )
     return captures
 
 
@@ -133,7 +135,7 @@ def _fleet(found: Manifest) -> str:
 
 
 def _targets(scheme: str, folder: str, found: Manifest) -> Iterator[tuple[PurePosixPath, RemoteTrace]]:
-    """The targets of one capture: those that have files, and those that have none and why."""
+    """Yields the targets of one capture: those with files, and those without together with the reason."""
     files: dict[str, list[RemoteFile]] = {}
     for path, stored in found.files.items():
         key, _, name = path.partition("/")
@@ -161,7 +163,7 @@ def _targets(scheme: str, folder: str, found: Manifest) -> Iterator[tuple[PurePo
 def _folders(
     scheme: str, paths: list[str], sizes: Mapping[str, int]
 ) -> tuple[list[tuple[PurePosixPath, RemoteTrace]], list[str]]:
-    """Folders that are traces without a manifest, and the files that are in none of them."""
+    """Returns folders that are traces without a manifest, and the files outside them."""
     inside: dict[str, set[str]] = {}
     for path in paths:
         inside.setdefault(str(PurePosixPath(path).parent), set()).add(PurePosixPath(path).name)
@@ -169,7 +171,10 @@ def _folders(
     stored = {folder for folder, names in inside.items() if names.issuperset(_COLUMNS_FILES)}
     stored -= {f"{folder}/{COLUMNS_DIRECTORY}" for folder in unfinished}
     found = [
-        (_place(folder), RemoteTrace(url=scheme + folder, problem="there is no manifest: its upload has not finished"))
+        (
+            _place(folder),
+            RemoteTrace(url=scheme + folder, problem="there is no manifest, so its upload has not finished"),
+        )
         for folder in sorted(unfinished)
     ]
     for folder in sorted(stored):
@@ -191,14 +196,17 @@ def _heads(fs: Any, paths: list[str], sizes: Mapping[str, int]) -> list[bytes]:
 
 
 def needed_bytes(trace: RemoteTrace) -> tuple[int, bool]:
-    """What there is to fetch at most, and whether these are columns."""
+    """Returns the maximum number of bytes to fetch, and whether they are columns."""
     wanted = _needed(trace.files)
     return sum(file.size_bytes for file in wanted), _is_columns(wanted)
 
 
 @contextmanager
 def open_remote(trace: RemoteTrace) -> Iterator[Trace]:
-    """The trace, as long as the block lasts. Raises TraceError, also later, when what is wanted cannot be fetched."""
+    """Provides the trace for the duration of the block.
+
+    Raises TraceError, also during the block if data that is accessed cannot be fetched.
+    """
     if trace.problem:
         raise FileError(f"{trace.url}: {trace.problem}")
     with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX) as folder:
@@ -215,20 +223,20 @@ def open_remote(trace: RemoteTrace) -> Iterator[Trace]:
 
 
 def fetch(trace: RemoteTrace, folder: Path) -> Path:
-    """All that is needed of a trace, into a folder; where it can be opened. Raises FileError, OSError."""
+    """Fetches everything needed to open a trace into a folder. Returns the path to open. Raises FileError, OSError."""
     if trace.problem:
         raise FileError(f"{trace.url}: {trace.problem}")
     wanted = _needed(trace.files)
     name = PurePosixPath(trace.url).name
     if not is_below(name):
-        raise FileError(f"{trace.url!r:.200}: its last part is no name of a folder")
+        raise FileError(f"{trace.url!r:.200}: its last part is not a valid folder name")
     place = folder / name if wanted[0].name else folder
     place.mkdir(parents=True, exist_ok=True)
     return _Fetcher(trace, place).get_all(wanted)
 
 
 def _needed(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
-    """Of a target its columns, else its trace, else its records; of anything else everything."""
+    """Returns the files to fetch: a target's columns, otherwise its trace, otherwise its records; else all files."""
     found = tuple(files)
     names = {file.name for file in found}
     if names & {"", *_COLUMNS_FILES[1:]}:
@@ -247,7 +255,7 @@ def _is_columns(wanted: tuple[RemoteFile, ...]) -> bool:
 
 
 class _Fetcher:
-    """Files of one trace, each fetched once."""
+    """Fetches files of one trace, each once."""
 
     def __init__(self, trace: RemoteTrace, folder: Path) -> None:
         self._trace = trace
@@ -256,19 +264,19 @@ class _Fetcher:
         self._fs, self._root = checked_store(trace.url)
 
     def get_all(self, wanted: tuple[RemoteFile, ...]) -> Path:
-        """Where the trace then is: a file, a folder of columns, or that of a target."""
+        """Fetches all files. Returns where the trace is: a file, a folder of columns, or a target's folder."""
         paths = [self.get(file.name) for file in wanted]
         if len(paths) == 1:
             return paths[0]
         return next((path.parent for path in paths if path.name == _COLUMNS_FILES[1]), self._folder)
 
     def get(self, name: str) -> Path:
-        """The file on this machine. Raises FileError."""
+        """Returns the file on this machine. Raises FileError."""
         file = self._files.get(name)
         if file is None:
             raise FileError(f"{self._trace.url}: {name} is missing")
         if name and not is_below(name):  # whoever may write there says so
-            raise FileError(f"{self._trace.url}: {name!r:.80} is no name of a file in it")
+            raise FileError(f"{self._trace.url}: {name!r:.80} is not a valid name of a file in it")
         path = self._folder / (name or PurePosixPath(self._trace.url).name)
         if path.exists():
             return path
@@ -295,8 +303,8 @@ class _Fetcher:
                 end = min(begin + PIECE_BYTES, file.size_bytes)
                 data = patiently(lambda begin=begin, end=end: self._fs.cat_file(remote, start=begin, end=end))  # type: ignore[misc]
                 if len(data) != end - begin:
-                    raise FileError(f"{self._trace.url}: {file.name} is shorter than it was when it was listed")
+                    raise FileError(f"{self._trace.url}: {file.name} is shorter than when it was listed")
                 digest.update(data)
                 out.write(data)
         if file.sha256 and digest.hexdigest() != file.sha256:
-            raise FileError(f"{self._trace.url}: {file.name} is not what was uploaded: its SHA-256 is another one")
+            raise FileError(f"{self._trace.url}: {file.name} is not the file that was uploaded: its SHA-256 differs")

@@ -19,14 +19,20 @@ from os import PathLike
 from pathlib import Path
 
 from kineto_trace.errors import FileError, TraceError
-from kineto_trace.model.target_info import TARGET_FILE
-from kineto_trace.open.trace_opener import COLUMNS_DIRECTORY, HEAD_BYTES, PACKED_HEAD_BYTES, unpacked_head
+from kineto_trace.open.local_traces import (
+    HEAD_BYTES,
+    PACKED_HEAD_BYTES,
+    TRACE_SUFFIXES,
+    may_be_trace,
+    natural_order,
+    traces_below,
+    unpacked_head,
+)
 from kineto_trace.open.trace_source import Source as Source
 from kineto_trace.store.object_stores import is_url
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
-MAX_DEPTH = 4  # folders in folders that are searched
 MAX_NAME_RANK = 99_999
-TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 TARGETS_DIRECTORY = "targets"  # of a capture's folder
 
 _TENSORBOARD = re.compile(r"(?P<worker>.+?)(?:\.(?P<span>\d+))?\.pt\.trace\.json(?:\.gz)?$")
@@ -36,17 +42,17 @@ _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 
 
 def find_traces(*paths: str | PathLike[str], fleet: str = "") -> list[Source]:
-    """All traces at these paths: files, folders, captures, patterns with * and ?, URLs; each once, by ascending rank.
+    """Finds all traces at these paths (files, folders, captures, patterns with * and ?, URLs), sorted by rank.
 
-    fleet: of what is at URLs, only the captures with this value of the label kineto.fleet. Raises FileError for a path
-    at which there is none.
+    fleet: restricts URLs to captures whose label kineto.fleet has this value. Each trace is listed once. Raises
+    FileError for a path without traces.
     """
     found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
     return sorted(_with_ranks(_with_spans(found)), key=lambda source: source.rank)
 
 
 def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
-    """The traces there, without ranks but where a store says them. Raises FileError."""
+    """Yields the traces at one path, without ranks unless the store states them. Raises FileError."""
     if isinstance(path, str) and is_url(path):
         yield from _remote(path, fleet)
     else:
@@ -63,41 +69,26 @@ def _remote(url: str, fleet: str) -> Iterator[Source]:
             head = unpacked_head(Path(place), packed)
         except FileError:
             head = b""  # whoever opens it says what is wrong
-        if _may_be_trace(place.name, head):
+        if may_be_trace(place.name, head):
             traces.append(Source(path=Path(place), rank=-1, remote=replace(trace, rank=_distributed_rank(head))))
     if not traces:
-        raise FileError(f"{url}: there is no trace")
+        raise FileError(f"{url}: no trace found")
     yield from traces
 
 
 def rank_notes(sources: Sequence[Source]) -> list[str]:
-    """What to know about the ranks: those that several traces have."""
+    """Returns a note for each rank that several traces have."""
     notes = []
     for rank in sorted({source.rank for source in sources}):
         same = [source for source in sources if source.rank == rank]
         if len(same) > 1:
             names = ", ".join(source.place for source in same)
-            notes.append(f"rank {rank} is in {len(same)} traces, and each of them counts: {names}")
+            notes.append(f"rank {rank} is in {len(same)} traces, and all of them count: {names}")
     return notes
 
 
-def traces_below(folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
-    """The traces in a folder, else those in the folders in it. Raises OSError."""
-    from kineto_trace.store.parquet_folder import is_stored
-
-    if is_stored(folder) or (folder / TARGET_FILE).is_file():
-        return [folder]
-    entries = sorted(folder.iterdir(), key=_natural)
-    folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    here = [entry for entry in entries if _is_trace_file(entry)]
-    here += [entry for entry in folders if is_stored(entry) or (entry / TARGET_FILE).is_file()]
-    if here or not depth:
-        return sorted(here, key=_natural)
-    return [path for entry in folders for path in traces_below(entry, depth - 1)]
-
-
 def rank_in(path: Path) -> int | None:
-    """The rank that the trace itself names, if a look at its head (or the end of a plain file) finds it."""
+    """Returns the rank stated in the trace itself, if the head (or the end of a plain file) contains it."""
     try:
         if path.is_dir():
             return _rank_of_folder(path)
@@ -138,52 +129,29 @@ def _distributed_rank(text: bytes) -> int | None:
 
 
 def _at(path: Path) -> Iterator[Path]:
-    """The traces at one path or pattern. Raises FileError."""
+    """Yields the traces at one path or pattern. Raises FileError."""
     try:
         if path.is_dir():
             found = traces_below(path)
             if not found:
-                raise FileError(f"{path} is a folder without a trace in it")
+                raise FileError(f"{path} is a folder without traces")
             yield from found
         elif not path.exists() and glob.has_magic(str(path)):
-            matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=_natural)  # noqa: PTH207 - absolute patterns too
+            matches = sorted((Path(match) for match in glob.glob(str(path), recursive=True)), key=natural_order)  # noqa: PTH207 - absolute patterns too
             if not matches:
-                raise FileError(f"no file is called {path}")
+                raise FileError(f"no file matches {path}")
             for match in matches:
                 yield from _at(match)
         elif path.exists():
             yield path
         else:
-            raise FileError(f"there is no file {path}")
+            raise FileError(f"{path} does not exist")
     except OSError as exc:
         raise FileError(f"cannot read {path}: {exc.strerror or exc}") from exc
 
 
-def _is_trace_file(path: Path) -> bool:
-    """Whether a file that lies in a folder is a trace: its name, and for JSON what it begins with, say so."""
-    if path.name.startswith(".") or not path.name.endswith(TRACE_SUFFIXES) or not path.is_file():
-        return False
-    try:
-        with path.open("rb") as file:
-            return _may_be_trace(path.name, unpacked_head(path, file.read(PACKED_HEAD_BYTES)))
-    except (OSError, FileError):
-        return _may_be_trace(path.name, b"")
-
-
-def _may_be_trace(name: str, head: bytes) -> bool:
-    """Whether a file with this name and beginning is one; many files are JSON."""
-    if ".json" not in name or ".pt.trace.json" in name:
-        return True
-    return b'"traceEvents"' in head or (head.lstrip()[:1] == b"[" and b'"ph"' in head)
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """rank2 before rank10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path)) if part]
-
-
 def _with_spans(found: Sequence[Source]) -> list[Source]:
-    """Worker and span of the files of a TensorBoard log folder."""
+    """Adds worker and span to the files of a TensorBoard log folder."""
     matches = [_TENSORBOARD.match(source.path.name) for source in found]
     digits: dict[tuple[Path, str], set[int]] = {}
     for source, match in zip(found, matches, strict=True):
@@ -227,7 +195,7 @@ def _with_said_rank(source: Source) -> Source:
 
 
 def _ranks_by_last_number(sources: list[Source]) -> None:
-    """`trace_3`: only if all names that say nothing else have such numbers, and different ones."""
+    """Takes ranks from names such as `trace_3`, if all names without a rank end in different numbers."""
     open_places = [place for place, source in enumerate(sources) if source.rank < 0]
     numbers = {}
     for place in open_places:

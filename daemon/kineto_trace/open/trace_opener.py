@@ -6,7 +6,6 @@ open_trace("captures/…/targets/…")  a target of the daemon, finished or raw
 open_trace("training.kineto")       a folder of columns
 """
 
-import zlib
 from dataclasses import replace
 from enum import Enum
 from os import PathLike
@@ -15,30 +14,26 @@ from pathlib import Path
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
+from kineto_trace.open.local_traces import PACKED_HEAD_BYTES, traces_below, unpacked_head
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
-HEAD_BYTES = 1 << 18  # of a file, unpacked, that are looked at to know what it is
-PACKED_HEAD_BYTES = 1 << 16
-COLUMNS_DIRECTORY = "columns"  # of a target's folder
-
-_GZIP = b"\x1f\x8b"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PRINTABLE = frozenset((*b"\t\r\n", *range(32, 127)))
 # What people give by mistake: where in the file, the bytes there, what it is, what to do.
 _OTHERS = (
-    (0, b"SQLite format 3\0", "an SQLite database", "Nsight Systems' exports are not read"),
-    (257, b"ustar", "a tar archive", "unpack it and name the files in it"),
-    (0, b"PK\x03\x04", "a zip archive", "unpack it and name the files in it"),
+    (0, b"SQLite format 3\0", "an SQLite database", "exports of Nsight Systems are not supported"),
+    (257, b"ustar", "a tar archive", "unpack it and name the files inside"),
+    (0, b"PK\x03\x04", "a zip archive", "unpack it and name the files inside"),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", "unpack it, or compress it with gzip"),
     (0, b"\xfd7zXZ\0", "compressed with xz", "unpack it, or compress it with gzip"),
     (0, b"BZh", "compressed with bzip2", "unpack it, or compress it with gzip"),
     (0, b"PAR1", "a single Parquet file", "name the folder in which trace.json lies"),
-    (0, b"ARROW1", "an Arrow file", "traces are read from folders of columns"),
+    (0, b"ARROW1", "an Arrow file", "stored traces are folders of columns"),
     (0, b"\x7fELF", "a program", "name the trace that it wrote"),
     (0, b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
     (0, b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (0, b"\x80\x02", "a pickle", "memory snapshots are for pytorch.org/memory_viz"),
-    (0, b"\x80\x04", "a pickle", "memory snapshots are for pytorch.org/memory_viz"),
-    (0, b"\x80\x05", "a pickle", "memory snapshots are for pytorch.org/memory_viz"),
+    (0, b"\x80\x02", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
+    (0, b"\x80\x04", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
+    (0, b"\x80\x05", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
     (0, b"<", "HTML or XML", "name the trace itself"),
 )
 
@@ -53,10 +48,10 @@ class Form(Enum):
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
-    """The trace at this path. What was lost or odd is in its notes.
+    """Opens the trace at this path. Its notes say what was lost or unusual.
 
-    A stored trace is read when its columns are looked at, everything else at once. Raises TraceError: FileError for
-    what is no trace or cannot be read.
+    The columns of a stored trace are read when they are accessed; all other forms are read at once. Raises TraceError,
+    in particular FileError for a path that is not a trace or cannot be read.
     """
     place = Path(path)
     form = detect(place)
@@ -79,12 +74,12 @@ def open_trace(path: str | PathLike[str]) -> Trace:
 
 
 def detect(path: Path) -> Form:
-    """What this path holds, told by a look into it. Raises FileError if it is no trace."""
+    """Tells from its content what this path holds. Raises FileError if it is not a trace."""
     try:
         if path.is_dir():
             return _folder_form(path)
         if path.exists() and not path.is_file():
-            raise FileError(f"{path} is no file: a trace is a file or a folder")
+            raise FileError(f"{path} is neither a file nor a folder")
         with path.open("rb") as file:
             packed = file.read(PACKED_HEAD_BYTES)
     except OSError as exc:
@@ -97,24 +92,11 @@ def detect(path: Path) -> Form:
         return form
     for place, magic, what, advice in _OTHERS:
         if head[place : place + len(magic)] == magic:
-            raise FileError(f"{path} is {what}, no trace: {advice}")
+            raise FileError(f"{path} is {what}, not a trace: {advice}")
     raise FileError(
-        f"{path} is no trace: it begins with {head[:16]!r}; "
-        "what is read: Chrome traces (.json, .json.gz), Perfetto traces and folders of columns"
+        f"{path} is not a trace: it begins with {head[:16]!r}; "
+        "supported are Chrome traces (.json, .json.gz), Perfetto traces and folders of columns"
     )
-
-
-def unpacked_head(path: Path, packed: bytes) -> bytes:
-    """The first bytes of a file, of which these are the first as they lie there. Raises FileError."""
-    if not packed.startswith(_GZIP):
-        return packed.removeprefix(_BYTE_ORDER_MARK)
-    try:
-        head = zlib.decompressobj(wbits=31).decompress(packed, HEAD_BYTES)
-    except zlib.error as exc:
-        raise FileError(f"{path} is damaged: {exc}") from exc
-    if not head:
-        raise FileError(f"{path} has nothing in it but the head of a gzip file: it was cut off, or is empty")
-    return head.removeprefix(_BYTE_ORDER_MARK)
 
 
 def _json_or_perfetto(head: bytes) -> Form | None:
@@ -127,7 +109,7 @@ def _json_or_perfetto(head: bytes) -> Form | None:
 
 
 def _is_packet(head: bytes) -> bool:
-    """Whether this is perfetto.protos.Trace: messages of field 1, the first of which begins with a field."""
+    """Tells whether this is perfetto.protos.Trace: messages of field 1, the first beginning with a field."""
     length, at = 0, 1
     for shift in range(0, 35, 7):
         if at >= len(head):
@@ -154,23 +136,21 @@ def _folder_form(path: Path) -> Form:
         return Form.STORED
     if (path / TARGET_FILE).is_file():
         return Form.TARGET
-    from kineto_trace.open.trace_discovery import traces_below
-
     inside = [str(found) for found in traces_below(path)]
     if inside:
         listed = ", ".join(inside[:3]) + (", …" if len(inside) > 3 else "")
         raise FileError(f"{path} is a folder of {len(inside)} traces: name one of them ({listed})")
-    raise FileError(f"{path} is a folder without a trace in it")
+    raise FileError(f"{path} is a folder without traces")
 
 
 def _open_target(path: Path) -> Trace:
-    """The columns of a target, if it has them, else its raw records."""
+    """Opens the columns of a target if it has any, otherwise its raw records."""
     from kineto_trace.store.parquet_folder import is_stored, load_columns
 
     if is_stored(path / COLUMNS_DIRECTORY):
         return load_columns(path / COLUMNS_DIRECTORY)
     if not (path / "raw").is_dir():
-        raise FileError(f"{path} is the folder of a target of which nothing was recorded")
+        raise FileError(f"{path} is the folder of a target without recorded data")
     from kineto_trace.open.raw_target import load_target
 
     loaded = load_target(path)

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-FLEET_LABEL = "kineto.fleet"  # of the captures of several hosts that are one
 RankFrom = Literal["given", "trace", "name", "order"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file in an object store. name: below the trace's URL; "": the URL itself. sha256: "": nobody knows it."""
+    """A file in an object store.
+
+    name: relative to the URL of the trace; "" is the URL itself. sha256: "" if it is unknown.
+    """
 
     name: str
     size_bytes: int
@@ -21,7 +23,7 @@ class RemoteFile:
 class RemoteTrace:
     """A trace in an object store: a file, a folder of columns, or a target of an uploaded capture.
 
-    rank: as far as it is known. problem: why there is nothing to be read; "": there is.
+    rank: None if it is unknown. problem: why it cannot be read; "" if it can.
     """
 
     url: str
@@ -32,11 +34,11 @@ class RemoteTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One trace, not yet opened.
+    """A trace that has not been opened yet.
 
-    path: on this machine; of one in an object store, its place there without the scheme, for names alone.
-    rank_from: who says the rank. worker, span: of a TensorBoard log folder: the process, and which of its traces in
-    the order of time it is, from 1; "" and 0 elsewhere.
+    path: on this machine; for a trace in an object store, its location without the scheme, used only for names.
+    rank_from: where the rank comes from. worker, span: for a TensorBoard log folder, the process and the position of
+    the trace among its traces in order of time, counted from 1; otherwise "" and 0.
     """
 
     path: Path

@@ -23,7 +23,7 @@ FORMAT = FILE_FORMAT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachments:
-    """What was written. `alone`: the capture has nothing but such files, so that there is no trace."""
+    """What was written. `alone`: the capture consists of such files only, so there is no trace."""
 
     files: tuple[OutputFile, ...]
     cut: tuple[str, ...]  # for people: files that are not whole, or missing
@@ -32,7 +32,7 @@ class Attachments:
 
 
 def write_attachments(target_dir: Path) -> Attachments:
-    """Writes the files of all sources of this format. Raises SpoolError, OSError."""
+    """Writes the files of all sources with this format. Raises SpoolError, OSError."""
     sources = [read_source(directory) for directory in source_directories(target_dir)]
     files: dict[str, OutputFile] = {}
     cut: list[str] = []
@@ -51,7 +51,7 @@ def write_attachments(target_dir: Path) -> Attachments:
         if file.size_bytes:
             files[format_] = file
         if problem:
-            cut.append(f"the {format_} file is not whole: {problem}")
+            cut.append(f"the {format_} file is incomplete: {problem}")
     return Attachments(
         files=tuple(files.values()),
         cut=tuple(cut),
@@ -74,7 +74,7 @@ def _write(source: RawSource, format_: str, target_dir: Path) -> OutputFile:
 
 
 def _parts(source: RawSource) -> Sequence[memoryview]:
-    """The chunks until the first gap."""
+    """Returns the chunks up to the first gap."""
     parts = []
     for expected, chunk in enumerate(source.chunks):
         if chunk.sequence != expected:
@@ -86,9 +86,9 @@ def _parts(source: RawSource) -> Sequence[memoryview]:
 def _problem(source: RawSource, file: OutputFile) -> str:
     wanted = source.metadata.get("size_bytes")
     if not isinstance(wanted, int):
-        return f"it ends after {file.size_bytes} bytes, since its source did not come to its end"
+        return f"it ends after {file.size_bytes} bytes, because its source did not finish"
     if source.dropped and wanted == file.size_bytes:
-        return f"it ends after {file.size_bytes} bytes, since its source could not write all of it"
+        return f"it ends after {file.size_bytes} bytes, because its source could not write all of it"
     if wanted != file.size_bytes:
-        return f"{file.size_bytes} of {wanted} bytes are there"
+        return f"{file.size_bytes} of {wanted} bytes are present"
     return ""

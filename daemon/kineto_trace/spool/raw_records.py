@@ -42,9 +42,9 @@ def _padding(size: int) -> int:
 
 
 class RawWriter:
-    """Appends what one source of one target recorded to its folder. Not thread-safe.
+    """Appends the data of one source of one target to its folder. Not thread-safe.
 
-    `bytes_written` is what buffers.bin and strings.bin hold so far.
+    `bytes_written` is the total size of buffers.bin and strings.bin.
     """
 
     def __init__(self, directory: Path, *, source: str, format: str, metadata: Mapping[str, object]) -> None:
@@ -80,7 +80,7 @@ class RawWriter:
     def finish(
         self, *, metadata: Mapping[str, object], record_bytes: Mapping[int, int], records: int, dropped: int
     ) -> None:
-        """Everything has been appended: makes it durable and writes the final source.json."""
+        """Makes everything durable and writes the final source.json. Nothing may be appended afterwards."""
         os.fsync(self._buffers)
         os.fsync(self._strings)
         self._metadata.update(metadata)
@@ -135,7 +135,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSource:
-    """What one source recorded. `data` maps buffers.bin; `torn` counts chunks and strings cut by a crash."""
+    """The data of one source. `data` maps buffers.bin; `torn` counts chunks and strings truncated by a crash."""
 
     source: str
     format: str
@@ -149,7 +149,7 @@ class RawSource:
     torn: int
 
     def text(self, space: int, key: int) -> str | None:
-        """A string of the table as text, or None."""
+        """Returns a string of the table as text, or None."""
         raw = self.strings.get(space, {}).get(key)
         return None if raw is None else raw.decode("utf-8", "replace")
 
@@ -175,7 +175,7 @@ def read_source(directory: Path) -> RawSource:
 
 
 def source_directories(target_dir: Path) -> list[Path]:
-    """The folders of all sources of a target, in the order of their names."""
+    """Returns the folders of all sources of a target, sorted by name."""
     raw = target_dir / "raw"
     return sorted(path for path in raw.iterdir() if path.is_dir()) if raw.is_dir() else []
 
@@ -200,7 +200,7 @@ def _read_source_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict) or not isinstance(values.get(name), kind):
             raise SpoolError(f"{path}: {name} is missing or not of type {kind.__name__}")
     if not all(_is_size_of_kind(kind, size) for kind, size in values["record_bytes"].items()):
-        raise SpoolError(f"{path}: record_bytes are no sizes by kind")
+        raise SpoolError(f"{path}: record_bytes is not an object of sizes by kind")
     return dict(values)
 
 
@@ -227,7 +227,7 @@ def _map(path: Path) -> memoryview:
 
 
 def _chunks(data: memoryview) -> tuple[list[Chunk], int]:
-    """All whole chunks, and 1 if the file ends in a torn one."""
+    """Returns all complete chunks, and 1 if the file ends in a truncated chunk."""
     chunks: list[Chunk] = []
     at = 0
     while at + CHUNK_HEADER.size <= data.nbytes:
@@ -241,7 +241,7 @@ def _chunks(data: memoryview) -> tuple[list[Chunk], int]:
 
 
 def parse_strings(data: bytes) -> tuple[dict[int, dict[int, bytes]], int]:
-    """The string table by space and key (the last entry of a key counts), and 1 if it ends in a torn entry."""
+    """Returns the strings by space and key (the last entry wins), and 1 if the table ends in a truncated entry."""
     table: dict[int, dict[int, bytes]] = {}
     at = 0
     while at + STRING_ENTRY.size <= len(data):

@@ -24,15 +24,15 @@ _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is i
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
 
 
-class Source(NamedTuple):
-    """A trace and the name under which queries see it."""
+class SqlSource(NamedTuple):
+    """A trace and its name in queries."""
 
     name: str
     context: Context
 
 
 def texts(numbers: npt.NDArray[Any], strings: Any, *, braces: bool = False) -> pa.Array:
-    """The strings with these numbers; negative: missing. braces: JSON members become objects."""
+    """Returns the strings with these numbers; negative: missing. braces: turn JSON members into objects."""
     present = numbers >= 0
     used = np.zeros(len(strings) + 1, np.bool_)
     used[numbers] = True  # missing ones mark the last place
@@ -53,7 +53,7 @@ def _dictionary(values: list[str]) -> pa.Array:
 
 
 def constant(text: str, count: int) -> pa.Array:
-    """The same text again and again."""
+    """Returns the same text for every row."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text], pa.string()))
 
 
@@ -102,7 +102,7 @@ def _phase(table: Table) -> pa.Array:
 
 
 def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
-    """The column of this name (of the schema of SQL) of the table of this kind."""
+    """Returns the column with this name in SQL's schema, from the table of this kind."""
     table = context.trace.table(kind)
     strings = context.trace.strings
     column = _MODEL_NAMES.get(name, name)
@@ -122,7 +122,7 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
 
 
 def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
-    """The column of this name of `events`, for the rows of one kind."""
+    """Returns the column with this name of `events`, for the rows of one kind."""
     table = context.trace.table(kind)
     if name == "kind":
         return constant(kind, len(table))
@@ -134,7 +134,7 @@ def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> 
 
 
 def event_counts(context: Context) -> dict[str, int]:
-    """Rows of `events` by kind, of the kinds that the trace has."""
+    """Returns the number of rows of `events` for each kind in the trace."""
     found = {kind: len(context.trace.table(kind)) for kind in EVENT_KINDS if kind in context.trace.tables}
     return {kind: count for kind, count in found.items() if count}
 
@@ -159,7 +159,7 @@ def _op_rows(context: Context, kind: str) -> npt.NDArray[Any]:
 
 
 def _taken(values: npt.NDArray[Any], places: npt.NDArray[Any]) -> pa.Array:
-    """The values at these places; -1: missing."""
+    """Returns the values at these places; missing for -1."""
     if not len(values):
         return _nothing(len(places), pa.from_numpy_dtype(values.dtype))
     return pa.array(values[places], mask=places < 0)

@@ -21,10 +21,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kineto_trace.analysis.view_catalog import VIEWS
-from kineto_trace.analysis.view_runner import trace_notes
+from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.catalog.view_runner import trace_notes
 from kineto_trace.errors import QueryError, TraceError
-from kineto_trace.sql.arrow_tables import Source, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.arrow_tables import SqlSource, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.lazy_tables import LazyTable
 from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
 from kineto_trace.view_api.result import Result, ResultColumn
@@ -40,11 +40,11 @@ _SETTINGS = {
 _UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _QUERIES = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)  # DESCRIBE, SUMMARIZE and SHOW are SELECTs
 _HUGEINT = pa.decimal128(38, 0)
-RunView = Callable[[View, Sequence[Source]], Result]
+RunView = Callable[[View, Sequence[SqlSource]], Result]
 
 
-def run_view(view: View, sources: Sequence[Source]) -> Result:
-    """The result over all ranks; without `reduce` with the name of the trace behind the rank."""
+def run_view(view: View, sources: Sequence[SqlSource]) -> Result:
+    """Returns the result over all ranks; for views without `reduce`, with the name of the trace after the rank."""
     if view.reduce is not None:
         return view.combine([(source.context.rank, view.partial(source.context)) for source in sources])
     results = [view(source.context) for source in sources]
@@ -61,9 +61,9 @@ def run_view(view: View, sources: Sequence[Source]) -> Result:
 
 
 class Database:
-    """Some traces as tables. A context manager; not for several threads at a time."""
+    """Traces as tables. A context manager; not thread-safe."""
 
-    def __init__(self, sources: Sequence[Source], *, run: RunView = run_view) -> None:
+    def __init__(self, sources: Sequence[SqlSource], *, run: RunView = run_view) -> None:
         self._sources = tuple(sources)
         self._run = run
         self._lock = RLock()
@@ -83,24 +83,24 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Releases everything."""
         self._connection.close()
         self._lazy.clear()
         if self._failed:
             gc.collect()  # DuckDB's bindings complain at exit about relations that an error still holds
 
     def query(self, sql: str) -> Result:
-        """The answer to one query, ordered as it says. Raises QueryError.
+        """Returns the result of one query, in the order that it states. Raises QueryError.
 
-        notes: those of the analyses in it and of the traces.
-        Columns have DuckDB's types; integers beyond 64 bits and decimals are what Arrow makes of them.
+        The notes are those of the analyses in it and of the traces. Columns have DuckDB's types; integers beyond 64
+        bits and decimals have the types that Arrow gives them.
         """
         self._results.clear()
         self._check(sql)
         try:
             relation = self._connection.sql(sql)  # as a text: errors then show the position
             if relation is None:
-                raise QueryError("the statement gives no rows")
+                raise QueryError("the statement returns no rows")
             table = _plain(relation.to_arrow_table())
         except duckdb.Error as exc:
             raise self._error(self._placed(exc, sql)) from exc
@@ -111,12 +111,12 @@ class Database:
         columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
         return Result("query", columns, table, tuple(dict.fromkeys(notes)))
 
-    def _said(self, source: Source) -> str:
-        """In front of a note on one of several traces."""
+    def _said(self, source: SqlSource) -> str:
+        """Returns the prefix of a note on one of several traces."""
         return f"{source.name}: " if len(self._sources) > 1 else ""
 
     def _check(self, sql: str) -> None:
-        """Refuses what is not one query."""
+        """Rejects everything but a single query."""
         try:
             found = self._connection.extract_statements(sql)
         except duckdb.Error as exc:
@@ -124,10 +124,10 @@ class Database:
         if len(found) != 1:
             raise QueryError(f"expected one SELECT statement, got {len(found)} statements")
         if found[0].type not in _QUERIES:
-            raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces cannot be changed")
+            raise QueryError(f"expected a SELECT statement, got {found[0].type.name}: traces are read-only")
 
     def _placed(self, error: duckdb.Error, sql: str) -> duckdb.Error:
-        """The same error with its position, which DuckDB leaves out when it binds a relation."""
+        """Returns the same error with its position, which DuckDB omits when it binds a relation."""
         if isinstance(error, duckdb.BinderException) and "\nLINE " not in str(error):
             try:
                 self._connection.execute(sql)
@@ -175,7 +175,7 @@ class Database:
             self._results[table.name] = typed
         return self._results[table.name]
 
-    def _small(self, table: SqlTable, rows: Callable[[Source], list[dict[str, Any]]]) -> pa.Table:
+    def _small(self, table: SqlTable, rows: Callable[[SqlSource], list[dict[str, Any]]]) -> pa.Table:
         found = [{**row, **_which(source)} for source in self._sources for row in rows(source)]
         return pa.Table.from_pylist(found, schema=table.schema)
 
@@ -195,7 +195,7 @@ class Database:
 
     def _part(
         self,
-        source: Source,
+        source: SqlSource,
         table: SqlTable,
         names: Sequence[str],
         count: int,
@@ -214,11 +214,11 @@ class Database:
         return pa.table(arrays, schema=pa.schema([pa.field(name, fields[name].arrow) for name in names]))
 
 
-def _which(source: Source) -> dict[str, Any]:
+def _which(source: SqlSource) -> dict[str, Any]:
     return {"rank": source.context.rank, "trace": source.name}
 
 
-def _trace_rows(source: Source) -> list[dict[str, Any]]:
+def _trace_rows(source: SqlSource) -> list[dict[str, Any]]:
     trace = source.context.trace
     return [
         {
@@ -235,7 +235,7 @@ def _trace_rows(source: Source) -> list[dict[str, Any]]:
     ]
 
 
-def _device_rows(source: Source) -> list[dict[str, Any]]:
+def _device_rows(source: SqlSource) -> list[dict[str, Any]]:
     def whole(value: Any) -> int | None:
         return value if isinstance(value, int) else None
 
@@ -254,7 +254,7 @@ def _device_rows(source: Source) -> list[dict[str, Any]]:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Sums of integers, which DuckDB makes 128 bits wide, are 64 bits wide where they fit; names are unique."""
+    """Narrows sums of integers, which DuckDB makes 128 bits wide, to 64 bits where they fit, and makes names unique."""
     table = table.rename_columns(_unique(table.column_names))
     for place, field in enumerate(table.schema):
         if field.type == _HUGEINT:
@@ -266,7 +266,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """A name that is there again gets a number: a, a_1, …"""
+    """Adds numbers to repeated names: a, a_1, …"""
     found: dict[str, None] = {}
     for name in names:
         number = 0

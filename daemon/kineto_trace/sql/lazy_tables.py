@@ -30,11 +30,11 @@ class LazyTable(ds.Dataset):  # type: ignore[misc]  # pyarrow ships no types
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all columns."""
+        """The schema of all columns."""
         return self._own_schema
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Any:
-        """DuckDB's question. columns None: all of them."""
+        """Called by DuckDB. columns: None for all."""
         wanted = set(self._own_schema.names if columns is None else columns)
         if filter is not None:
             wanted |= set(re.findall(r"\w+", str(filter)))

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
 from kineto_trace.model.event_kinds import DTYPES, KINDS
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
@@ -43,7 +43,7 @@ Group = Literal["activities", "traces", "views"]
 
 
 class SqlColumn(NamedTuple):
-    """One column. unit: "ns", "us", "%", "bytes", …; "": a plain value."""
+    """One column. unit: "ns", "us", "%", "bytes", …; "" for plain values."""
 
     name: str
     arrow: pa.DataType
@@ -52,7 +52,7 @@ class SqlColumn(NamedTuple):
 
     @property
     def type(self) -> str:
-        """As SQL names it."""
+        """Its type in SQL."""
         if pa.types.is_list(self.arrow):
             return f"{_SQL_TYPES[self.arrow.value_type]}[]"
         return _SQL_TYPES[self.arrow]
@@ -60,7 +60,7 @@ class SqlColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SqlTable:
-    """One table that queries can name. group: whether it holds activities, the traces, or an analysis' result."""
+    """A table that queries can name. group: whether it holds activities, the traces, or the result of a view."""
 
     name: str
     group: Group
@@ -74,7 +74,7 @@ class SqlTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """For Arrow."""
+        """Its schema for Arrow."""
         return pa.schema([pa.field(column.name, column.arrow) for column in self.columns])
 
 
@@ -83,9 +83,7 @@ WHICH = (
     SqlColumn("trace", NAMES, "", "name of the file, folder or capture that it comes from"),
 )
 END = SqlColumn("end_ns", pa.int64(), "ns", "Unix time at which it ended")
-ARGS = SqlColumn(
-    "args", NAMES, "", "traces read from files: the arguments that have no column of their own, as a JSON object"
-)
+ARGS = SqlColumn("args", NAMES, "", "traces read from files: arguments without a column of their own, as a JSON object")
 _RENAMED = {
     "start": SqlColumn("start_ns", pa.int64(), "ns", "Unix time at which it began"),
     "duration": SqlColumn("duration_ns", pa.int64(), "ns", "how long it took"),
@@ -138,26 +136,29 @@ _UNITS = {"bytes": "bytes", "total_allocated": "bytes", "total_reserved": "bytes
 _UNITS |= {"static_shared_memory": "bytes", "dynamic_shared_memory": "bytes"}
 
 OP = SqlColumn(
-    "op", NAMES, "", "name of the innermost operator around the call that caused it, else of the innermost annotation"
+    "op",
+    NAMES,
+    "",
+    "name of the innermost operator around the call that caused it, otherwise of the innermost annotation",
 )
 OP_ID = SqlColumn("op_id", pa.int64(), "", "id of that operator in cpu_op")
 LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
-DEPTH = SqlColumn("depth", pa.int32(), "", "operators around it on its thread")
-PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the operator around it, innermost")
-SELF = SqlColumn("self_ns", pa.int64(), "ns", "time in it in which no other operator inside it ran")
-ROW = SqlColumn("row", pa.int64(), "", "number of the row among those of its trace; `parent` refers to it")
+DEPTH = SqlColumn("depth", pa.int32(), "", "number of operators around it on its thread")
+PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the innermost operator around it")
+SELF = SqlColumn("self_ns", pa.int64(), "ns", "time in which no operator inside it ran")
+ROW = SqlColumn("row", pa.int64(), "", "row number within its trace; `parent` refers to it")
 
 _MEANINGS = {
     "kernel": "Kernels that ran on a GPU.",
-    "gpu_memcpy": "Copies on a GPU, or between GPUs or host and GPU.",
+    "gpu_memcpy": "Copies on a GPU, between GPUs, or between host and GPU.",
     "gpu_memset": "Memory fills on a GPU.",
     "cuda_runtime": "Calls of the CUDA runtime (or of another vendor's) on the host.",
     "cuda_driver": "Calls of the CUDA driver on the host.",
     "cuda_sync": "Synchronisation: waiting for events, streams and contexts.",
     "cpu_op": "PyTorch's operators on the host.",
     "user_annotation": "Ranges that the program marked on the host (record_function, ProfilerStep#N).",
-    "op_tensor": "The tensors among the operators' inputs. It has no times.",
-    "gpu_user_annotation": "Where the GPU work of the annotations ran.",
+    "op_tensor": "The tensors among the operators' inputs. This table has no times.",
+    "gpu_user_annotation": "Where and when the GPU work of annotations ran.",
     "cpu_instant_event": "Allocations and frees of memory.",
     "overhead": "The profiler's own work.",
     "flow": "Ends of arrows between events, of traces read from files.",
@@ -167,11 +168,11 @@ _MEANINGS = {
 EVENTS = SqlTable(
     "events",
     "activities",
-    "All activities of all kinds under each other.\n\nWhat does not apply to a kind is NULL: activities of the host "
-    "have no device, those of a GPU no thread. The ends of flows are in `flow` alone.",
+    "All activities of all kinds in one table.\n\nColumns that do not apply to a kind are NULL: host "
+    "activities have no device, GPU activities no thread. The ends of flows are in the table `flow` only.",
     (
         *WHICH,
-        SqlColumn("kind", NAMES, "", "the table that has all of its columns: kernel, cpu_op, …"),
+        SqlColumn("kind", NAMES, "", "name of the table with all of its columns: kernel, cpu_op, …"),
         _RENAMED["name"],
         _RENAMED["start"],
         END,
@@ -198,7 +199,7 @@ TRACES = SqlTable(
         SqlColumn("window_start_ns", pa.int64(), "ns", "Unix time at which the trace begins"),
         SqlColumn("window_end_ns", pa.int64(), "ns", "Unix time at which it ends"),
         SqlColumn("activities", pa.int64(), "", "rows of `events`"),
-        SqlColumn("notes", pa.list_(TEXT), "", "what was lost or odd when it was read"),
+        SqlColumn("notes", pa.list_(TEXT), "", "what was lost or unusual when it was read"),
     ),
 )
 DEVICES = SqlTable(
@@ -211,7 +212,7 @@ DEVICES = SqlTable(
         SqlColumn("name", TEXT, "", "its name"),
         SqlColumn("memory_bytes", pa.int64(), "bytes", "its memory"),
         SqlColumn("compute_major", pa.int64(), "", "compute capability, before the point"),
-        SqlColumn("compute_minor", pa.int64(), "", "compute capability, behind the point"),
+        SqlColumn("compute_minor", pa.int64(), "", "compute capability, after the point"),
         SqlColumn("multiprocessors", pa.int64(), "", "streaming multiprocessors"),
         SqlColumn("properties", TEXT, "", "all properties as a JSON object"),
     ),
@@ -219,7 +220,7 @@ DEVICES = SqlTable(
 
 
 def file_columns(kind: str) -> tuple[SqlColumn, ...]:
-    """Arguments of files that the model keeps as numbers beside the table (ORIGIN_COLUMNS and the like)."""
+    """Returns arguments of files that the model keeps as numeric columns (ORIGIN_COLUMNS and similar ones)."""
     known = {column.name for column in SCHEMAS[kind]}
     found = {}
     for argument in KINDS.get(kind, ()):
@@ -232,7 +233,7 @@ def file_columns(kind: str) -> tuple[SqlColumn, ...]:
 
 
 def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
-    """The columns of this kind that relate its rows to others."""
+    """Returns the columns of this kind that relate its rows to others."""
     if kind in GPU_TABLES:
         return (OP, OP_ID, LAUNCH)
     if kind in API_TABLES:
@@ -264,15 +265,15 @@ def _view(name: str) -> SqlTable:
 
 
 def sql_tables() -> dict[str, SqlTable]:
-    """All tables by name: activities, traces, then views by name."""
+    """Returns all tables by name: activities, traces, then views by name."""
     tables = [EVENTS, *(_activities(kind) for kind in SCHEMAS), TRACES, DEVICES]
     tables += [_view(name) for name in sorted(VIEWS)]
     return {table.name: table for table in tables}
 
 
 def find_table(name: str) -> SqlTable:
-    """The table of this name. Raises QueryError."""
+    """Returns the table with this name. Raises QueryError."""
     tables = sql_tables()
     if name not in tables:
-        raise QueryError(f"no table {name!r}; there are: {', '.join(tables)}")
+        raise QueryError(f"no table is called {name!r}; available: {', '.join(tables)}")
     return tables[name]

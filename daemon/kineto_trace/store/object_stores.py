@@ -23,29 +23,29 @@ _SEPARATOR = "://"
 
 
 def is_url(text: object) -> bool:
-    """Whether this is meant as a URL, and not as a path."""
+    """Tells whether this is a URL rather than a path."""
     return isinstance(text, str) and _SEPARATOR in text
 
 
 def scheme_of(url: str) -> str:
-    """s3, gs, az or file."""
+    """Returns s3, gs, az or file."""
     return url.partition(_SEPARATOR)[0]
 
 
 def missing_extra(url: str) -> str:
-    """What is to be installed before this store can be used; empty: nothing."""
+    """Returns the extra to install before this store can be used; "" if there is none."""
     if not url:
         return ""
     module, extra = SCHEMES[scheme_of(url)]
     if importlib.util.find_spec(module) is not None:
         return ""
-    return f"{module} is not installed: pip install 'kinetod[{extra}]'"
+    return f"{module} is not installed: run pip install 'kinetod[{extra}]'"
 
 
 def open_store(url: str, *, endpoint: str = "", timeout_s: float = TIMEOUT_S) -> tuple[Any, str]:
-    """fsspec's file system for a URL and the path in it. Credentials are the library's own matter.
+    """Returns fsspec's file system for a URL, and the path in it. The libraries look for credentials themselves.
 
-    endpoint: of an S3-compatible store; empty: Amazon's, or what AWS_ENDPOINT_URL says.
+    endpoint: of an S3-compatible store; "" for Amazon's, or that of AWS_ENDPOINT_URL.
     """
     import fsspec
 
@@ -63,7 +63,7 @@ def open_store(url: str, *, endpoint: str = "", timeout_s: float = TIMEOUT_S) ->
 
 
 def checked_store(url: str) -> tuple[Any, str]:
-    """The same for a reader. Raises FileError for a URL of another kind, or if something is to be installed."""
+    """The same for readers. Raises FileError for an unsupported URL or a missing package."""
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}{_SEPARATOR}" for name in SCHEMES)
@@ -78,7 +78,7 @@ def checked_store(url: str) -> tuple[Any, str]:
 
 
 def patiently(read: Callable[[], bytes], sleep: Callable[[float], None] = time.sleep) -> bytes:
-    """What `read` returns, with a few tries. Raises FileNotFoundError at once, and what it raises the last time."""
+    """Returns what `read` returns, with a few retries. FileNotFoundError and the error of the last try are raised."""
     for attempt in range(READ_TRIES):
         try:
             return read()
@@ -92,11 +92,11 @@ def patiently(read: Callable[[], bytes], sleep: Callable[[float], None] = time.s
 
 
 def listed(url: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns of this URL. Raises FileError."""
+    """Returns what `read` returns for this URL. Raises FileError."""
     try:
         return read()
     except FileNotFoundError:
-        raise FileError(f"{url}: there is nothing; is the bucket right?") from None
+        raise FileError(f"{url}: nothing found; check the name of the bucket") from None
     except Exception as exc:
         raise FileError(f"{url} cannot be read: {_text(exc)}; check the address and the store's credentials") from exc
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 # Chrome trace, compressed or plain; Perfetto's own format
 SUFFIXES = {"chrome": ".json.gz", "chrome-json": ".json", "perfetto": ".pftrace"}
+COLUMNS_DIRECTORY = "columns"  # of a target, where its trace is stored
 DEFAULT_FORMAT = "chrome"
 FILE_NAMES = {name: f"trace{suffix}" for name, suffix in SUFFIXES.items()}  # in a target's folder
 
@@ -17,7 +18,7 @@ STORED_NAMES = {**FILE_NAMES, **{name: suffix.lstrip(".") for name, suffix in AT
 
 
 class OutputFile(NamedTuple):
-    """One file in the target's folder. A tuple, so that it is a list in a worker's answer."""
+    """A file in the target's folder. It is a tuple, so that it becomes a list in a worker's answer."""
 
     format: str
     name: str

@@ -68,7 +68,7 @@ Fetch = Callable[[str], object]
 
 
 def save_columns(trace: Trace, directory: Path) -> list[Path]:
-    """Writes a trace, each file as a whole, the one that names the others last. Returns the files."""
+    """Writes a trace. Each file appears completely, trace.json, which lists them, last. Returns the files."""
     directory.mkdir(parents=True, exist_ok=True)
     texts = _as_texts(trace.strings)
     paths = [_save_table(table, texts, directory / f"{kind}.parquet") for kind, table in trace.tables.items()]
@@ -103,7 +103,7 @@ def save_columns(trace: Trace, directory: Path) -> list[Path]:
 
 
 def _as_texts(strings: Sequence[str]) -> pa.Array | None:
-    """The strings for Arrow; None: not all are valid Unicode, or they are too long in all."""
+    """Returns the strings for Arrow; None if some are not valid Unicode or they are too long in total."""
     try:
         texts = pa.array(list(strings), pa.large_string())
     except UnicodeEncodeError:
@@ -139,7 +139,7 @@ def _save_table(table: Table, texts: pa.Array | None, path: Path) -> Path:
 
 
 def _with_texts(numbers: Array, texts: pa.Array) -> pa.DictionaryArray:
-    """Numbers of strings as the texts that occur; below 0: none."""
+    """Returns the texts that these numbers of strings stand for; numbers below 0 stand for none."""
     used = np.zeros(len(texts) + 1, np.bool_)
     used[np.maximum(numbers, -1)] = True  # the last place is for "none"
     chosen = np.flatnonzero(used[:-1])
@@ -167,10 +167,10 @@ def _write(path: Path, table: pa.Table, encoding: Mapping[str, Any]) -> None:
 
 
 def load_columns(directory: Path, fetch: Fetch | None = None) -> Trace:
-    """Opens what save_columns wrote. Raises SpoolError, also later, when a file that is wanted cannot be read.
+    """Opens what save_columns wrote. Raises SpoolError, also later if a file that is accessed cannot be read.
 
-    fetch: brings a file of this name into the folder, if it is not there yet; called before a file is looked at, but
-    for trace.json, which is there.
+    fetch: brings a file with this name into the folder if it is not there yet; called before any file but trace.json is
+    accessed.
     """
     try:
         values = json.loads((directory / TRACE_FILE).read_bytes())
@@ -213,7 +213,7 @@ def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> T
 
 
 class _StoredFile:
-    """One file of a stored trace. Its size is looked at at once, or when it has been fetched."""
+    """A file of a stored trace. Its size is checked at once, or when it has been fetched."""
 
     def __init__(self, path: Path, size: int | None, fetch: Fetch | None) -> None:
         self.place = path
@@ -223,7 +223,7 @@ class _StoredFile:
             self._check()
 
     def path(self) -> Path:
-        """Where it is, now that it is there. Raises SpoolError, and what fetching raises."""
+        """Returns the path of the file after fetching it. Raises SpoolError, and what fetching raises."""
         if self._fetch is not None:
             self._fetch(self.place.name)
             self._fetch = None
@@ -233,11 +233,13 @@ class _StoredFile:
     def _check(self) -> None:
         found = self.place.stat().st_size
         if self._size not in (None, found):
-            raise SpoolError(f"{self.place} has {found} bytes, not {self._size}: it was cut off or is of another trace")
+            raise SpoolError(
+                f"{self.place} has {found} bytes, not {self._size}: it was truncated or belongs to another trace"
+            )
 
 
 class StoredStrings(Sequence[str]):
-    """The strings of a stored trace, read when the first one is wanted. Raises SpoolError then."""
+    """The strings of a stored trace, read at the first access. Raises SpoolError then."""
 
     def __init__(self, path: Path, count: int, bytes: int, fetch: Fetch | None = None) -> None:
         self._file = _StoredFile(path, bytes, fetch)
@@ -246,7 +248,7 @@ class StoredStrings(Sequence[str]):
         self._list: tuple[str, ...] | None = None
 
     def arrow(self) -> pa.Array:
-        """All of them as Arrow's array of texts, or of bytes if some are not valid Unicode."""
+        """Returns all strings as an Arrow array of texts, or of bytes if some are not valid Unicode."""
         if self._array is None:
             path = self._file.path()
             array = _read_column(path, "text").combine_chunks()
@@ -289,7 +291,7 @@ class StoredStrings(Sequence[str]):
 
 
 class StoredTables(Mapping[str, Table]):
-    """The tables of a stored trace; each column is read when it is looked at."""
+    """The tables of a stored trace. Each column is read at its first access."""
 
     def __init__(self, stored: Mapping[str, "_StoredTable"]) -> None:
         self._stored = stored
@@ -311,7 +313,7 @@ class StoredTables(Mapping[str, Table]):
 
 
 class _StoredTable:
-    """The table of one file, which is looked into when a column is wanted."""
+    """The table of one file, which is opened when a column is accessed."""
 
     def __init__(
         self, kind: str, file: _StoredFile, strings: Sequence[str], described: Mapping[str, Any] | None = None
@@ -328,7 +330,7 @@ class _StoredTable:
         self._origin = {name: np.dtype(text) for name, text in described["origin"].items()}
 
     def table(self) -> Table:
-        """Its columns are read when they are looked at."""
+        """Returns the table, whose columns are read when they are accessed."""
         types = {column.name: np.dtype(column.dtype) for column in SCHEMAS[self._kind]}
         columns = LazyColumns(list(types), self._rows, lambda name: self._read(name, types[name]))
         origin = LazyColumns(
@@ -346,14 +348,14 @@ class _StoredTable:
         return self._file
 
     def _names(self) -> list[str]:
-        """Of the file's columns. Raises SpoolError."""
+        """Returns the names of the file's columns. Raises SpoolError."""
         try:
             return list(self._opened().schema_arrow.names)
         except (ValueError, pa.ArrowException) as exc:
             raise SpoolError(f"cannot read {self._place}: {exc}") from exc
 
     def _read(self, name: str, dtype: np.dtype[Any]) -> Array:
-        """One column. Raises SpoolError."""
+        """Reads one column. Raises SpoolError."""
         file = self._opened()
         if file.metadata.num_rows != self._rows:  # before anything of that length is made
             raise SpoolError(f"{self._place} has {file.metadata.num_rows} rows, not {self._rows}")
@@ -371,11 +373,11 @@ class _StoredTable:
             raise SpoolError(f"{name} of {self._place} has {len(column)} values for {self._rows} rows")
         found: Array = column.astype(dtype, copy=False)
         if name in TEXT_COLUMNS and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
-            raise SpoolError(f"{self._place}: {name} has numbers of strings that are not there")
+            raise SpoolError(f"{self._place}: {name} refers to strings that do not exist")
         return found
 
     def _as_numbers(self, stored: pa.ChunkedArray) -> Array:
-        """The numbers of these texts among the strings of the trace."""
+        """Returns the numbers of these texts among the strings of the trace."""
         if not pa.types.is_dictionary(stored.type):
             stored = stored.dictionary_encode()
         if not isinstance(self._strings, StoredStrings):
@@ -394,7 +396,7 @@ class _StoredTable:
 
 
 def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> Array:
-    """Raises ValueError for what is no column of such numbers."""
+    """Raises ValueError for anything but a column of such numbers."""
     kind = stored.type
     is_float = pa.types.is_floating(kind) and dtype.kind == "f"
     if not (pa.types.is_integer(kind) or is_float or pa.types.is_boolean(kind)):
@@ -406,7 +408,7 @@ def _plain_numbers(stored: pa.ChunkedArray, dtype: np.dtype[Any]) -> Array:
 
 
 def _column(codes: pa.Array) -> Array:
-    """Arrow's int32 numbers; missing ones are -1."""
+    """Returns Arrow's int32 numbers; missing ones are -1."""
     column: Array = (codes.fill_null(-1) if codes.null_count else codes).to_numpy()
     return column
 
@@ -419,7 +421,7 @@ def _read_column(path: Path, name: str) -> pa.ChunkedArray:
 
 
 def is_stored(path: Path) -> bool:
-    """Whether this folder holds a stored trace (of any version). A Chrome trace may be called trace.json too."""
+    """Tells whether this folder holds a stored trace of any version; a Chrome trace may be called trace.json too."""
     try:
         with (path / TRACE_FILE).open("rb") as file:
             return file.read(64).lstrip().startswith(b'{"format_version"')

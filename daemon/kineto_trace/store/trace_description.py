@@ -12,7 +12,7 @@ _NUMBERS = re.compile(r"[<>|=]?[iufb][1248]")  # the types of columns, as numpy 
 
 
 def checked_description(values: Any) -> Mapping[str, Any]:
-    """The same, with the types that readers rely on. Raises ValueError."""
+    """Checks that the values have the types that readers rely on. Raises ValueError."""
     _need(isinstance(values, dict), "it is no object")
     tables = values.get("tables")
     _need(isinstance(tables, (dict, list)), "tables")
@@ -44,9 +44,9 @@ def _check_table(path: str, entry: Any) -> None:
     _check_texts(f"{path}.columns", columns)
     _need(_is_mapping(origin, str), f"{path}.origin")
     for name in (*columns, *origin):
-        _need(_COLUMN.fullmatch(name) is not None, f"{path}: {name!r:.80} is no name of a column")
+        _need(_COLUMN.fullmatch(name) is not None, f"{path}: {name!r:.80} is not a column name")
     for text in origin.values():
-        _need(_NUMBERS.fullmatch(text) is not None, f"{path}: {text!r:.80} is no type of numbers")
+        _need(_NUMBERS.fullmatch(text) is not None, f"{path}: {text!r:.80} is not a numeric type")
 
 
 def _check_numbers(entry: Mapping[str, Any], *names: str, path: str = "", least: int = 0) -> None:
@@ -65,4 +65,4 @@ def _is_mapping(value: Any, kind: type) -> bool:
 
 def _need(condition: bool, what: str) -> None:
     if not condition:
-        raise ValueError(f"trace.json: {what}" if " " in what else f"trace.json: {what} is not what it must be")
+        raise ValueError(f"trace.json: {what}" if " " in what else f"trace.json: {what} has an invalid value")

@@ -7,6 +7,7 @@ from typing import Any
 
 from kineto_trace.errors import FileError
 
+FLEET_LABEL = "kineto.fleet"  # label of a capture that joins the captures of several hosts
 MANIFEST = "manifest.json"
 VERSION = 1
 BLOCK_BYTES = 4 << 20  # each has its own checksum, so that any part of a file can be verified alone
@@ -14,7 +15,7 @@ BLOCK_BYTES = 4 << 20  # each has its own checksum, so that any part of a file c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One uploaded file: bytes, SHA-256 of all and of each block of BLOCK_BYTES."""
+    """One uploaded file: its size, its SHA-256, and the SHA-256 of each block of BLOCK_BYTES."""
 
     size_bytes: int
     sha256: str
@@ -23,14 +24,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`capture` is the capture as the interface shows it; `damaged` are files that were lost before the upload."""
+    """`capture` is the capture as the interface shows it; `damaged` lists files that were lost before the upload."""
 
     capture: Mapping[str, Any]
     files: Mapping[str, Stored]  # by path below the capture's folder
     damaged: Mapping[str, str]
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Returns the manifest in its stored form."""
         files = {path: asdict(stored) for path, stored in sorted(self.files.items())}
         document = {
             "version": VERSION,
@@ -43,7 +44,7 @@ class Manifest:
 
 
 def from_bytes(data: bytes) -> Manifest:
-    """Raises FileError."""
+    """Parses a stored manifest. Raises FileError."""
     try:
         document = json.loads(data)
         if document["version"] != VERSION or document["block_bytes"] != BLOCK_BYTES:
@@ -56,32 +57,32 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def is_below(path: str) -> bool:
-    """Whether a path of an object store names a file below a folder, also once it is one on this machine."""
+    """Tells whether an object path names a file inside a folder, also after it is mapped to this machine."""
     return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def _checked(path: str) -> str:
-    """Raises FileError."""
+    """Returns the path. Raises FileError if it is not below the capture's folder."""
     if not is_below(path):  # whoever may write to the store says so
-        raise FileError(f"the manifest names {path!r:.80}, which is no file below the capture's folder")
+        raise FileError(f"the manifest names {path!r:.80}, which is not a file below the capture's folder")
     return path
 
 
 def _checked_capture(capture: Any) -> Mapping[str, Any]:
-    """With the forms that readers rely on. Raises ValueError, AttributeError."""
+    """Checks the structure that readers rely on. Raises ValueError, AttributeError."""
     targets = capture.get("targets", [])
     parts = [capture.get("spec", {}), *targets, *(target.get("process", {}) for target in targets)]
     if not isinstance(targets, list) or not all(isinstance(part, dict) for part in (capture, *parts)):
-        raise ValueError("its capture is none")
+        raise ValueError("its capture is not a valid object")
     if not isinstance(capture.get("spec", {}).get("labels", {}), dict):
-        raise ValueError("its labels are none")
+        raise ValueError("its labels are not an object")
     if not all(type(target.get("process", {}).get("rank", 0)) is int for target in targets):
-        raise ValueError("the rank of a target is no number")
+        raise ValueError("the rank of a target is not a number")
     return dict(capture)
 
 
 def to_stored(value: Mapping[str, Any]) -> Stored:
-    """From JSON. Raises ValueError, KeyError, TypeError."""
+    """Parses the entry of one file. Raises ValueError, KeyError, TypeError."""
     stored = Stored(
         size_bytes=int(value["size_bytes"]), sha256=str(value["sha256"]), blocks=tuple(map(str, value["blocks"]))
     )

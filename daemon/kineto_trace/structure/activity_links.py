@@ -73,7 +73,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); maybe none."""
+    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); may be empty."""
 
     number: Ints
     start: Ints
@@ -94,7 +94,7 @@ class Ops:
 
 
 def ops(context: Context) -> Ops:
-    """Operators nested by thread."""
+    """Returns the operators nested by thread."""
     nested = nest_tables([context.trace.table("cpu_op")], context.trace.window_end_ns)
     row = nested.order.astype(np.int64)
     place = np.empty(len(row), np.int64)
@@ -103,7 +103,7 @@ def ops(context: Context) -> Ops:
 
 
 def calls(context: Context) -> Calls:
-    """Runtime and driver calls with the op around each."""
+    """Returns runtime and driver calls, each with the op around it."""
     tables = [context.trace.table(kind) for kind in reversed(API_TABLES)]  # of equal correlations the runtime's counts
 
     def joined(name: str) -> npt.NDArray[np.generic]:
@@ -128,7 +128,7 @@ def calls(context: Context) -> Calls:
 
 
 def gpu(context: Context) -> Gpu:
-    """GPU activities with the call and the op that each came from."""
+    """Returns GPU activities, each with the call and the op that it came from."""
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
     columns = {
         name: np.concatenate([t[name] for t in tables])
@@ -169,7 +169,7 @@ def _communicates(context: Context, kind: npt.NDArray[np.uint8], row: Ints) -> F
 
 
 def communication_kernels(context: Context) -> Flags:
-    """For each kernel whether it communicates: by its name, or because the file describes its collective."""
+    """Tells for each kernel whether it communicates, by its name or by a collective described in the file."""
     table = context.trace.table("kernel")
     named: Flags = context.get(communication_names)[table["name"]]
     if "args" not in table.origin:
@@ -210,7 +210,7 @@ def owners(context: Context) -> Ints:
 def _by_external_id(
     context: Context, external: Ints, correlation: npt.NDArray[np.uint32], call: Ints, op: Ints
 ) -> Ints:
-    """The ops of activities whose call is not in the trace, where external ids can be trusted."""
+    """Finds the ops of activities whose call is missing, where external ids are trustworthy."""
     wanted = (call < 0) & (external != 0)
     table = context.trace.table("cpu_op")
     if not wanted.any() or not len(table):
@@ -225,12 +225,12 @@ def _by_external_id(
 
 
 def step_names(context: Context) -> Flags:
-    """For each string of the trace: whether an annotation of that name is a training step."""
+    """Tells for each string of the trace whether an annotation of that name is a training step."""
     return matches(context.trace.strings, _STEP)
 
 
 def steps(context: Context) -> Steps:
-    """The training steps that the host saw (gpu_user_annotation is no step)."""
+    """Returns the training steps that the host saw (a gpu_user_annotation is not a step)."""
     names = context.trace.strings
     found = {}
     tables = [context.trace.table(kind) for kind in reversed(OP_TABLES)]

@@ -58,7 +58,7 @@ class Records:
 
 
 def memory_records(context: Context) -> Records:
-    """The allocator's records ("[memory]" events), without failed allocations."""
+    """Returns the allocator's records ("[memory]" events) without failed allocations."""
     table = context.trace.table("cpu_instant_event")
     named = np.array([text == MEMORY for text in context.trace.strings], np.bool_)
     row = np.flatnonzero(named[table["name"]]) if len(table) else np.empty(0, np.int64)
@@ -120,10 +120,10 @@ def _ops_of(context: Context, table: Table, row: Ints) -> Ints:
 
 
 def levels(records: Records, device: int) -> tuple[Ints, Ints, Ints, bool]:
-    """Times (Unix ns), allocated and reserved bytes after each record of a device; and whether these are relative.
+    """Returns times (Unix ns), allocated and reserved bytes after each record of a device, and whether relative.
 
-    Where the trace does not tell totals, what was allocated since the recording began stands in for them (it may be
-    negative), reserved is -1 throughout.
+    Where the trace does not state totals, the bytes allocated since the recording began take their place (they may be
+    negative), and reserved is -1 throughout.
     """
     mine = np.flatnonzero(records.device == device)
     told = mine[(records.allocated[mine] >= 0)]

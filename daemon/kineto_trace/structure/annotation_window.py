@@ -13,7 +13,7 @@ Instance = int | str | tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Unix ns; the end belongs to it."""
+    """A window in Unix ns, including its end."""
 
     start_ns: int
     end_ns: int
@@ -21,22 +21,22 @@ class Window:
 
 
 def instance_range(instance: Instance) -> tuple[int, int] | None:
-    """First and last instance, from 0 on; None: all. Raises ViewError."""
+    """Returns the first and last instance, counted from 0; None for all. Raises ViewError."""
     if instance is None:
         return None
     if isinstance(instance, str):
         parts = instance.split(":")
         if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-            raise ViewError(f"option instance: {instance!r} is neither a number nor a range like 2:4")
+            raise ViewError(f"option instance: {instance!r} is neither a number nor a range such as 2:4")
         return int(parts[0]), int(parts[-1])
     return (instance, instance) if isinstance(instance, int) else (instance[0], instance[1])
 
 
 def find_window(context: Context, annotation: str, instance: Instance, *, optional: bool = False) -> Window:
-    """From the start of the first wanted instance to the end of the last.
+    """Returns the window from the start of the first wanted instance to the end of the last.
 
-    annotation: part of a name; "": the whole trace. optional: without any such annotation it is the whole trace, with
-    a note. Raises ViewError if there is none.
+    annotation: part of a name; "" is the whole trace. optional: if there is no such annotation, take the whole trace
+    and add a note; otherwise raise ViewError.
     """
     trace = context.trace
     if not annotation:
@@ -49,10 +49,12 @@ def find_window(context: Context, annotation: str, instance: Instance, *, option
     if not len(start):
         if optional:
             whole = _whole(context)
-            note = f"the trace has no annotation with {annotation!r} in its name: the path is that of the whole trace"
+            note = (
+                f"the trace has no annotation with {annotation!r} in its name, so the path is that of the whole trace"
+            )
             return Window(whole.start_ns, whole.end_ns, (note,))
         raise ViewError(
-            f"no annotation with {annotation!r} in its name is in the trace; with annotation='' it is the whole trace"
+            f"no annotation with {annotation!r} in its name is in the trace; annotation='' takes the whole trace"
         )
     order = np.argsort(start, kind="stable")
     first, last = instance_range(instance) or (0, len(order) - 1)

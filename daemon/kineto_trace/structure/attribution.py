@@ -65,7 +65,7 @@ def attribute(tables: Mapping[str, Table]) -> dict[str, Table]:
 
 
 def _searched(tables: Mapping[str, Table]) -> list[_Searched]:
-    """The ops, and then the annotations."""
+    """Returns the ops, and then the annotations."""
     present = [tables[kind] for kind in OP_TABLES if kind in tables and len(tables[kind])]
     window_end = last_end([table for table in tables.values() if "thread" in table.columns])
     searched = []
@@ -76,7 +76,7 @@ def _searched(tables: Mapping[str, Table]) -> list[_Searched]:
 
 
 def _ids(searched: Sequence[_Searched], table: Table) -> Ints:
-    """The id for each row of a table with threads."""
+    """Returns the id for each row of a table with threads."""
     ids = searched[0].ids_at(table["thread"], table["start"])
     for further in searched[1:]:
         missing = np.flatnonzero(ids == 0)
@@ -86,7 +86,7 @@ def _ids(searched: Sequence[_Searched], table: Table) -> Ints:
 
 
 def with_external_ids(table: Table, ids: Ints) -> Table:
-    """The table with these ids (0: what is there stays); the same value where that changes nothing."""
+    """Returns the table with these ids (0 keeps the old id); the same object if nothing changes."""
     if not ids.any():
         return table
     kept = np.where(ids != 0, ids, table["external_id"])

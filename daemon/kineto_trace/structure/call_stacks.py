@@ -40,7 +40,7 @@ class CallStacks:
     texts: tuple[str, ...]
 
     def text(self, trace: Trace, number: int) -> str | None:
-        """The frames of a stack from the innermost to the outermost, ";" between them; None for NO_STACK."""
+        """Returns the frames of a stack, innermost first, separated by ";"; None for NO_STACK."""
         if number == NO_STACK:
             return None
         if self.texts:
@@ -53,7 +53,7 @@ class CallStacks:
 
 
 def told_stacks(context: Context) -> CallStacks:
-    """The stacks that the file tells."""
+    """Returns the stacks recorded in the file."""
     numbers, texts = argument_texts(context, "cpu_op", ARGUMENT)
     known = np.array([bool(text) for text in texts] + [False])
     nothing = np.empty(0, np.int64)
@@ -61,7 +61,7 @@ def told_stacks(context: Context) -> CallStacks:
 
 
 def call_stacks(context: Context) -> CallStacks:
-    """The stacks that the file tells; if it tells none, those that the Python frames make."""
+    """Returns the stacks recorded in the file, or if there are none, those made of the Python frames."""
     told = context.get(told_stacks)
     if (told.of_op != NO_STACK).any():
         return told

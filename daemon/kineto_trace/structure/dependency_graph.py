@@ -60,7 +60,7 @@ _BACKWARD = re.compile(r"^autograd::engine::evaluate_function")
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class GraphEvents:
     """Host events in the order of their trees, then GPU activities by start (Unix ns).
 
     kind: number into KINDS; row: in that table. owner: host: place of the event around it; GPU: place of the call
@@ -82,19 +82,19 @@ class Events:
         return len(self.kind)
 
     def times(self, nodes: Ints) -> Ints:
-        """When each node happens (Unix ns)."""
+        """Returns when each node happens (Unix ns)."""
         found: Ints = np.where(nodes & 1, self.end[nodes >> 1], self.start[nodes >> 1])
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class DependencyGraph:
     """For each node the one that held it up (NOTHING: none known), by which type of edge, and whether inferred.
 
     main: the threads of the steps and of the backward pass.
     """
 
-    events: Events
+    events: GraphEvents
     activities: Gpu  # place n is event events.host + n
     before: Ints
     edge: npt.NDArray[np.uint8]
@@ -123,7 +123,7 @@ class Path:
 
 
 def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Flags:
-    """For each number of a name: whether the pattern is found in it. Names that no row has are not looked at."""
+    """Tells for each number of a name whether the pattern matches it. Names without rows are not checked."""
     flags = np.zeros(len(trace.strings), np.bool_)
     for number in np.unique(name).tolist():
         flags[number] = pattern.search(trace.strings[number]) is not None
@@ -131,7 +131,7 @@ def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -
     return found
 
 
-def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) -> tuple[Events, Ints]:
+def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) -> tuple[GraphEvents, Ints]:
     """Host events and GPU activities of the whole trace; and for each of Calls its event."""
     trace = context.trace
     loading = re.compile("|".join(data_loading) or "(?!)")
@@ -158,7 +158,7 @@ def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) ->
     np.add.at(marks, found, 1)
     np.add.at(marks, stop[found], -1)
     gpus = len(activities)
-    events = Events(
+    events = GraphEvents(
         kind=np.concatenate([np.repeat(np.arange(4, dtype=np.uint8), count)[order], activities.kind + np.uint8(4)]),
         row=np.concatenate([np.concatenate(numbers)[order], activities.row]),
         start=np.concatenate([nested.events.start, activities.start]),
@@ -173,11 +173,11 @@ def host_events(context: Context, data_loading: Sequence[str] = DATA_LOADING) ->
     return events, call_event
 
 
-def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer: bool = True) -> Graph:
-    """The dependencies of all events. data_loading: patterns of names; infer: also where no record tells."""
+def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer: bool = True) -> DependencyGraph:
+    """Builds the dependencies of all events. data_loading: patterns of names; infer: also without records."""
     events, call_event = host_events(context, data_loading)
     activities = context.get(gpu)
-    graph = Graph(
+    graph = DependencyGraph(
         events,
         activities,
         before=np.full(2 * len(events), NOTHING, np.int64),
@@ -197,7 +197,7 @@ def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer
     return graph
 
 
-def _offer(graph: Graph, nodes: Ints, sources: Ints, edge: int, *, inferred: bool = False) -> None:
+def _offer(graph: DependencyGraph, nodes: Ints, sources: Ints, edge: int, *, inferred: bool = False) -> None:
     """Sources that happened later than what the nodes depend on so far (and not after them) take its place."""
     use = sources >= 0
     nodes, sources = nodes[use], sources[use]
@@ -211,7 +211,7 @@ def _offer(graph: Graph, nodes: Ints, sources: Ints, edge: int, *, inferred: boo
     graph.before[nodes], graph.edge[nodes], graph.inferred[nodes] = sources, edge, inferred
 
 
-def _inside_threads(graph: Graph) -> None:
+def _inside_threads(graph: DependencyGraph) -> None:
     events, host = graph.events, graph.events.host
     place, parent = np.arange(host), events.owner[:host]
     order = np.argsort(parent, kind="stable")
@@ -227,7 +227,7 @@ def _inside_threads(graph: Graph) -> None:
     graph.edge[2 * place[parent < 0]] = DEPENDENCY
 
 
-def _hand_over(graph: Graph) -> None:
+def _hand_over(graph: DependencyGraph) -> None:
     """Outermost events of the thread of the steps and of the threads of the backward pass depend on each other."""
     events, host, threads = graph.events, graph.events.host, graph.main
     if len(threads) < 2:
@@ -246,7 +246,7 @@ def _hand_over(graph: Graph) -> None:
             _offer(graph, 2 * places, np.where(idle, 2 * source + 1, NOTHING), DEPENDENCY)
 
 
-def main_threads(context: Context, events: Events) -> list[int]:
+def main_threads(context: Context, events: GraphEvents) -> list[int]:
     """The thread of the steps, or else of most of the operators, and the threads of the backward pass."""
     found = context.get(steps).thread
     if not len(found):
@@ -260,7 +260,7 @@ def main_threads(context: Context, events: Events) -> list[int]:
     return [main, *(int(other) for other in np.unique(table["thread"][backward]) if other != main)]
 
 
-def _locks(trace: Trace, graph: Graph) -> None:
+def _locks(trace: Trace, graph: DependencyGraph) -> None:
     """Calls of several threads that overlap: the lock goes from one to the other in the order in which they end."""
     events, host = graph.events, graph.events.host
     called = events.kind[:host] >= HOST_KINDS.index("cuda_runtime")
@@ -273,7 +273,7 @@ def _locks(trace: Trace, graph: Graph) -> None:
     _offer(graph, 2 * later[contended] + 1, 2 * earlier[contended] + 1, DEPENDENCY)
 
 
-def _launches(graph: Graph) -> None:
+def _launches(graph: DependencyGraph) -> None:
     events = graph.events
     activities = np.arange(events.host, len(events))
     graph.before[2 * activities + 1] = 2 * activities
@@ -304,8 +304,8 @@ class LatestEnds:
         return np.where(known, self._events[found], NOTHING)
 
 
-def _streams(graph: Graph) -> None:
-    """Activities of one stream follow each other."""
+def _streams(graph: DependencyGraph) -> None:
+    """Activities of one stream depend on each other in order."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     previous = LatestEnds(gpus.track, gpus.end, activities).latest(gpus.track, gpus.start)
@@ -313,8 +313,8 @@ def _streams(graph: Graph) -> None:
     _offer(graph, 2 * activities, np.where(began, 2 * previous + 1, NOTHING), KERNEL_DELAY)
 
 
-def _other_streams(graph: Graph) -> None:
-    """Activities that begin late without a recorded reason: what ended last on the device."""
+def _other_streams(graph: DependencyGraph) -> None:
+    """Activities that begin late for no recorded reason depend on what ended last on the device."""
     host, gpus = graph.events.host, graph.activities
     activities = np.arange(len(gpus)) + host
     known = graph.before[2 * activities]
@@ -326,8 +326,8 @@ def _other_streams(graph: Graph) -> None:
     _offer(graph, 2 * activities[late], np.where(latest >= 0, 2 * latest + 1, NOTHING), SYNC, inferred=True)
 
 
-def _recorded(context: Context, graph: Graph, call_event: Ints) -> Ints:
-    """Dependencies by cuda_sync. Returns the events of the calls that have a record."""
+def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Ints:
+    """Adds dependencies from cuda_sync. Returns the events of the calls that have a record."""
     table, called, gpus = context.trace.table("cuda_sync"), context.get(calls), graph.activities
     if not len(table) or not len(called):
         return np.empty(0, np.int64)
@@ -385,8 +385,8 @@ def _next_launch(queues: Ints, times: Ints, activities: Ints, queue: Ints, time:
     return backwards.latest(queue, -time)
 
 
-def _waiting_calls(trace: Trace, graph: Graph, recorded: Ints, infer: bool) -> None:
-    """Calls that return when a copy, or the GPU, has finished."""
+def _waiting_calls(trace: Trace, graph: DependencyGraph, recorded: Ints, infer: bool) -> None:
+    """Adds dependencies of calls that return when a copy, or the GPU, has finished."""
     events, host, gpus = graph.events, graph.events.host, graph.activities
     if not len(gpus):
         return
@@ -404,11 +404,11 @@ def _waiting_calls(trace: Trace, graph: Graph, recorded: Ints, infer: bool) -> N
     _offer(graph, 2 * places + 1, np.where(source >= 0, 2 * source + 1, NOTHING), SYNC, inferred=True)
 
 
-def critical_path(graph: Graph, start_ns: int, end_ns: int) -> Path:
-    """The path of a window (Unix ns): from its start to its end, or to the last end of the GPU's work for it.
+def critical_path(graph: DependencyGraph, start_ns: int, end_ns: int) -> Path:
+    """Returns the path of a window (Unix ns) from its start to its end, or to the last end of its GPU work.
 
-    The end of the window is an event of the main threads; what still runs on others then (loading the next batch,
-    saving a checkpoint) holds nobody up.
+    The window ends with an event of the main threads. What other threads are still doing then (loading the next batch,
+    saving a checkpoint) holds nothing up.
     """
     events, host = graph.events, graph.events.host
     inside = (events.start >= start_ns) & (events.start <= end_ns)
@@ -425,8 +425,8 @@ def critical_path(graph: Graph, start_ns: int, end_ns: int) -> Path:
     return _until(path, 2 * last_host + 1, int(events.end[last_host]), end_ns)
 
 
-def _last(events: Events, chosen: Ints) -> int:
-    """Of these events the one that ends last."""
+def _last(events: GraphEvents, chosen: Ints) -> int:
+    """Returns the event that ends last."""
     return int(chosen[np.argmax(events.end[chosen])]) if len(chosen) else NOTHING
 
 
@@ -445,7 +445,7 @@ def _until(path: Path, node: int, time_ns: int, end_ns: int) -> Path:
     )
 
 
-def _path(graph: Graph, nodes: Ints, start_ns: int) -> Path:
+def _path(graph: DependencyGraph, nodes: Ints, start_ns: int) -> Path:
     """The edges into these nodes, which are given from the last to the first."""
     nodes = nodes[::-1]
     nodes = nodes[graph.events.times(nodes) > start_ns]

@@ -40,19 +40,19 @@ class Arguments:
     strings: Ints
 
     def values(self, key: str) -> list[Any]:
-        """For each distinct text: the argument; None if it is missing or null."""
+        """Returns the argument in each distinct text; None if it is missing or null."""
         return [found.get(key) for found in self.objects]
 
 
 def arguments(context: Context, kind: str) -> Arguments:
-    """All texts of a table, parsed once."""
+    """Returns all texts of a table, each parsed once."""
     return context.get(_part(kind))
 
 
 def argument(context: Context, kind: str, key: str) -> Floats:
-    """For each row of a table: the argument as a number; NaN where it is missing or is none ("N/A").
+    """Returns the argument as a number for each row of a table; NaN if it is missing or not a number ("N/A").
 
-    kind: of the table, "kernel"; key: as Kineto spells it, "blocks per SM".
+    kind: of the table, such as "kernel"; key: in Kineto's spelling, such as "blocks per SM".
     """
     table = context.trace.table(kind)
     found = _column(table, key)
@@ -89,7 +89,7 @@ def argument_texts(context: Context, kind: str, key: str) -> tuple[Ints, list[st
 
 
 def parse(text: str) -> dict[str, Any]:
-    """JSON members without their braces, as a dictionary; empty if they are no JSON."""
+    """Parses JSON members without braces into a dictionary; empty if they are invalid."""
     try:
         found = json.loads("{" + text + "}", strict=False)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def has_column(table: Table, key: str) -> Flags:
-    """Which rows have this argument in a column; of rows that are no file's all do."""
+    """Tells which rows have this argument in a column; all rows that are not from a file do."""
     if "present" not in table.origin:
         return np.ones(len(table), np.bool_)
     bits = sum(1 << (FIRST_ARG_BIT + place) for place, arg in enumerate(KINDS[table.kind]) if arg.key == key)

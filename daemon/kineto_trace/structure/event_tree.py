@@ -60,37 +60,37 @@ class EventTree:
         return index
 
     def nodes_of(self, kind: str, rows: int) -> npt.NDArray[np.int32]:
-        """The node of each of the table's `rows` rows; NO_ROW for those that are not in the tree."""
+        """Returns the node of each of the table's `rows` rows; NO_ROW for rows that are not in the tree."""
         nodes = np.full(rows, NO_ROW, np.int32)
         own = np.flatnonzero(self.kind == KINDS.index(kind))
         nodes[self.row[own]] = own
         return nodes
 
     def top_level(self) -> Iterator[int]:
-        """The outermost nodes, thread by thread."""
+        """Returns the outermost nodes, thread by thread."""
         return self._steps(0, len(self))
 
     def children_of(self, node: int) -> Iterator[int]:
-        """The children of a node by start. Raises IndexError if there is no such node."""
+        """Returns the children of a node by start. Raises IndexError if there is no such node."""
         return self._steps(node + 1, int(self.stop[node]))
 
     def descendants_of(self, node: int) -> range:
-        """All nodes below a node, in preorder. Raises IndexError if there is no such node."""
+        """Returns all nodes below a node, in preorder. Raises IndexError if there is no such node."""
         return range(node + 1, int(self.stop[node]))
 
     def ancestors_of(self, node: int) -> Iterator[int]:
-        """The nodes around a node, from the innermost to the outermost. Raises IndexError if there is no such node."""
+        """Returns the nodes around a node, innermost first. Raises IndexError if there is no such node."""
         above = int(self.parent[node])
         while above != NO_ROW:
             yield above
             above = int(self.parent[above])
 
     def path_to(self, node: int) -> list[int]:
-        """The nodes from the outermost to this one. Raises IndexError if there is no such node."""
+        """Returns the nodes from the outermost one to this one. Raises IndexError if there is no such node."""
         return [*reversed(list(self.ancestors_of(node))), node]
 
     def innermost(self, thread: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """For each moment (Unix ns) of a thread: the innermost node that runs then; NO_ROW: none."""
+        """Returns for each moment (Unix ns) of a thread the innermost running node; NO_ROW if there is none."""
         events = Events(self.thread, self.start, self.end)
         moments = Events(thread, time)
         order = moments.order()
@@ -116,9 +116,9 @@ class _Rows:
 
 
 def build(tables: Mapping[str, Table], window_end_ns: int, *, sample_period_ns: int = 0) -> EventTree:
-    """The tree of all ops, annotations and exact Python calls of a trace.
+    """Builds the tree of all ops, annotations and exact Python calls of a trace.
 
-    Sampled Python slices are part of it if `sample_period_ns` (as in the Trace) is given.
+    Sampled Python slices are included if `sample_period_ns` (as in the Trace) is given.
     """
     parts = []
     python = tables.get("python_function")
@@ -135,7 +135,7 @@ def build(tables: Mapping[str, Table], window_end_ns: int, *, sample_period_ns: 
 
 
 def _whole(kind: int, table: Table, rows: npt.NDArray[Any] | None) -> _Rows:
-    """These rows of a table (None: all of them)."""
+    """Returns these rows of a table (None: all of them)."""
     chosen = slice(None) if rows is None else rows
     numbers = np.arange(len(table), dtype=np.uint32)[chosen]
     return _Rows(kind, numbers, table["thread"][chosen], table["start"][chosen], ends(table)[chosen])

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
 from kineto_trace.structure.activity_links import calls, gpu, ops
@@ -27,6 +26,7 @@ from kineto_trace.structure.nesting import ends, nest
 
 NOTHING = -1
 TORCH_PREFIX = "nn.Module: "
+LIGHTNING_MODULE = "[pl][module]"
 ACCUMULATE_GRAD = EVALUATE_FUNCTION + "torch::autograd::AccumulateGrad"
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class ModuleCalls:
 
 
 def module_calls(context: Context) -> ModuleCalls:
-    """All calls of modules; maybe none."""
+    """Returns all calls of modules; may be empty."""
     trace = context.trace
     python, table = trace.table("python_function"), trace.table("cpu_op")
     lightning = np.array([text.startswith(LIGHTNING_MODULE) for text in trace.strings], np.bool_)
@@ -105,7 +105,7 @@ def paths(parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32], name: npt
 
 
 def backward_roots(context: Context) -> tuple[Ints, Ints]:
-    """Rows of cpu_op that run a module's backward pass, and the row of the forward operator of each."""
+    """Returns rows of cpu_op that run a module's backward pass, and the row of the forward operator of each."""
     trace, tree = context.trace, context.get(ops)
     table = trace.table("cpu_op")
     links = forward_backward(trace.tables)

@@ -34,7 +34,7 @@ class Nested:
     order: npt.NDArray[np.uint32]
 
     def innermost(self, thread: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-        """For each moment (ns) of a thread: the place of the innermost event that runs then; -1: none."""
+        """Returns for each moment (ns) of a thread the place of the innermost running event; -1 if there is none."""
         moments = Events(thread, time)
         order = moments.order()
         found = np.empty(len(order), np.int32)
@@ -43,7 +43,7 @@ class Nested:
 
 
 def nest(events: Events, window_end_ns: int) -> Nested:
-    """The tree of events in any order."""
+    """Builds the tree of events given in any order."""
     order = events.order()
     in_order = events.take(order)
     tree = in_order.nest(window_end_ns)
@@ -51,7 +51,7 @@ def nest(events: Events, window_end_ns: int) -> Nested:
 
 
 def ends(table: Table) -> Ints:
-    """The ends (Unix ns) of the rows; NEVER for ops that were still running."""
+    """Returns the ends (Unix ns) of the rows; NEVER for ops that were still running."""
     if "finished" not in table.columns:
         return table.end()
     return np.where(table["finished"] == 0, NEVER, table.end())
@@ -72,5 +72,5 @@ def nest_tables(tables: Sequence[Table], window_end_ns: int) -> Nested:
 
 
 def last_end(tables: Sequence[Table]) -> int:
-    """The latest end (Unix ns) of any row; 0 without rows."""
+    """Returns the latest end (Unix ns) of any row; 0 without rows."""
     return max((int(table.end().max()) for table in tables if len(table)), default=0)

@@ -33,20 +33,20 @@ class LineSamples:
 
     @property
     def busy(self) -> Ints:
-        """Samples in which it ran, as far as is known."""
+        """Returns the number of samples in which it ran or its state is unknown."""
         total: Ints = self.counts[:, RUNNING] + self.counts[:, UNKNOWN]
         return total
 
 
 def state_counts(table: Table) -> npt.NDArray[np.int64]:
-    """For each row of python_function its self samples by state."""
+    """Returns the self samples by state for each row of python_function."""
     known = np.stack([table[name].astype(np.int64) for name in STATES[1:]], axis=1)
     unknown = np.maximum(table["self_samples"] - known.sum(axis=1), 0)
     return np.column_stack([unknown, known])
 
 
 def line_samples(trace: Trace) -> LineSamples:
-    """All self samples of the trace by slice and line."""
+    """Returns all self samples of the trace by slice and line."""
     table = trace.table("python_function")
     rows = np.flatnonzero(table["self_samples"] > 0)
     numbers, place = np.unique(table["lines"][rows], return_inverse=True)
@@ -71,7 +71,7 @@ def line_samples(trace: Trace) -> LineSamples:
 
 
 def sample_period_ns(trace: Trace) -> int:
-    """The time between two samples of a thread; 0: unknown."""
+    """Returns the time between two samples of a thread; 0 if unknown."""
     if trace.sample_period_ns or trace.head is None:
         return trace.sample_period_ns
     ours = value(trace.head, "kinetod")

@@ -10,7 +10,7 @@ MAX_VALUE = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadUse:
-    """One thread. samples: of it; python: in which it had Python frames; has_gil: in which it held the GIL."""
+    """The use of one thread. samples: their number; python: with Python frames; has_gil: while it held the GIL."""
 
     thread: int
     samples: int
@@ -26,7 +26,7 @@ _NAMES = tuple(field.name for field in fields(ThreadUse))
 
 
 def thread_use(target: TargetInfo) -> list[ThreadUse]:
-    """All threads that were sampled, by CPU time; entries that do not have the form are skipped."""
+    """Returns all sampled threads by CPU time; malformed entries are skipped."""
     found = []
     for entry in target.thread_use:
         values = {name: entry.get(name) for name in _NAMES} if isinstance(entry, dict) else {}
@@ -36,10 +36,10 @@ def thread_use(target: TargetInfo) -> list[ThreadUse]:
 
 
 def is_native(use: ThreadUse) -> bool:
-    """Whether no sample saw Python in this thread."""
+    """Tells whether no sample saw Python in this thread."""
     return use.python == 0
 
 
 def window_ns(trace: Trace) -> int:
-    """Length of the window, at least 1."""
+    """Returns the length of the window, at least 1."""
     return max(trace.window_end_ns - trace.window_start_ns, 1)

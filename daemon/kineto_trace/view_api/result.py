@@ -18,7 +18,7 @@ ARROW_TYPES: Mapping[Type, pa.DataType] = {
 
 
 class ResultColumn(NamedTuple):
-    """One column of an answer. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "": a plain value.
+    """One column of a result. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "" for none.
 
     Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
     """
@@ -30,13 +30,13 @@ class ResultColumn(NamedTuple):
 
 
 def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
-    """(name, type, unit, meaning) for each column."""
+    """Makes columns from tuples (name, type, unit, meaning)."""
     return tuple(ResultColumn(*row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer of one view. notes: what the reader must know of it (what was missing, what was assumed)."""
+    """The result of one view. notes: what the reader must know about it (what was missing or assumed)."""
 
     view: str
     columns: tuple[ResultColumn, ...]
@@ -47,12 +47,12 @@ class Result:
         return int(self.table.num_rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per row."""
+        """Returns one dictionary per row."""
         found: list[dict[str, Any]] = self.table.to_pylist()
         return found
 
     def values(self, name: str) -> list[Any]:
-        """One column. Raises KeyError."""
+        """Returns the values of one column. Raises KeyError."""
         found: list[Any] = self.table[name].to_pylist()
         return found
 
@@ -60,7 +60,7 @@ class Result:
 def make_result(
     view: str, schema: Sequence[ResultColumn], values: Mapping[str, Any], notes: Sequence[str] = ()
 ) -> Result:
-    """values: for each column of the schema an array (of numpy or Arrow) or a list. NaN becomes a missing value.
+    """Makes a result from an array (of numpy or Arrow) or list for each column of the schema. NaN becomes missing.
 
     Raises ValueError if columns are missing, unknown or differ in length.
     """
@@ -68,7 +68,7 @@ def make_result(
 
 
 def make_table(view: str, schema: Sequence[ResultColumn], values: Mapping[str, Any]) -> pa.Table:
-    """The same as a table alone, which says units and meanings in the metadata of its fields. Raises ValueError."""
+    """Makes the table of a result; the metadata of its fields has units and meanings. Raises ValueError."""
     if set(values) != {column.name for column in schema}:
         wrong = sorted(set(values) ^ {column.name for column in schema})
         raise ValueError(f"view {view}: columns do not follow the schema: {', '.join(wrong)}")

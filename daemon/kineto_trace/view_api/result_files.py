@@ -32,15 +32,15 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def write_result(result: Result, path: Path, format_name: str = "") -> int:
-    """Writes one answer in this format, or in that of the path's suffix. Returns the bytes written.
+    """Writes one result in this format, or in the format that the suffix of the path stands for.
 
-    The file appears as a whole or not at all. Raises FormatError for a format that does not exist, OSError if the
-    place cannot be written.
+    Returns the number of bytes written. The file appears completely or not at all. Raises FormatError for a format that
+    does not exist, OSError if the path cannot be written.
     """
     name = format_name or path.suffix.removeprefix(".")
     content = FORMATS.get(name)
     if content is None:
-        raise FormatError(f"no format of results {name!r}; there are: {', '.join(FORMATS)}")
+        raise FormatError(f"no result format is called {name!r}; available: {', '.join(FORMATS)}")
     data = content(result)
     with atomic_file(path) as file:
         rest = memoryview(data)
@@ -50,7 +50,7 @@ def write_result(result: Result, path: Path, format_name: str = "") -> int:
 
 
 def csv_bytes(result: Result) -> bytes:
-    """The answer as CSV in UTF-8, lines ended by a line feed."""
+    """Returns the result as CSV in UTF-8, with lines ended by a line feed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_harmless(header(column)) for column in result.columns)
@@ -59,7 +59,7 @@ def csv_bytes(result: Result) -> bytes:
 
 
 def header(column: ResultColumn) -> str:
-    """A column's name, with its unit where the name does not end in it."""
+    """Returns the name of a column, with its unit unless the name ends in it."""
     ending = _UNIT_ENDINGS.get(column.unit, column.unit)
     if not column.unit or column.name == ending or column.name.endswith(f"_{ending}"):
         return column.name
@@ -78,13 +78,13 @@ def _csv_values(result: Result, column: ResultColumn) -> list[Any]:
 
 
 def _harmless(text: str) -> str:
-    """A text that is none of a spreadsheet's formulas, and steers no terminal."""
+    """Makes a text safe: spreadsheets take it for no formula, and terminals obey no control in it."""
     shown = visible(text)
     return f"'{shown}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else shown
 
 
 def json_value(result: Result) -> dict[str, Any]:
-    """The answer as plain values. What is not a finite number is None, as a missing value is."""
+    """Returns the result as plain values. Values that are missing or not finite are None."""
     columns = {column.name: _plain(result.values(column.name), column) for column in result.columns}
     names = list(columns)
     return {
@@ -102,7 +102,7 @@ def _plain(values: list[Any], column: ResultColumn) -> list[Any]:
 
 
 def json_bytes(result: Result) -> bytes:
-    """The answer as one JSON object, a row per line."""
+    """Returns the result as one JSON object with one line per row."""
     value = json_value(result)
     rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in value.pop("rows"))
     head = json.dumps(value, ensure_ascii=False, indent=1)[:-2]
@@ -110,7 +110,7 @@ def json_bytes(result: Result) -> bytes:
 
 
 def parquet_bytes(result: Result) -> bytes:
-    """The answer as a Parquet file."""
+    """Returns the result as a Parquet file."""
     about = {"view": result.view, "notes": json.dumps(list(result.notes), ensure_ascii=False)}
     table = result.table.replace_schema_metadata({**(result.table.schema.metadata or {}), **about})
     sink = pa.BufferOutputStream()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 def texts(strings: Sequence[str], numbers: npt.NDArray[Any]) -> pa.Array:
-    """The string of each number; missing for negative ones."""
+    """Returns the string of each number; missing for negative numbers."""
     used = np.zeros(len(strings), np.bool_)
     used[numbers[numbers >= 0]] = True
     rows = np.flatnonzero(used)

@@ -11,11 +11,11 @@ NAMES = ("count", "mean", "std", "min", "p25", "p50", "p75", "max")
 
 
 def statistics_columns(unit: str, of: str, suffix: str = "") -> tuple[ResultColumn, ...]:
-    """Columns for describe(). unit: of the values. of: what they are. suffix: of the names, "_us" for instance."""
+    """Returns the columns for describe(). of: what the values are. suffix: of the column names, such as "_us"."""
     return columns(
         ("count", "int", "", f"number of {of}"),
         (f"mean{suffix}", "float", unit, f"mean of {of}"),
-        (f"std{suffix}", "float", unit, "standard deviation, of a sample; missing for fewer than two"),
+        (f"std{suffix}", "float", unit, "sample standard deviation; missing for fewer than two values"),
         (f"min{suffix}", "float", unit, "smallest"),
         (f"p25{suffix}", "float", unit, "25th percentile, interpolated"),
         (f"p50{suffix}", "float", unit, "median"),
@@ -25,7 +25,7 @@ def statistics_columns(unit: str, of: str, suffix: str = "") -> tuple[ResultColu
 
 
 def describe(values: npt.NDArray[Any], suffix: str = "") -> dict[str, float]:
-    """Statistics of numbers, by the names of the columns; NaN: undefined."""
+    """Returns the statistics of the values by column name; NaN if undefined."""
     count = len(values)
     if not count:
         found = [0.0] + [float("nan")] * (len(NAMES) - 1)

@@ -6,15 +6,16 @@ Theory of operation
     second function, `reduce`: the first one then computes of each trace what the second needs, any small value that
     can be pickled (it may come from another process or host), so that memory is bounded by one rank's trace.
 
-    Options are keyword arguments with defaults. The figures are right by default. A view that knows `compat` gives
-    those of the TensorBoard profiler plug-in or of HTA where these differ, by the rules of these tools.
+    Options are keyword arguments with defaults. The figures are exact by default. With `compat` a view reproduces those
+    of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so register themselves with
+    `View.variant` (compat/views); a view whose two rules share most of their steps has a parameter `compat` instead.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ RANK = columns(("rank", "int", "", "rank of the process in its job"))
 
 
 class Compat(StrEnum):
-    """Whose figures to give where they differ."""
+    """The tool whose figures a view reproduces."""
 
     NONE = "none"
     PLUGIN = "plugin"  # the TensorBoard profiler plug-in (torch-tb-profiler)
@@ -37,33 +38,65 @@ class Compat(StrEnum):
 
 
 class Answer(NamedTuple):
-    """The columns of a view (arrays or lists), and what the reader must know of them."""
+    """The columns of a view (arrays or lists), and notes for the reader."""
 
     values: Mapping[str, Any]
     notes: Sequence[str] = ()
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Reduce = Callable[..., Answer]  # of [(rank, partial), …] in the order of ranks, and the options that it names
+
+
+class Variant(NamedTuple):
+    """The functions that reproduce another tool's figures of a view."""
+
+    function: Callable[..., Any]
+    reduce: Reduce | None
 
 
 @dataclass(frozen=True)
 class View:
-    """One registered analysis. description: its docstring. reduce: None if it looks at each trace alone."""
+    """One registered analysis.
+
+    own_compat: the tools whose figures `function` itself reproduces. reduce: None if the view looks at each trace
+    alone.
+    """
 
     name: str
     function: Callable[..., Any]
     columns: tuple[ResultColumn, ...]
-    compat: frozenset[Compat]
+    own_compat: frozenset[Compat]
     reduce: Reduce | None
+    variants: dict[Compat, Variant] = field(default_factory=dict)
+
+    def variant(self, compat: Compat, *, reduce: Reduce | None = None) -> Callable[[Function], Function]:
+        """Registers the decorated function as the view's implementation for this compat.
+
+        Its options are a subset of the view's, and its docstring becomes part of the view's description. reduce: None
+        for the view's own.
+        """
+
+        def register(function: Function) -> Function:
+            self.variants[compat] = Variant(function, reduce or self.reduce)
+            return function
+
+        return register
+
+    @property
+    def compat(self) -> frozenset[Compat]:
+        """The tools whose figures the view can reproduce."""
+        return self.own_compat | self.variants.keys()
 
     @property
     def description(self) -> str:
-        """What it computes, by which rule."""
-        return inspect.getdoc(self.function) or ""
+        """What the view computes, and by which rules."""
+        functions = (self.function, *(variant.function for variant in self.variants.values()))
+        return "\n\n".join(inspect.getdoc(function) or "" for function in functions)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Its options and their defaults."""
+        """The options of the view and their defaults."""
         functions = [self.function] + ([self.reduce] if self.reduce else [])
         return {
             name: parameter.default
@@ -78,15 +111,17 @@ class View:
         return self.columns if self.reduce else (*RANK, *self.columns)
 
     def partial(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Any:
-        """What one trace contributes. Raises ViewError for an unknown option or compat."""
+        """Returns what one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
-        return self.function(context, **self._chosen(self.function, compat, options))
+        function = self._functions(compat).function
+        return function(context, **self._chosen(function, compat, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
-        """The result of the contributions of all ranks: (rank, partial), put in the order of ranks."""
+        """Returns the result of the contributions (rank, partial) of all ranks, sorted by rank."""
         ordered = sorted(partials, key=lambda entry: entry[0])
-        if self.reduce is not None:
-            answer = self.reduce(ordered, **self._chosen(self.reduce, compat, options))
+        reduce = self._functions(compat).reduce
+        if reduce is not None:
+            answer = reduce(ordered, **self._chosen(reduce, compat, options))
             return make_result(self.name, self.columns, answer.values, answer.notes)
         notes: list[str] = []
         tables = []
@@ -100,15 +135,18 @@ class View:
         return Result(self.name, self.result_columns, pa.concat_tables(tables), tuple(notes))
 
     def packed(self, partial: Any) -> Any:
-        """The contribution of a trace in the form in which it travels best: an Answer as one Arrow table."""
+        """Returns a contribution in its most compact form: an Answer as one Arrow table."""
         if self.reduce is not None or _PACKED in partial.values:
             return partial
         return Answer({_PACKED: make_table(self.name, self.columns, partial.values)}, tuple(partial.notes))
 
     def __call__(self, context: Context, *, compat: Compat = Compat.NONE, **options: Any) -> Result:
-        """The result for one trace. Raises ViewError."""
+        """Returns the result for one trace. Raises ViewError."""
         partial = self.partial(context, compat=compat, **options)
         return self.combine([(context.rank, partial)], compat=compat, **options)
+
+    def _functions(self, compat: Compat) -> Variant:
+        return self.variants.get(compat, Variant(self.function, self.reduce))
 
     def _chosen(self, function: Callable[..., Any], compat: Compat, options: Mapping[str, Any]) -> dict[str, Any]:
         known = inspect.signature(function).parameters
@@ -120,13 +158,13 @@ class View:
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "it has none"
-            raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; there are: {known}")
+            raise ViewError(f"view {self.name} has no option {', '.join(unknown)}; available: {known}")
         if compat != Compat.NONE and compat not in self.compat:
             known = ", ".join(sorted(self.compat)) or "none"
-            raise ViewError(f"view {self.name} has no figures of {compat}; it can follow: {known}")
+            raise ViewError(f"view {self.name} cannot reproduce the figures of {compat}; it supports: {known}")
 
 
-VIEWS: dict[str, View] = {}  # by name; kineto_trace.analysis.view_catalog fills it
+VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills it
 
 
 def view(

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from kineto_protos.plain import plain
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.open.trace_source import FLEET_LABEL
+from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetod.base import metrics
 from kinetod.base.fair_slots import FairSlots, payer

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
 

@@ -24,7 +24,7 @@ from kinetoctl.client.tracing import file_key
 from kinetoctl.errors import CliError, DownloadFailed, Unreachable
 
 if TYPE_CHECKING:
-    from kineto_trace.merge.merged_export import Merged
+    from kineto_trace.merge.merged_export import MergedTrace
 
 HOSTS_AT_ONCE = 8
 
@@ -166,7 +166,7 @@ class _FleetDownload:
 class MergedFile:
     """The merged trace. renumbered: whether the processes were numbered because ranks are missing or duplicated."""
 
-    merged: "Merged"
+    merged: "MergedTrace"
     renumbered: bool
 
 

@@ -28,7 +28,7 @@ from kineto_protos.alignment import NEVER, Sample, plan
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.open.trace_source import FLEET_LABEL
+from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured

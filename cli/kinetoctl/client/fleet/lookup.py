@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kineto_protos.v1 import profiler_pb2 as pb
-from kineto_trace.open.trace_source import FLEET_LABEL
+from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client.fleet.broadcast import ask
 from kinetoctl.client.fleet.host_client import HostClient

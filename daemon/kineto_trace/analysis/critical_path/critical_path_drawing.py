@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.critical_path.critical_path_views import BOUNDS, STEP, Found, bounds, find_path
+from kineto_trace.analysis.critical_path.critical_path_views import BOUNDS, STEP, FoundPath, bounds, find_path
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Table, Trace, make_table
@@ -50,15 +50,15 @@ class _Strings:
 def overlay(
     context: Context, *, annotation: str = STEP, instance: Instance = None, only_critical: bool = False
 ) -> Trace:
-    """The trace with the critical path of a window in it (the window as in view critical_path).
+    """Returns the trace with the critical path of a window drawn into it. The window is that of the view critical_path.
 
-    only_critical: operators, calls and GPU activities that are not on the path are left out. Raises ViewError.
+    only_critical: leave out operators, calls and GPU activities that are not on the path. Raises ViewError.
     """
     found = find_path(context, annotation=annotation, instance=instance)
     return _drawn(context.trace, found, only_critical=only_critical)
 
 
-def _rows_on_path(found: Found) -> dict[str, Ints]:
+def _rows_on_path(found: FoundPath) -> dict[str, Ints]:
     """For each kind the rows on the path."""
     events = found.graph.events
     nodes = np.concatenate([found.path.first, found.path.last])
@@ -66,7 +66,7 @@ def _rows_on_path(found: Found) -> dict[str, Ints]:
     return {kind: events.row[on_path[events.kind[on_path] == number]] for number, kind in enumerate(KINDS)}
 
 
-def _drawn(trace: Trace, found: Found, *, only_critical: bool) -> Trace:
+def _drawn(trace: Trace, found: FoundPath, *, only_critical: bool) -> Trace:
     path, strings, on_path = found.path, _Strings(trace.strings), _rows_on_path(found)
     lasting = np.flatnonzero(path.end > path.start)
     names = _names(trace, found, strings, lasting)
@@ -96,8 +96,8 @@ def _drawn(trace: Trace, found: Found, *, only_critical: bool) -> Trace:
     return replace(trace, tables=tables, strings=strings.strings)
 
 
-def _names(trace: Trace, found: Found, strings: _Strings, rows: Ints) -> npt.NDArray[np.int32]:
-    """The names of edges; each distinct one is made once."""
+def _names(trace: Trace, found: FoundPath, strings: _Strings, rows: Ints) -> npt.NDArray[np.int32]:
+    """Returns the names of edges; each distinct name is made once."""
     events, path = found.graph.events, found.path
     name = np.where(path.event[rows] >= 0, events.name[path.event[rows]], NO_STRING)
     keys = name.astype(np.int64) * len(BOUNDS) + bounds(found)[rows]
@@ -203,7 +203,7 @@ def _marked(table: Table, rows: Ints, strings: _Strings) -> Table:
     return Table(table.kind, columns, origin if name == "inputs" else {**origin, "args": texts})
 
 
-def _flows(trace: Trace, found: Found, strings: _Strings, place: int) -> Table:
+def _flows(trace: Trace, found: FoundPath, strings: _Strings, place: int) -> Table:
     """An arrow for each edge of the path between two events, but for those along one event."""
     path, events = found.path, found.graph.events
     chosen = np.flatnonzero((path.first >= 0) & (path.edge != OPERATOR) & (path.first != path.last))
@@ -234,8 +234,8 @@ def _free_id(trace: Trace) -> int:
     return int(flows["id"].max(initial=0)) + 1 if len(flows) else 1
 
 
-def _tracks(trace: Trace, found: Found) -> tuple[Ints, Ints]:
-    """pid and tid of each event as the file has them."""
+def _tracks(trace: Trace, found: FoundPath) -> tuple[Ints, Ints]:
+    """Returns pid and tid of each event as in the file."""
     events = found.graph.events
     pid, tid = np.zeros(len(events), np.int64), np.zeros(len(events), np.int64)
     for number, kind in enumerate(KINDS):

@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.compat.hta import hta_critical_path
-from kineto_trace.compat.hta.hta_frame import HtaError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
 from kineto_trace.structure.activity_links import NOTHING
@@ -21,7 +19,7 @@ from kineto_trace.structure.dependency_graph import (
     KINDS,
     LAUNCH_DELAY,
     SYNC,
-    Graph,
+    DependencyGraph,
     Path,
     build,
     critical_path,
@@ -29,7 +27,7 @@ from kineto_trace.structure.dependency_graph import (
 from kineto_trace.structure.nesting import nest_tables
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
 STEP = "ProfilerStep"
@@ -45,16 +43,16 @@ BOUNDS = (
 CPU, LOADING, COMPUTE, MEMORY, COMMUNICATION, BETWEEN_KERNELS, LAUNCHING = range(7)
 
 
-class Found(NamedTuple):
+class FoundPath(NamedTuple):
     """A path, the graph that it is in and the window that it explains."""
 
-    graph: Graph
+    graph: DependencyGraph
     path: Path
     window: Window
     notes: Sequence[str]
 
 
-def _default_graph(context: Context) -> Graph:
+def _default_graph(context: Context) -> DependencyGraph:
     return build(context)
 
 
@@ -65,16 +63,16 @@ def find_path(
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
-) -> Found:
+) -> FoundPath:
     """The path that both views tell of. Raises ViewError."""
     window = find_window(context, annotation, instance, optional=annotation == STEP and instance is None)
     usual = tuple(data_loading) == DATA_LOADING and infer
     graph = context.get(_default_graph) if usual else build(context, data_loading=data_loading, infer=infer)
     path = critical_path(graph, window.start_ns, window.end_ns)
-    return Found(graph, path, window, [*window.notes, *_notes(context, graph, path)])
+    return FoundPath(graph, path, window, [*window.notes, *_notes(context, graph, path)])
 
 
-def _notes(context: Context, graph: Graph, path: Path) -> list[str]:
+def _notes(context: Context, graph: DependencyGraph, path: Path) -> list[str]:
     notes = []
     if not len(context.trace.table("cuda_sync")):
         inferred = int(path.inferred.sum())
@@ -95,7 +93,7 @@ def _us(ns: Any) -> npt.NDArray[np.float64]:
     return found
 
 
-def bounds(found: Found) -> npt.NDArray[np.int64]:
+def bounds(found: FoundPath) -> npt.NDArray[np.int64]:
     """For each edge of the path its number in BOUNDS."""
     graph, path = found.graph, found.path
     events = graph.events
@@ -112,7 +110,7 @@ def bounds(found: Found) -> npt.NDArray[np.int64]:
     return bound
 
 
-def _ops(graph: Graph, event: Ints) -> Ints:
+def _ops(graph: DependencyGraph, event: Ints) -> Ints:
     """The innermost operator of each event (row of cpu_op): itself, the one around it, or the one that launched it."""
     events = graph.events
     op = np.full(len(event), NOTHING)
@@ -128,7 +126,7 @@ def _ops(graph: Graph, event: Ints) -> Ints:
     return op
 
 
-def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
+def _annotations(context: Context, found: FoundPath, gaps: Ints) -> Ints:
     """For edges outside of all operators: the name (number) of the innermost annotation around the middle of each."""
     table = context.trace.table("user_annotation")
     if not len(table) or not len(gaps):
@@ -140,7 +138,7 @@ def _annotations(context: Context, found: Found, gaps: Ints) -> Ints:
     return np.where(place >= 0, table["name"][nested.order[place]], NO_STRING).astype(np.int64)
 
 
-def _rows(context: Context, found: Found) -> dict[str, Any]:
+def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
     graph, path, window = found.graph, found.path, found.window
     events, strings = graph.events, context.trace.strings
     owned = path.event >= 0
@@ -176,72 +174,61 @@ def _rows(context: Context, found: Found) -> dict[str, Any]:
 @view(
     "critical_path",
     columns(
-        ("position", "int", "", "place of the edge on the path"),
-        ("start_us", "float", "us", "begin of the edge, since the begin of the window"),
-        ("duration_us", "float", "us", "time that the edge stands for"),
+        ("position", "int", "", "position of the edge on the path"),
+        ("start_us", "float", "us", "start of the edge, relative to the start of the window"),
+        ("duration_us", "float", "us", "length of the edge"),
         ("edge", "text", "", "operator, dependency, kernel_launch_delay, kernel_kernel_delay or sync_dependency"),
-        ("bound_by", "text", "", "what this time is bound by: see critical_path_breakdown"),
-        ("name", "text", "", "operator, call or GPU activity whose time it is; between operators: the annotation"),
+        ("bound_by", "text", "", "what bounds this time: see critical_path_breakdown"),
+        (
+            "name",
+            "text",
+            "",
+            "operator, call or GPU activity that this time belongs to; between operators, the annotation",
+        ),
         ("category", "text", "", "kind of that activity"),
-        ("op", "text", "", "innermost operator of it: itself, the one around the call, or the one that launched it"),
+        (
+            "op",
+            "text",
+            "",
+            "innermost operator: the event itself, the one around the call, or the one that launched the activity",
+        ),
         ("thread", "int", "", "system thread id; missing on the GPU"),
         ("device", "int", "", "GPU; missing on the host"),
         ("stream", "int", "", "CUDA stream; missing on the host"),
-        ("inferred", "bool", "", "no record tells of this dependency: it is inferred from times"),
+        ("inferred", "bool", "", "whether this dependency was inferred from times, because no record shows it"),
     ),
-    compat=(Compat.HTA,),
 )
 def critical_path_edges(
     context: Context,
     *,
-    compat: Compat = Compat.NONE,
     annotation: str = STEP,
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The chain of events that the time of a window went through, edge by edge in the order of time.
+    """The chain of events that determined the length of a window, edge by edge in order of time.
 
-    The window is that of the annotations whose names contain `annotation` ("": the whole trace): of all of them, or
-    of the `instance`-th (from 0 on; "2:4" for a range with both ends). It ends with the annotation, or with the last
-    GPU activity that was launched in it if that is later. The path is found from its end backwards: of all that an
-    event had to wait for (the event before it on its thread or stream, its launch, a synchronisation, the backward
-    pass's thread, the runtime's lock) the last to happen is the one that held it up. So the durations add up to the
-    time of the window.
+    The path is found backwards from its end: of everything that an event had to wait for (the event before it on its
+    thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's lock), the last to
+    happen is the one that held it up. The durations therefore add up to the length of the window. Shortening an event
+    that is not on the path does not shorten the window.
 
-    Shortening an event that is not on the path does not shorten the window.
-
-    data_loading: patterns (regular expressions) of annotations and operators that load data. infer: without
-    cuda_sync records infer from times what was waited for.
-
-    compat "hta": the graph and longest path of HTA's critical_path_analysis (its 0.6.1): times rounded to whole
-    microseconds, no time between outermost operators, none in synchronising calls, launch delays only where the
-    queue was empty, kernel-kernel delays below 1500 us; `instance` is the first one if not given and `data_loading`
-    is of no effect unless given, as there. Where HTA fails on a trace, a note says so and the path is the right one.
+    Options:
+    - annotation: the window spans all annotations whose names contain this text; "" takes the whole trace. It ends with
+      the annotation, or with the last GPU activity launched in it if that is later.
+    - instance: only the n-th of these annotations, counted from 0, or a range such as "2:4" (both ends included).
+    - data_loading: patterns (regular expressions) of annotations and operators that load data.
+    - infer: without cuda_sync records, infer from the times what each call waited for.
     """
-    notes: list[str] = []
-    if compat is Compat.HTA:
-        try:
-            return hta_critical_path.edges(context, annotation, instance, _hta_patterns(data_loading))
-        except HtaError as exc:
-            notes, instance = [exc.note], _hta_instance(annotation, instance)
     found = find_path(
-        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+        context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )
-    return Answer(_rows(context, found), [*notes, *found.notes])
+    return Answer(_rows(context, found), found.notes)
 
 
-def _hta_instance(annotation: str, instance: Instance) -> Instance:
-    """The instance that HTA means."""
-    return 0 if annotation and instance is None else instance
-
-
-def _patterns(given: Sequence[str]) -> Sequence[str]:
+def patterns_of(given: Sequence[str]) -> Sequence[str]:
+    """The option data_loading: one pattern or several."""
     return (given,) if isinstance(given, str) else tuple(given)
-
-
-def _hta_patterns(given: Sequence[str]) -> Sequence[str]:
-    return () if _patterns(given) == DATA_LOADING else _patterns(given)
 
 
 @view(
@@ -253,36 +240,24 @@ def _hta_patterns(given: Sequence[str]) -> Sequence[str]:
             "",
             "cpu_bound, data_loading, gpu_compute_bound, gpu_memory_bound (copies and fills), "
             "gpu_communication_bound, gpu_kernel_kernel_overhead (gaps and waits between GPU activities) or "
-            "gpu_kernel_launch_overhead (from launch to begin)",
+            "gpu_kernel_launch_overhead (from launch to start)",
         ),
         ("time_us", "float", "us", "time of the critical path"),
-        ("share_pct", "float", "%", "of the whole path"),
-        ("edges", "int", "", "edges of the path"),
+        ("share_pct", "float", "%", "share of the whole path"),
+        ("edges", "int", "", "number of edges"),
     ),
-    compat=(Compat.HTA,),
 )
 def critical_path_breakdown(
     context: Context,
     *,
-    compat: Compat = Compat.NONE,
     annotation: str = STEP,
     instance: Instance = None,
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The time of the critical path by what it is bound by. Options and rules: those of critical_path.
-
-    compat "hta": the figures of CPGraph.summary(): copies and fills count as gpu_compute_bound; edges without a
-    weight (dependency, sync_dependency) are left out.
-    """
-    notes: list[str] = []
-    if compat is Compat.HTA:
-        try:
-            return hta_critical_path.breakdown(context, annotation, instance, _hta_patterns(data_loading))
-        except HtaError as exc:
-            notes, instance = [exc.note], _hta_instance(annotation, instance)
+    """The time of the critical path by what bounds it. Options and rules are those of the view critical_path."""
     found = find_path(
-        context, annotation=annotation, instance=instance, data_loading=_patterns(data_loading), infer=infer
+        context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )
     bound = bounds(found)
     time = np.bincount(bound, found.path.end - found.path.start, minlength=len(BOUNDS))
@@ -295,4 +270,4 @@ def critical_path_breakdown(
         "share_pct": 100 * time[order] / total,
         "edges": edges[order],
     }
-    return Answer(values, [*notes, *found.notes])
+    return Answer(values, found.notes)

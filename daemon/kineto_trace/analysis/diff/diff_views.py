@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_diff_tree import Side as TreeSide
-from kineto_trace.compat.tensorboard.plugin_diff_tree import diff_node, launched_device_times
+from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide, diff_node, launched_device_times
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -37,12 +36,12 @@ class Side(NamedTuple):
 
 
 def measured(name: str, unit: str, meaning: str) -> tuple[tuple[str, Any, str, str], ...]:
-    """The four columns of one measure."""
+    """Returns the four columns of one measure."""
     return (
-        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0: not there)"),
-        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0: not there)"),
+        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if it is missing)"),
+        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if it is missing)"),
         (f"{name}_delta{_suffix(unit)}", "float", unit, "other less baseline"),
-        (f"{name}_delta_pct", "float", "%", "delta as share of the baseline; missing if that is 0"),
+        (f"{name}_delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
     )
 
 
@@ -52,45 +51,45 @@ def _suffix(unit: str) -> str:
 
 NAME: tuple[tuple[str, Any, str, str], ...] = (
     ("name", "text", "", "name"),
-    ("change", "text", "", "by calls: added, deleted, increased, decreased, unchanged"),
+    ("change", "text", "", "change in the number of calls: added, deleted, increased, decreased or unchanged"),
 )
 CALLS: tuple[tuple[str, Any, str, str], ...] = (
-    ("calls_baseline", "int", "", "calls, baseline"),
-    ("calls_other", "int", "", "calls, other trace"),
-    ("calls_delta", "int", "", "other less baseline"),
+    ("calls_baseline", "int", "", "number of calls, baseline"),
+    ("calls_other", "int", "", "number of calls, other trace"),
+    ("calls_delta", "int", "", "other minus baseline"),
 )
 OPERATORS: Mapping[str, str] = {
-    "device_total": "GPU time of it and the operators inside it",
-    "device_self": "GPU time of its own calls",
+    "device_total": "GPU time launched by it and by the operators inside it",
+    "device_self": "GPU time launched by its own calls",
     "host_total": "time on the host",
-    "host_self": "time on the host less that of operators inside it and of its own calls",
+    "host_self": "host time minus that of the operators inside it and of its own calls",
 }
 KERNELS: Mapping[str, str] = {"total": "time on the GPU", "mean": "mean time on the GPU"}
 
 
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
-    """One of the views below for two traces. Raises ViewError for unknown options."""
+    """Returns one of the views below for two traces. Raises ViewError for unknown options."""
     return of.combine([(0, of.partial(baseline, **options)), (1, of.partial(other, **options))], **options)
 
 
 def diff_ops(baseline: Context, other: Context) -> Result:
-    """Operators by name: see the view diff_operators."""
+    """Compares operators by name: see the view diff_operators."""
     return compare(diff_operators, baseline, other)
 
 
 def diff_kernels(baseline: Context, other: Context) -> Result:
-    """Kernels by name: see the view diff_kernel_names."""
+    """Compares kernels by name: see the view diff_kernel_names."""
     return compare(diff_kernel_names, baseline, other)
 
 
 def diff_steps(baseline: Context, other: Context) -> Result:
-    """Training steps in their order: see the view diff_step_times."""
+    """Compares training steps in order: see the view diff_step_times."""
     return compare(diff_step_times, baseline, other)
 
 
 def _two(partials: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
     if len(partials) != 2:
-        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other one")
+        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other trace")
     return partials[0][1], partials[1][1]
 
 
@@ -124,7 +123,7 @@ def _spread(values: Floats, at: Sequence[int], count: int) -> Floats:
 
 
 def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict[str, Floats]:
-    """The four columns of one measure."""
+    """Returns the values of the four columns of one measure."""
     delta = other - baseline
     share = np.full(len(delta), np.nan)
     np.divide(100 * delta, baseline, out=share, where=baseline != 0)
@@ -138,7 +137,7 @@ def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict
 
 
 def change(baseline: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """What happened to the number of calls, by HTA's rule (TraceDiff.ops_diff)."""
+    """Returns how the number of calls changed, by HTA's rule (TraceDiff.ops_diff)."""
     found = np.full(len(baseline), UNCHANGED, object)
     found[other > baseline] = INCREASED
     found[other < baseline] = DECREASED
@@ -160,9 +159,9 @@ def _operators(partials: Sequence[tuple[int, Side]]) -> Answer:
 
 @view("diff_operators", _schema(OPERATORS), reduce=_operators)
 def diff_operators(context: Context) -> Side:
-    """Operators of two traces by name: calls and times of both, and what changed.
+    """Operators of two traces by name: the calls and times of both, and what changed.
 
-    Times are sums over all calls, as in the view `operators`. A name that one trace lacks has zeros there. The rows
+    Times are sums over all calls, as in the view `operators`. A name that is missing in one trace has zeros there. Rows
     with the largest change of device time come first, then those with the largest change of host time.
     """
     table, times = context.trace.table("cpu_op"), context.get(op_times)
@@ -180,7 +179,7 @@ def _kernels(partials: Sequence[tuple[int, Side]]) -> Answer:
 def diff_kernel_names(context: Context) -> Side:
     """Kernels of two traces by name: calls, total and mean time of both, and what changed.
 
-    A name that one trace lacks has zeros there. The rows with the largest change of total time come first.
+    A name that is missing in one trace has zeros there. Rows with the largest change of total time come first.
     """
     activity = context.get(gpu)
     rows = np.flatnonzero(activity.kind == KERNEL)
@@ -211,7 +210,7 @@ def _steps(partials: Sequence[tuple[int, tuple[Any, Floats]]]) -> Answer:
 @view(
     "diff_step_times",
     columns(
-        ("step", "text", "", "n-th step of each trace, from 1 on; mean: over all steps of each trace"),
+        ("step", "text", "", "n-th step of each trace, counted from 1; mean: over all steps of each trace"),
         ("number_baseline", "int", "", "N of ProfilerStep#N, baseline"),
         ("number_other", "int", "", "N of ProfilerStep#N, other trace"),
         *measured("duration", "us", "time of the step on the host"),
@@ -219,32 +218,35 @@ def _steps(partials: Sequence[tuple[int, tuple[Any, Floats]]]) -> Answer:
     reduce=_steps,
 )
 def diff_step_times(context: Context) -> tuple[list[int], Floats]:
-    """Training steps of two traces in their order, and the means. A step that one trace lacks is missing there."""
+    """Training steps of two traces in order, and their means.
+
+    The values of a step that one trace does not have are missing.
+    """
     found = context.get(steps)
     return found.number.tolist(), (found.end - found.start) / NS_PER_US
 
 
 TREE = columns(
-    ("path", "text", "", "of the node: 0 is the whole, 0-2 its child 2; to be asked for with path"),
-    ("name_baseline", "text", "", "of the node; CompositeNodes: several; Blank: none"),
+    ("path", "text", "", "path of the node: 0 is the root, 0-2 its child 2; the option path takes it"),
+    ("name_baseline", "text", "", "name of the node; CompositeNodes: several nodes; Blank: none"),
     ("name_other", "text", "", "likewise"),
-    ("children", "int", "", "how many nodes there are inside"),
-    *measured("total", "us", "GPU time, or host time where there is none"),
+    ("children", "int", "", "number of child nodes"),
+    *measured("total", "us", "GPU time, or host time where there is no GPU time"),
     *measured("host", "us", "host time"),
     *measured("device", "us", "GPU time"),
     ("accumulated_baseline_us", "float", "us", "running sum of total over the children"),
     ("accumulated_other_us", "float", "us", "likewise"),
-    ("accumulated_delta_us", "float", "us", "likewise of the difference"),
+    ("accumulated_delta_us", "float", "us", "the same for the difference"),
 )
 
 
 def diff_tree(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
     """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
 
-    Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as
-    the diff view of the TensorBoard profiler plug-in does; what lies between is put together. Only the first thread
-    counts. GPU time belongs to the node in which its call was made; with compat=plugin, to that to which external ids
-    lead. Raises ViewError for a path that does not exist.
+    Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
+    the diff view of the TensorBoard profiler plug-in; everything between them is put together. Only the first thread
+    counts. GPU time belongs to the node in which its call was made; with compat=plugin, to the node to which external
+    ids lead. Raises ViewError for a path that does not exist.
     """
     left, right = (_side(context, compat) for context in (baseline, other))
     node = diff_node(left, right, path)
@@ -281,7 +283,7 @@ def _side(context: Context, compat: Compat) -> TreeSide:
 
 
 def _times(side: TreeSide, items: Ints) -> list[float]:
-    """Total, host, device, in µs."""
+    """Returns total, host and device time, in µs."""
     host, device = side.times(items)
     return [float(np.where(device != 0, device, host).sum()), float(host.sum()), float(device.sum())]
 

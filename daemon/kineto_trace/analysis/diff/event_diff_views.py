@@ -8,14 +8,13 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.diff.diff_views import CALLS, NAME, Side, by_name, measured
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.hta.hta_frame import NOTHING, hta_rows, step_numbers
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
 from kineto_trace.structure.activity_links import calls, gpu, steps
 from kineto_trace.view_api.result import Result, columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 NS_PER_US = 1000
 CPU, GPU, ALL = "cpu", "gpu", "all"
@@ -25,9 +24,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def diff_events(baseline: Context, other: Context, *, other_step: int | None = None, **options: Any) -> Result:
-    """All events by name: see the view diff_event_names. other_step: of the other trace, if it is not that of both.
+    """Compares all events by name: see the view diff_event_names. Raises ViewError.
 
-    Raises ViewError.
+    other_step: the step of the other trace, if it differs.
     """
     own = options if other_step is None else {**options, "step": other_step}
     partials = [(0, diff_event_names.partial(baseline, **options)), (1, diff_event_names.partial(other, **own))]
@@ -41,29 +40,36 @@ def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
 @view(
     "diff_event_names",
     columns(*NAME, *CALLS, *measured("total", "us", "sum of the durations")),
-    compat=(Compat.HTA,),
     reduce=_events,
 )
 def diff_event_names(
     context: Context,
     *,
-    compat: Compat = Compat.NONE,
     device: str = ALL,
     step: int | None = None,
     short_names: bool = False,
 ) -> Side:
-    """All events of two traces by name: how many there are and how long they took together, and what changed.
+    """All events of two traces by name: their number, their total time, and what changed.
 
-    device: "cpu" for operators, annotations and calls, "gpu" for kernels, copies and fills, "all". step: only what
-    began in this training step (N of ProfilerStep#N), GPU work by its call; none: all of it. short_names: kernels
-    without template arguments, parameters and return type, so that their variants are one (HTA's use_short_name).
-
-    compat=hta: TraceDiff.compare_traces of HTA: all rows that it keeps (Python functions too; here also those of the
-    last step), with its rounding; of the first step if none is given; what changed is what TraceDiff.ops_diff says.
+    Options:
+    - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
+    - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
+      Without it, all events count.
+    - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
+      (HTA's use_short_name).
     """
+    check_device(device)
+    return side_of(context, *_all(context, device, step), short_names)
+
+
+def check_device(device: str) -> None:
+    """Raises ViewError for an unknown value of the option."""
     if device not in (CPU, GPU, ALL):
-        raise ViewError(f"view diff_event_names: device={device!r} is not known; use {CPU}, {GPU} or {ALL}")
-    name, duration = _hta(context, device, step) if compat is Compat.HTA else _all(context, device, step)
+        raise ViewError(f"view diff_event_names: device={device!r} is not valid; use {CPU}, {GPU} or {ALL}")
+
+
+def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short_names: bool) -> Side:
+    """What these events of one trace contribute. name: numbers of their names; duration: ns."""
     strings = context.trace.strings
     if short_names:
         used = np.unique(name)
@@ -74,20 +80,6 @@ def diff_event_names(
     names = [strings[number] for number in name[groups.first].tolist()]
     total = groups.sums(duration) / NS_PER_US
     return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
-
-
-def _hta(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
-    frame = context.get(hta_rows)
-    if step is None:
-        numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
-        known = numbers[numbers >= 0]
-        if not len(known):
-            raise ViewError("view diff_event_names: HTA compares one step, and the trace has none (ProfilerStep#N)")
-        step = int(known.min())
-    chosen = frame.iteration == step
-    if device != ALL:
-        chosen &= (frame.stream != NOTHING) == (device == GPU)
-    return frame.name[chosen], frame.duration[chosen]
 
 
 def _all(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.collectives.nccl import NO_SEQUENCE, Description, bus_factor
+from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
+from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
     Instances,
     Matched,
-    RankCollectives,
     instances,
     match,
     rank_collectives,
@@ -31,15 +31,15 @@ _WHAT = columns(
     ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
     ("process_group", "text", "", "name of the process group"),
     ("group_description", "text", "", "what PyTorch calls the group: default_pg, mesh_tp, …"),
-    ("group_size", "int", "", "ranks of the group"),
-    ("dtype", "text", "", "type of the elements"),
+    ("group_size", "int", "", "number of ranks in the group"),
+    ("dtype", "text", "", "element type"),
     ("bytes", "int", "bytes", "size of the larger of a rank's two buffers (nccl-tests' size)"),
-    ("algorithm", "text", "", "RING, TREE, NVLS, …: by the kernel's name"),
-    ("protocol", "text", "", "LL, LL128 or SIMPLE: by the kernel's name"),
+    ("algorithm", "text", "", "RING, TREE, NVLS, …, from the name of the kernel"),
+    ("protocol", "text", "", "LL, LL128 or SIMPLE, from the name of the kernel"),
 )
 
 
-def _described(descriptions: Sequence[Description], number: Ints) -> dict[str, list[Any]]:
+def _described(descriptions: Sequence[CollectiveDescription], number: Ints) -> dict[str, list[Any]]:
     chosen = [descriptions[at] for at in number.tolist()]
     return {
         "collective": [d.collective for d in chosen],
@@ -53,7 +53,7 @@ def _described(descriptions: Sequence[Description], number: Ints) -> dict[str, l
     }
 
 
-def _bandwidths(descriptions: Sequence[Description], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
+def _bandwidths(descriptions: Sequence[CollectiveDescription], number: Ints, ns: Ints) -> tuple[Floats, Floats]:
     """Algorithm and bus bandwidth, GB/s."""
     size = np.array([np.nan if d.bytes is None else d.bytes for d in descriptions], np.float64)
     factor = np.array([np.nan if d.size is None else bus_factor(d.collective, d.size) for d in descriptions])
@@ -74,7 +74,7 @@ def _notes(matched: Matched, found: Instances) -> list[str]:
     notes = [*matched.notes, *matched.clock_notes]
     if len(found.seen) and not (found.seen > 1).any():
         notes.append(
-            "each collective is seen on one rank only: there is no skew, and durations include waiting for the other "
+            "each collective appears on one rank only: there is no skew, and durations include waiting for the other "
             "ranks, so that the bandwidths are lower bounds"
         )
     return notes
@@ -126,31 +126,32 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
     _WHAT
     + columns(
         ("sequence", "int", "", "PyTorch's sequence number in the process group"),
-        ("ranks_seen", "int", "", "ranks whose trace has it"),
+        ("ranks_seen", "int", "", "number of ranks whose trace has it"),
         ("start_ns", "int", "ns", "Unix time at which the first rank began"),
-        ("duration_us", "float", "us", "until the last rank ended"),
-        ("transfer_us", "float", "us", "shortest duration of all ranks: that of the one that waited least"),
+        ("duration_us", "float", "us", "time until the last rank ended"),
+        ("transfer_us", "float", "us", "shortest duration of all ranks, that of the rank that waited least"),
         ("algbw_gb_s", "float", "GB/s", "bytes / transfer_us"),
         ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
-        ("start_skew_us", "float", "us", "between the first and the last rank's begin"),
-        ("end_skew_us", "float", "us", "between the first and the last rank's end"),
-        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
-        ("last_rank", "int", "", "the rank that began last: the others waited for it"),
-        ("compute_pct", "float", "%", "of its time on all ranks in which other kernels ran on the same GPU"),
+        ("start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
+        ("end_skew_us", "float", "us", "time between the ends of the first and the last rank"),
+        ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
+        ("last_rank", "int", "", "rank that began last, so that the others waited for it"),
+        ("compute_pct", "float", "%", "share of its time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_list,
 )
 def collective_instances(context: Context) -> RankCollectives:
-    """Every collective of NCCL or RCCL, over all ranks, in the order of time.
+    """Every collective of NCCL or RCCL over all ranks, in order of time.
 
-    A collective is matched over ranks by its process group and sequence number. The time of the transfer is the
-    shortest duration of all ranks, since the others' durations include waiting for the last one. Bandwidths follow
+    Collectives are matched across ranks by process group and sequence number. The transfer time is the shortest
+    duration of all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
     nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
     all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
 
-    align: how the clocks of the ranks are compared: "auto": by the offsets in the traces that somebody measured,
-    refined by collectives (docs/analysis.md, "Several ranks in one file"), and by the ends of collectives for ranks of
-    which nothing else is known; "clock": by the measured offsets alone; "collectives": by those ends alone.
+    Options:
+    - align: how the clocks of the ranks are compared. "auto" uses the measured offsets in the traces, refined by
+      collectives (docs/analysis.md, "Several ranks in one file"), and the ends of collectives for ranks whose offset is
+      unknown; "clock" uses the measured offsets alone; "collectives" uses the ends of collectives alone.
     """
     return context.get(rank_collectives)
 
@@ -174,12 +175,12 @@ class _Rows:
     """Which collectives are one row. of: for each collective the row's number; names: of each row's process groups."""
 
     of: Ints
-    descriptions: list[Description]
+    descriptions: list[CollectiveDescription]
     names: list[str | None]
 
 
-def _rows_of(descriptions: Sequence[Description], description: Ints, sizes: str, groups: str) -> _Rows:
-    numbers: dict[tuple[Description, str | None], int] = {}
+def _rows_of(descriptions: Sequence[CollectiveDescription], description: Ints, sizes: str, groups: str) -> _Rows:
+    numbers: dict[tuple[CollectiveDescription, str | None], int] = {}
     row = np.zeros(len(descriptions), np.int64)
     names: list[dict[str, None]] = []
     for place in np.unique(description).tolist():
@@ -207,7 +208,7 @@ def _grouped(
 ) -> Answer:
     for name, value, known_values in (("sizes", sizes, SIZES), ("groups", groups, GROUPS)):
         if value not in known_values:
-            raise ViewError(f"option {name}: {value!r} is none of {', '.join(known_values)}")
+            raise ViewError(f"option {name}: {value!r} is not valid; expected one of {', '.join(known_values)}")
     matched = match(partials, align)
     found = instances(matched)
     description = _largest(matched, found)
@@ -311,29 +312,34 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
     "collective_summary",
     _WHAT
     + columns(
-        ("calls", "int", "", "collectives of this kind"),
+        ("calls", "int", "", "number of collectives of this kind"),
         ("total_us", "float", "us", "sum of their transfer times"),
         ("mean_us", "float", "us", "mean transfer time"),
         ("min_us", "float", "us", "shortest transfer time"),
         ("max_us", "float", "us", "longest transfer time"),
-        ("wait_us", "float", "us", "time of all ranks in them beyond the transfers: waiting for the last rank"),
-        ("algbw_gb_s", "float", "GB/s", "bytes of all / total_us"),
+        ("wait_us", "float", "us", "time of all ranks in them beyond the transfers, spent waiting for the last rank"),
+        ("algbw_gb_s", "float", "GB/s", "sum of bytes / total_us"),
         ("busbw_gb_s", "float", "GB/s", "algbw times the factor of the collective (nccl-tests)"),
-        ("max_busbw_gb_s", "float", "GB/s", "of the fastest one"),
-        ("mean_start_skew_us", "float", "us", "between the first and the last rank's begin"),
-        ("max_start_skew_us", "float", "us", "the same, the largest"),
-        ("skew_uncertainty_us", "float", "us", "how far the skews may be off by the clocks, on either side"),
-        ("last_rank", "int", "", "the rank that began last most often"),
-        ("last_rank_pct", "float", "%", "of the collectives in which it did"),
-        ("compute_pct", "float", "%", "of their time on all ranks in which other kernels ran on the same GPU"),
+        ("max_busbw_gb_s", "float", "GB/s", "bus bandwidth of the fastest one"),
+        ("mean_start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
+        ("max_start_skew_us", "float", "us", "largest of these times"),
+        ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
+        ("last_rank", "int", "", "rank that began last most often"),
+        ("last_rank_pct", "float", "%", "share of the collectives that it began last"),
+        ("compute_pct", "float", "%", "share of their time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_grouped,
 )
 def collective_summary(context: Context) -> RankCollectives:
-    """The collectives of view `collectives` by what they do: kind, process group, size, type, algorithm, protocol.
+    """The collectives of the view `collectives` grouped by kind, process group, size, type, algorithm and protocol.
 
-    Sorted by the sum of the transfer times. sizes: which are one row: "exact": those of one size; "log2": from a power
-    of two to below the next one, as the steps of nccl-tests; "all". bytes then is their mean. groups: "alike": process
-    groups of one description and size are one row, such as all tensor-parallel ones; "each". align: as there.
+    Rows are sorted by the sum of the transfer times.
+
+    Options:
+    - sizes: which sizes share a row: "exact" (equal sizes), "log2" (from one power of two to just below the next, the
+      steps of nccl-tests) or "all". Where a row covers several sizes, bytes is their mean.
+    - groups: "alike" puts process groups with the same description and size into one row, for example all
+      tensor-parallel groups; "each" keeps them apart.
+    - align: as in the view `collectives`.
     """
     return context.get(rank_collectives)

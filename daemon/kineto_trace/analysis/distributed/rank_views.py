@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import rank_overlap
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
-from kineto_trace.collectives.rank_clocks import MAX_LISTED
-from kineto_trace.collectives.rank_matching import Matched, RankCollectives, match, rank_collectives
+from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
+from kineto_trace.collectives.rank_matching import Matched, match, rank_collectives
 from kineto_trace.collectives.rank_waits import Waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
@@ -26,7 +26,7 @@ WAITS = 0.1  # it waits as long as that
 
 
 @dataclass(frozen=True, slots=True)
-class RankSteps:
+class HostSteps:
     """The steps of one rank on the host: names, lengths, and when they began (Unix ns, with the measured offset)."""
 
     names: tuple[str, ...]
@@ -40,18 +40,18 @@ class RankFacts:
 
     host: str
     gpu: str
-    steps: RankSteps
+    steps: HostSteps
     work: Floats
     found: RankCollectives
 
 
-def _rank_steps(context: Context) -> RankSteps:
+def _rank_steps(context: Context) -> HostSteps:
     ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
     start = ranges.clock.unix_ns(ranges.start) + offset
-    return RankSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
+    return HostSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
 
 
-def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tuple[int, RankSteps]], list[str]]:
+def _counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
     """The steps of all ranks by the numbers of the first one, and what was changed.
 
     A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
@@ -74,7 +74,7 @@ def _counted_alike(partials: Sequence[tuple[int, RankSteps]]) -> tuple[list[tupl
     if not moved:
         return list(partials), []
     shown = ", ".join(moved[:MAX_LISTED]) + (", …" if len(moved) > MAX_LISTED else "")
-    note = f"ranks count their steps differently; these have the numbers of rank {first}, by the time: {shown}"
+    note = f"ranks count their steps differently; by time, these get the numbers of rank {first}: {shown}"
     return [(rank, found[rank]) for rank, _ in partials], [note]
 
 
@@ -103,7 +103,7 @@ def _mean(values: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _slowest(partials: Sequence[tuple[int, RankSteps]]) -> Ints:
+def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
     """For each rank: in how many of the steps that several ranks have it took longest."""
     times: dict[str, list[tuple[float, int]]] = {}
     for place, (_, part) in enumerate(partials):
@@ -169,7 +169,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
             _about(*each) or None for each in zip(mean, slower, waited / steps, caused / steps, most, strict=True)
         ],
     }
-    notes = [] if len(found.row) else ["no collective is seen on several ranks: who waits for whom cannot be told"]
+    notes = [] if len(found.row) else ["no collective appears on more than one rank, so who waits for whom is unknown"]
     order = np.argsort(-caused / steps, kind="stable").tolist()
     return Answer(
         {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
@@ -188,35 +188,34 @@ def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
     "ranks",
     columns(
         ("rank", "int", "", "rank of the process in its job"),
-        ("host", "text", "", "its host"),
-        ("gpu", "text", "", "name of the GPU that it uses"),
-        ("steps", "int", "", "its steps"),
+        ("host", "text", "", "host name"),
+        ("gpu", "text", "", "model of the GPU that it uses"),
+        ("steps", "int", "", "number of its steps"),
         ("step_us", "float", "us", "mean length of a step on the host"),
-        ("step_p50_us", "float", "us", "median length"),
-        ("step_p95_us", "float", "us", "95 of 100 steps take no longer"),
-        ("step_max_us", "float", "us", "longest one"),
-        ("slowest_steps", "int", "", "steps that took longest on this rank"),
-        ("computation_us", "float", "us", "per step: kernels ran that do not communicate"),
-        ("slower_pct", "float", "%", "by how much that is more than on the median rank"),
-        ("communication_us", "float", "us", "per step: kernels communicated and none computed"),
-        ("waiting_us", "float", "us", "per step: in collectives, beyond the time of the rank that came last"),
-        ("waited_for_us", "float", "us", "per step: how long each other rank waited for this one, on average"),
-        ("about", "text", "", "slow, late, or waiting: what is unusual about it"),
+        ("step_p50_us", "float", "us", "median length of a step"),
+        ("step_p95_us", "float", "us", "95th percentile of the length of a step"),
+        ("step_max_us", "float", "us", "longest step"),
+        ("slowest_steps", "int", "", "number of steps that took longest on this rank"),
+        ("computation_us", "float", "us", "time per step in which kernels ran that do not communicate"),
+        ("slower_pct", "float", "%", "by how much computation_us exceeds that of the median rank"),
+        ("communication_us", "float", "us", "time per step in which kernels communicated and none computed"),
+        ("waiting_us", "float", "us", "time per step in collectives beyond that of the rank that came last"),
+        ("waited_for_us", "float", "us", "time per step that each other rank waited for this one, on average"),
+        ("about", "text", "", "what is unusual about the rank: slow, late or waiting"),
     ),
     reduce=_rank_rows,
 )
 def rank_table(context: Context) -> RankFacts:
     """One row for each rank: its steps, how long it computes, how long it waits, and how long others wait for it.
 
-    Those for which the others wait longest stand first.
+    The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
+    computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
+    longer than they do, is late on its host.
 
-    Collectives bring the steps of all ranks to one length; so who is slow is told by computation_us and waited_for_us.
-    A rank for which the others wait, but which computes no longer than they do, is late on its host.
-
-    Waiting is told by durations alone (view rank_waits), so that clocks do not matter; other kernels may have run
-    meanwhile. A rank is called slow or late if the others wait for it for 2 % of a step or more: slow, if its
-    computation takes 3 % longer than the median rank's or more; else late, unless it waits longer itself, which is
-    what made it late.
+    Waiting is derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run
+    meanwhile. A rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its
+    computation takes at least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which
+    is what made it late.
     """
     return context.get(_rank_facts)
 
@@ -247,7 +246,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
         "mean_wait_us": total[order] / np.maximum(calls[order], 1) / 1000.0,
         "where": [where[at] for at in order.tolist()],
     }
-    notes = [] if len(found.row) else ["no collective is seen on several ranks: nobody is seen to wait for anybody"]
+    notes = [] if len(found.row) else ["no collective appears on more than one rank, so waiting cannot be measured"]
     return Answer(values, [*matched.notes, *notes])
 
 
@@ -270,11 +269,11 @@ def _where(matched: Matched, row: Ints, ns: Ints, pair: Ints, count: int) -> lis
     columns(
         ("rank", "int", "", "the rank that waits"),
         ("waits_for", "int", "", "the rank that came last"),
-        ("wait_us", "float", "us", "how long, in all"),
-        ("wait_pct", "float", "%", "of all that it waited for anybody"),
-        ("collectives", "int", "", "collectives in which it did"),
-        ("mean_wait_us", "float", "us", "how long in each of them, on average"),
-        ("where", "text", "", "collective and process group in which it waited for it longest"),
+        ("wait_us", "float", "us", "total waiting time"),
+        ("wait_pct", "float", "%", "share of all its waiting time"),
+        ("collectives", "int", "", "number of collectives in which it waited for it"),
+        ("mean_wait_us", "float", "us", "mean waiting time in each of them"),
+        ("where", "text", "", "collective and process group with most of this waiting time"),
     ),
     reduce=_wait_rows,
 )
@@ -282,8 +281,8 @@ def rank_waits(context: Context) -> RankCollectives:
     """Which rank waited for which, the longest waits first.
 
     No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
-    it: the rank that was in it for the shortest time came last, and what another one was in it beyond that, it waited
-    for that rank. So clocks do not matter. Collectives are matched by process group and sequence number.
+    it. The rank with the shortest duration therefore came last, and the rest of another rank's duration is time that it
+    waited for that rank. Clocks do not matter. Collectives are matched by process group and sequence number.
     """
     return context.get(rank_collectives)
 
@@ -291,7 +290,7 @@ def rank_waits(context: Context) -> RankCollectives:
 # ------------------------------------------------------------ steps
 
 
-def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
+def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
     alike, notes = _counted_alike(partials)
     times: dict[str, list[tuple[float, int]]] = {}
     for rank, part in alike:
@@ -313,26 +312,27 @@ def _spread_rows(partials: Sequence[tuple[int, RankSteps]]) -> Answer:
             rank if len(times[name]) > 1 else None for name, (_, rank) in zip(named, longest, strict=True)
         ],
     }
-    return Answer(values, notes if named else ["the traces have no event that a step could be made of"])
+    return Answer(values, notes if named else ["the traces have no events to form a step from"])
 
 
 @view(
     "step_spread",
     columns(
         ("step", "text", "", 'number of the step; "all": the trace has no steps'),
-        ("ranks", "int", "", "ranks that have it"),
+        ("ranks", "int", "", "number of ranks that have the step"),
         ("min_us", "float", "us", "length of the step on the fastest rank"),
-        ("median_us", "float", "us", "on the median rank"),
-        ("p95_us", "float", "us", "on 95 of 100 ranks it takes no longer"),
-        ("max_us", "float", "us", "on the slowest rank"),
-        ("spread_pct", "float", "%", "difference of slowest and fastest, as a share of the median"),
-        ("slowest_rank", "int", "", "the rank on which it took longest"),
+        ("median_us", "float", "us", "length of the step on the median rank"),
+        ("p95_us", "float", "us", "95th percentile of its length over the ranks"),
+        ("max_us", "float", "us", "length of the step on the slowest rank"),
+        ("spread_pct", "float", "%", "difference between slowest and fastest rank, as a share of the median"),
+        ("slowest_rank", "int", "", "rank on which it took longest"),
     ),
     reduce=_spread_rows,
 )
-def step_spread(context: Context) -> RankSteps:
-    """How long each step took over all ranks, on the host, in the order of the steps' numbers.
+def step_spread(context: Context) -> HostSteps:
+    """How long each step took on the host over all ranks, in the order of the step numbers.
 
-    Ranks that count differently are brought to the numbers of the first one by the time at which steps began.
+    Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
+    began.
     """
     return context.get(_rank_steps)

@@ -63,7 +63,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TraceFindings:
     """The findings of a trace, the largest saving first; the window (ns) that they are of, and its steps (0: none)."""
 
     findings: tuple[Finding, ...]
@@ -71,13 +71,13 @@ class Found:
     steps: int
 
 
-def findings(context: Context) -> Found:
-    """All findings of one trace."""
+def findings(context: Context) -> TraceFindings:
+    """Returns all findings of one trace."""
     windows = context.get(idle_gaps).windows
     window = sum(windows.values()) // max(len(windows), 1)
     every = [finding for finder in FINDERS for finding in finder(context) if finding.saving_ns > LEAST * window]
     every.sort(key=lambda finding: -finding.saving_ns)
-    return Found(tuple(every), window, len(context.get(steps)))
+    return TraceFindings(tuple(every), window, len(context.get(steps)))
 
 
 def _idle(gaps: IdleGaps, chosen: npt.NDArray[Any]) -> int:
@@ -357,6 +357,6 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
 
 
 def stack_of(context: Context, row: int) -> str | None:
-    """The Python frames around an op, the innermost first; None: not recorded."""
+    """Returns the Python frames around an op, innermost first; None if they were not recorded."""
     stacks = context.get(call_stacks)
     return stacks.text(context.trace, int(stacks.of_op[row])) if row >= 0 else None

@@ -10,34 +10,35 @@ from kineto_trace.view_api.view import Answer, view
 @view(
     "findings",
     columns(
-        ("place", "int", "", "1: the one that saves most"),
-        ("finding", "text", "", "short name of the kind of finding"),
+        ("place", "int", "", "rank of the finding; 1 saves most"),
+        ("finding", "text", "", "short name of this kind of finding"),
         ("title", "text", "", "what is wrong"),
-        ("saving_us", "float", "us", "time that it would give, over all steps (or the whole trace)"),
-        ("saving_pct", "float", "%", "share of that time"),
+        ("saving_us", "float", "us", "time that the change would save, over all steps (or the whole trace)"),
+        ("saving_pct", "float", "%", "share of the time of all steps (or of the whole trace)"),
         ("saving_per_step_us", "float", "us", "the same per training step"),
         ("advice", "text", "", "what to do"),
-        ("evidence", "text", "", "what was seen, and what the saving assumes"),
-        ("op", "text", "", "operator that shows it best"),
-        ("call_stack", "text", "", "Python frames around that operator, the innermost first"),
-        ("kernels", "texts", "", "kernels or copies with the most time in it"),
+        ("evidence", "text", "", "what was observed, and what the estimate of the saving assumes"),
+        ("op", "text", "", "operator with the most of this time"),
+        ("call_stack", "text", "", "Python frames around that operator, innermost first"),
+        ("kernels", "texts", "", "kernels or copies that take most of this time"),
     ),
 )
 def findings_view(context: Context, *, top: int = 10) -> Answer:
-    """What to change first, each with the time that it would give and the evidence.
+    """What to change first, with the time that each change would save and the evidence.
 
-    Looks for GPU idle time by cause (the view idle_causes), for communication and pageable copies that no
-    computation hides, matrix products that do not use tensor cores, elementwise kernels that could be fused, and
-    kernels that leave a part of the GPU without work. Findings that save less than half a per cent are left out.
+    The view looks for GPU idle time by cause (view idle_causes), communication and pageable copies that no computation
+    hides, matrix products without tensor cores, elementwise kernels that could be fused, and kernels that leave part of
+    the GPU without work. Findings that would save less than half a per cent are left out.
 
-    top: how many at most.
+    Options:
+    - top: the maximum number of findings.
     """
     found = context.get(findings)
     chosen = found.findings[: max(top, 0)]
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
     notes = [] if found.window_ns else [NO_GPU]
     if len(chosen) > 1:
-        notes.append("savings overlap: they do not add up")
+        notes.append("the savings overlap and must not be added up")
     return Answer(
         {
             "place": list(range(1, len(chosen) + 1)),

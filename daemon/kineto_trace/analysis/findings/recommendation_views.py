@@ -38,7 +38,7 @@ _ADVICE = {
     "move costly transformations out of the training loop.",
     "data_parallel": "Use DistributedDataParallel, one process per GPU: DataParallel copies the model in every step "
     "and drives all GPUs from one process.",
-    "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest one for GPUs.',
+    "nccl_backend": 'Initialise torch.distributed with backend="nccl": it is the fastest backend for GPUs.',
     "communication": "Send less or less often: accumulate gradients over several batches, compress them "
     "(DDP communication hooks), or enlarge the batch. Larger batches can change convergence; optimizers such as "
     "LAMB are made for them.",
@@ -51,8 +51,8 @@ _ADVICE = {
 }
 
 
-class Finding(NamedTuple):
-    """A rule that applies. value and threshold in `unit`."""
+class Recommendation(NamedTuple):
+    """A rule that applies. value and threshold are in `unit`."""
 
     rule: str
     value: float
@@ -80,26 +80,29 @@ class _Facts:
     "recommendations",
     columns(
         ("rule", "text", "", "short name of the rule"),
-        ("value", "float", "", "the figure that triggered it, in `unit`"),
-        ("threshold", "float", "", "what it is compared with, in `unit`"),
-        ("unit", "text", "", "%: of the mean step, of time or of memory; else what is counted"),
+        ("value", "float", "", "figure that triggered the rule, in `unit`"),
+        ("threshold", "float", "", "threshold that it is compared with, in `unit`"),
+        ("unit", "text", "", "% (of the mean step, of time or of memory), otherwise what is counted"),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "where the figure comes from"),
     ),
     compat=(Compat.PLUGIN,),
 )
 def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """What to change first, where a figure of the overview is beyond a threshold. No row: nothing is.
+    """What to change first: one row for each figure of the overview that exceeds its threshold.
 
-    data_loading: more than 5 % of the mean step waits for data. data_parallel: DataParallel runs on more than one
-    GPU. nccl_backend: DistributedDataParallel without NCCL, on a GPU of compute capability 3.5 or more.
-    communication: more than 10 % of the mean step is communication that nothing else hides. low_utilization: a GPU
-    runs kernels in less than 50 % of the steps' time. tensor_cores: no kernel uses tensor cores on a GPU that has
-    them (compute capability 7 or more), but operators ran that could. memory: more than 90 % of a GPU's memory was
-    allocated at some time (this needs recorded allocations).
+    The rules:
+    - data_loading: more than 5 % of the mean step waits for data.
+    - data_parallel: DataParallel runs on more than one GPU.
+    - nccl_backend: DistributedDataParallel runs without NCCL on a GPU of compute capability 3.5 or higher.
+    - communication: more than 10 % of the mean step is communication that nothing else hides.
+    - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
+    - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
+      operators ran that could.
+    - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
-    The plug-in's figures: its breakdown, utilization and names of kernels; it looks only at the first GPU for tensor
-    cores, and of devices with too much memory it tells the first one.
+    compat=plugin: the plug-in's breakdown, utilization and kernel names. Only the first GPU is checked for tensor
+    cores, and of several devices with too much memory the first one is reported.
     """
     plugin = compat is Compat.PLUGIN
     facts = _plugin_facts(context) if plugin else _facts(context)
@@ -108,41 +111,43 @@ def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     if loading > DATA_LOADING_SHARE:
         found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step spent on waiting for batches"))
     found += _memory(facts, first_only=plugin)
-    return _answer(found, [] if found else ["no figure is beyond its threshold"])
+    return _answer(found, [] if found else ["no figure exceeds its threshold"])
 
 
-def _answer(found: list[Finding], notes: list[str]) -> Answer:
-    values = {name: [getattr(finding, name) for finding in found] for name in Finding._fields}
+def _answer(found: list[Recommendation], notes: list[str]) -> Answer:
+    values = {name: [getattr(finding, name) for finding in found] for name in Recommendation._fields}
     return Answer({**values, "advice": [_ADVICE[finding.rule] for finding in found]}, notes)
 
 
-def _share(rule: str, value: float, threshold: float, evidence: str) -> Finding:
-    return Finding(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
+def _share(rule: str, value: float, threshold: float, evidence: str) -> Recommendation:
+    return Recommendation(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
 
 
-def _distributed(facts: _Facts) -> list[Finding]:
+def _distributed(facts: _Facts) -> list[Recommendation]:
     found = []
     if "DataParallel.forward" in facts.names and facts.used_devices > 1:
         evidence = f"DataParallel.forward was called, and {facts.used_devices} GPUs had work"
-        found.append(Finding("data_parallel", facts.used_devices, 1, "GPUs", evidence))
+        found.append(Recommendation("data_parallel", facts.used_devices, 1, "GPUs", evidence))
     capable = {device: value for device, value in facts.capabilities.items() if value >= NCCL_CAPABILITY}
     if "DistributedDataParallel.forward" in facts.names and not facts.uses_nccl and capable:
         device, value = next(iter(capable.items()))
         evidence = f"DistributedDataParallel.forward was called without NCCL; GPU {device} has capability {value}"
-        found.append(Finding("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
+        found.append(Recommendation("nccl_backend", value, NCCL_CAPABILITY, "compute capability", evidence))
     communication = facts.steps.average("communication")
     if communication > COMMUNICATION_SHARE:
         found.append(_share("communication", communication, COMMUNICATION_SHARE, "mean step is communication only"))
     return found
 
 
-def _gpus(facts: _Facts) -> list[Finding]:
+def _gpus(facts: _Facts) -> list[Recommendation]:
     found = []
     low = [gpu for gpu in facts.gpus if gpu.kernels and gpu.utilization < LOW_UTILIZATION]
     if low:
         worst = min(gpu.utilization for gpu in low)
         listed = ", ".join(f"GPU {gpu.device}: {100 * gpu.utilization:.1f} %" for gpu in low)
-        found.append(Finding("low_utilization", 100 * worst, 100 * LOW_UTILIZATION, "%", f"utilization of {listed}"))
+        found.append(
+            Recommendation("low_utilization", 100 * worst, 100 * LOW_UTILIZATION, "%", f"utilization of {listed}")
+        )
     if facts.tensor_devices and facts.use.eligible_share > 0:
         listed = ", ".join(str(device) for device in facts.tensor_devices)
         evidence = f"operators' kernel time could use tensor cores; no kernel does on GPU {listed}"
@@ -150,7 +155,7 @@ def _gpus(facts: _Facts) -> list[Finding]:
     return found
 
 
-def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
+def _memory(facts: _Facts, *, first_only: bool) -> list[Recommendation]:
     full = [peak for peak in facts.peaks if peak[1] > peak[2] * MEMORY_SHARE]
     return [
         _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
@@ -160,7 +165,7 @@ def _memory(facts: _Facts, *, first_only: bool) -> list[Finding]:
 
 
 def _facts(context: Context) -> _Facts:
-    """The right figures, of all GPUs."""
+    """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
     kernels = np.unique(trace.table("kernel")["name"])
     host = [np.unique(trace.table(kind)["name"]) for kind in OP_TABLES]

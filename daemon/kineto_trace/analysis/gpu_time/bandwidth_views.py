@@ -1,14 +1,14 @@
 """Bandwidth of copies and fills over time."""
 
-from kineto_trace.analysis.gpu_time.copy_bandwidth import bandwidths
+from kineto_trace.analysis.gpu_time.copy_bandwidth import Bandwidths, bandwidths
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
 from kineto_trace.view_api.value_statistics import describe, statistics_columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 _SERIES = columns(
-    ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+    ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("kind", "text", "", "Memcpy HtoD, Memcpy DtoH, Memcpy DtoD, Memset, …"),
 )
 
@@ -18,22 +18,23 @@ _SERIES = columns(
     _SERIES
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same since the beginning of the trace"),
-        ("bandwidth", "float", "GB/s", "sum over all copies and fills that run from then on"),
+        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("bandwidth", "float", "GB/s", "from this time on: sum over all running copies and fills"),
     ),
-    compat=(Compat.HTA,),
 )
-def memory_bandwidth(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The bandwidth of copies and fills by kind, at every change. What kernels move is not part of it.
+def memory_bandwidth(context: Context) -> Answer:
+    """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
 
-    Each copy counts with its bytes over its duration while it runs; copies that run at once add up.
-
-    HTA's figures (get_memory_bw_time_series): with the bandwidth that the file states, over its rounded times.
+    While a copy runs, it counts with its bytes divided by its duration; simultaneous copies add up.
     """
-    found = bandwidths(context, compat)
+    return bandwidth_columns(context.get(bandwidths))
+
+
+def bandwidth_columns(found: Bandwidths) -> Answer:
+    """The columns of the view memory_bandwidth."""
     return Answer(
         {
-            "device": [None] * len(found.time) if compat is Compat.HTA else found.device,
+            "device": found.device if found.by_device else [None] * len(found.time),
             "kind": texts(found.kinds, found.kind),
             "time_ns": found.time,
             "time_us": (found.time - found.origin_ns) / 1000,
@@ -45,20 +46,20 @@ def memory_bandwidth(context: Context, *, compat: Compat = Compat.NONE) -> Answe
 @view(
     "memory_bandwidth_summary",
     _SERIES + statistics_columns("GB/s", "bandwidths above 0, one per change"),
-    compat=(Compat.HTA,),
 )
-def memory_bandwidth_summary(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """Statistics of the values of memory_bandwidth that are above 0: each change counts once, however long it lasts.
+def memory_bandwidth_summary(context: Context) -> Answer:
+    """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts."""
+    return summary_columns(context.get(bandwidths))
 
-    HTA's figures: those of get_memory_bw_summary.
-    """
-    found = bandwidths(context, compat)
+
+def summary_columns(found: Bandwidths) -> Answer:
+    """The columns of the view memory_bandwidth_summary."""
     rows = []
     for part in found.parts():
         values = found.bandwidth[part]
         values = values[values > 0]
         if len(values):
-            device = None if compat is Compat.HTA else int(found.device[part.start])
+            device = int(found.device[part.start]) if found.by_device else None
             rows.append({"device": device, "kind": found.kinds[int(found.kind[part.start])], **describe(values)})
     names = [column.name for column in memory_bandwidth_summary.columns]
     return Answer({name: [row[name] for row in rows] for name in names})

@@ -1,37 +1,43 @@
 """GPU time by kernel type and by kernel, as HTA divides it."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kineto_trace.analysis.gpu_time.gpu_events import gpu_events
-from kineto_trace.analysis.gpu_time.temporal_views import merged_as_hta, union_of
-from kineto_trace.arrays.top_n import ByName, as_hta, largest
-from kineto_trace.compat.hta.hta_intervals import Merged, Sweep, sweep
+from kineto_trace.analysis.gpu_time.temporal_views import union_of
+from kineto_trace.arrays.interval_sweep import Merged, Sweep, sweep
+from kineto_trace.arrays.top_n import ByName, largest
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY, HTA_TYPES
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
-
-_TYPES = (HTA_COMPUTATION, HTA_COMMUNICATION, HTA_MEMORY)  # the n-th has the value 2**n in a sweep
+from kineto_trace.view_api.view import Answer, view
 
 
-def _all_ranks(partials: list[tuple[int, dict[str, int]]], *, compat: Compat = Compat.NONE) -> Answer:
-    """Rows of each rank, and if there are several those of all together; HTA has only these."""
-    together: dict[str, int] = {}
+def _all_ranks(partials: Sequence[tuple[int, dict[str, int]]]) -> Answer:
+    """Rows of each rank, and if there are several those of all together."""
+    return type_columns([*partials, *([(None, together(partials))] if len(partials) > 1 else [])])
+
+
+def together(partials: Sequence[tuple[int, dict[str, int]]]) -> dict[str, int]:
+    """The times (ns) of all ranks."""
+    found: dict[str, int] = {}
     for _, times in partials:
         for name, time in times.items():
-            together[name] = together.get(name, 0) + time
-    tables: list[tuple[int | None, dict[str, int]]] = [(None, together)]
-    if compat is not Compat.HTA:
-        tables = [*partials, *(tables if len(partials) > 1 else [])]
+            found[name] = found.get(name, 0) + time
+    return found
+
+
+def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: int | None = None) -> Answer:
+    """The columns of the view. tables: ranks and the times (ns) of their types; digits: what shares are rounded to."""
     rows: list[tuple[int | None, str, float, float | None]] = []
     for rank, times in tables:
         total = sum(times.values())
         for name, time in sorted(times.items(), key=lambda item: (-item[1], item[0])):
             share = 100 * time / total if total else None
-            if share is not None and compat is Compat.HTA:
-                share = float(np.round(share, 1))
+            if share is not None and digits is not None:
+                share = float(np.round(share, digits))
             rows.append((rank, name, time / 1000, share))
     names = [column.name for column in kernel_type_breakdown.columns]
     return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)})
@@ -41,48 +47,44 @@ def _all_ranks(partials: list[tuple[int, dict[str, int]]], *, compat: Compat = C
     "kernel_type_breakdown",
     columns(
         ("rank", "int", "", "rank of the process in its job; missing: all ranks together"),
-        ("kernel_type", "text", "", "COMPUTATION, COMMUNICATION, MEMORY, or those that ran at once: A overlapping B"),
+        (
+            "kernel_type",
+            "text",
+            "",
+            "COMPUTATION, COMMUNICATION or MEMORY; types that ran at the same time: A overlapping B",
+        ),
         ("sum_us", "float", "us", "time in which exactly these types ran"),
-        ("share_pct", "float", "%", "of the time in which any type ran"),
+        ("share_pct", "float", "%", "share of the time in which any type ran"),
     ),
-    compat=(Compat.HTA,),
     reduce=_all_ranks,
 )
-def kernel_type_breakdown(
-    context: Context, *, include_memory: bool = True, compat: Compat = Compat.NONE
-) -> dict[str, int]:
-    """The GPU's busy time by the types of work that ran, each moment counted once.
+def kernel_type_breakdown(context: Context, *, include_memory: bool = True) -> dict[str, int]:
+    """The GPU's busy time by the types of work that ran. Each moment counts once.
 
-    Options: include_memory: copies and fills count (else they are no type).
-
-    HTA's figures (the first table of get_gpu_kernel_breakdown): sums over all ranks, types by its patterns, shares
-    with one digit.
+    Options:
+    - include_memory: count copies and fills as a type.
     """
-    events = gpu_events(context, compat)
-    types = _TYPES if include_memory else _TYPES[:2]
+    events = context.get(gpu_events)
     sets = []
-    for place, number in enumerate(types):
-        chosen = events.type == number
-        if compat is Compat.HTA:
-            merged = merged_as_hta(context, events, chosen)
-        else:
-            ran = union_of(events, chosen)
-            merged = Merged(ran.start, ran.end)
-        sets.append((1 << place, merged))
-    return _by_class(sweep(sets, one_by_one=compat is Compat.HTA), compat)
+    for place, number in enumerate(kernel_types(include_memory)):
+        ran = union_of(events, events.type == number)
+        sets.append((1 << place, Merged(ran.start, ran.end)))
+    return {name: length for name, length in by_class(sweep(sets, one_by_one=False)).items() if length}
 
 
-def _by_class(running: Sweep, compat: Compat) -> dict[str, int]:
-    """The length (ns) of each combination of types."""
-    lengths = running.lengths()
+def kernel_types(include_memory: bool) -> tuple[int, ...]:
+    """The types that count; the n-th has the value 2**n in a sweep."""
+    return (HTA_COMPUTATION, HTA_COMMUNICATION, *((HTA_MEMORY,) if include_memory else ()))
+
+
+def by_class(running: Sweep) -> dict[str, int]:
+    """The length (ns) of each combination of types that appears."""
+    lengths, types = running.lengths(), kernel_types(include_memory=True)
     found: dict[str, int] = {}
     for value in np.unique(running.running).tolist():
-        if value <= 0:
-            continue
-        name = " overlapping ".join(HTA_TYPES[number] for place, number in enumerate(_TYPES) if value & 1 << place)
-        length = int(lengths[running.running == value].sum())
-        if length or compat is Compat.HTA:
-            found[name] = found.get(name, 0) + length
+        if value > 0:
+            name = " overlapping ".join(HTA_TYPES[number] for place, number in enumerate(types) if value & 1 << place)
+            found[name] = found.get(name, 0) + int(lengths[running.running == value].sum())
     return found
 
 
@@ -90,15 +92,14 @@ def _by_class(running: Sweep, compat: Compat) -> dict[str, int]:
     "kernel_breakdown",
     columns(
         ("kernel_type", "text", "", "COMPUTATION, COMMUNICATION or MEMORY"),
-        ("name", "text", "", "name; others: all that are not listed"),
-        ("count", "int", "", "events; HTA's figures, where names were put together: names"),
-        ("sum_us", "float", "us", "sum of durations"),
-        ("max_us", "float", "us", "longest"),
-        ("min_us", "float", "us", "shortest"),
+        ("name", "text", "", "name; others: everything that is not listed"),
+        ("count", "int", "", "number of events; with compat=hta, number of names where several share a row"),
+        ("sum_us", "float", "us", "sum of their durations"),
+        ("max_us", "float", "us", "longest duration"),
+        ("min_us", "float", "us", "shortest duration"),
         ("mean_us", "float", "us", "mean"),
-        ("std_us", "float", "us", "standard deviation, of a sample; 0 for one event"),
+        ("std_us", "float", "us", "sample standard deviation; 0 for one event"),
     ),
-    compat=(Compat.HTA,),
 )
 def kernel_breakdown(
     context: Context,
@@ -106,30 +107,29 @@ def kernel_breakdown(
     duration_ratio: float = 0.8,
     num_kernels: int = 10,
     include_memory: bool = True,
-    compat: Compat = Compat.NONE,
 ) -> Answer:
-    """For each type the kernels that take most of the time, and all others as one row.
+    """For each type of work the kernels that take most of the time, and all others as one row.
 
-    Options: num_kernels: if a type has more, only so many are listed, and only until they are duration_ratio of its
-    time; include_memory: copies and fills as well.
-
-    HTA's figures (the second table of get_gpu_kernel_breakdown): sorted by name; kernels are put together by the
-    quantile of running sums, and all statistics are then of the sums.
+    Options:
+    - num_kernels: the maximum number of kernels to list per type. If a type has more, kernels are listed only until
+      they make up duration_ratio of its time.
+    - duration_ratio: see num_kernels.
+    - include_memory: include copies and fills.
     """
-    events = gpu_events(context, compat)
+    events = context.get(gpu_events)
     names = context.trace.strings
     duration = (events.end - events.start) / 1000
     rows: list[dict[str, Any]] = []
-    types = _TYPES if include_memory else _TYPES[:2]
-    for number in sorted(types, key=lambda type_: HTA_TYPES[type_]) if compat is Compat.HTA else types:
+    for number in kernel_types(include_memory):
         chosen = events.type == number
         group = events.name[chosen].astype(np.int64)
-        if compat is Compat.HTA:
-            table = as_hta(group, duration[chosen], names, ratio=duration_ratio, limit=num_kernels)
-        else:
-            table = largest(group, duration[chosen], names, ratio=duration_ratio, limit=num_kernels)
-        found = [{"kernel_type": HTA_TYPES[number], **row} for row in statistics_rows(table)]
-        rows += sorted(found, key=lambda row: str(row["name"])) if compat is Compat.HTA else found
+        table = largest(group, duration[chosen], names, ratio=duration_ratio, limit=num_kernels)
+        rows += [{"kernel_type": HTA_TYPES[number], **row} for row in statistics_rows(table)]
+    return kernel_columns(rows)
+
+
+def kernel_columns(rows: Sequence[Mapping[str, Any]]) -> Answer:
+    """The columns of the view kernel_breakdown."""
     columns_ = [column.name for column in kernel_breakdown.columns]
     return Answer({name: [row[name] for row in rows] for name in columns_})
 

@@ -7,14 +7,20 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import subtree_sums, sums
-from kineto_trace.compat.tensorboard.plugin_modules import plugin_modules
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE, STEP_PREFIX
+from kineto_trace.compat.tensorboard.plugin_nodes import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.event_tree import KINDS, build
-from kineto_trace.structure.module_calls import TORCH_PREFIX, ModuleCalls, backward_roots, module_calls, paths
+from kineto_trace.structure.module_calls import (
+    LIGHTNING_MODULE,
+    TORCH_PREFIX,
+    ModuleCalls,
+    backward_roots,
+    module_calls,
+    paths,
+)
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 NOTHING = -1
 NS_PER_US = 1000
@@ -28,37 +34,40 @@ Ints = npt.NDArray[np.int64]
 @view(
     "modules",
     columns(
-        ("path", "text", "", "names of the modules from the outermost to this one, / between them"),
-        ("name", "text", "", "of the module: its class and its number among modules of this class"),
-        ("module_id", "int", "", "the profiler's number of the module"),
-        ("depth", "int", "", "0: outermost"),
-        ("occurrences", "int", "", "how often it was called"),
-        ("operators", "int", "", "operators that it called itself"),
+        ("path", "text", "", "names of the modules from the outermost to this one, separated by /"),
+        ("name", "text", "", "the module's class, and its number among the modules of this class"),
+        ("module_id", "int", "", "number that the profiler gave to the module"),
+        ("depth", "int", "", "nesting depth; 0 is outermost"),
+        ("occurrences", "int", "", "number of calls"),
+        ("operators", "int", "", "number of operators that it called directly"),
         ("host_total_us", "float", "us", "host time of its calls"),
-        ("host_self_us", "float", "us", "less that of the modules inside (compat: and of its operators)"),
-        ("host_overhead_us", "float", "us", "host time in neither modules nor operators: Python"),
-        ("device_total_us", "float", "us", "GPU time that was launched in its calls"),
-        ("device_self_us", "float", "us", "less that of the modules inside"),
-        ("backward_host_us", "float", "us", "host time of the backward operators of its operators, modules inside too"),
-        ("backward_device_us", "float", "us", "GPU time of those"),
+        (
+            "host_self_us",
+            "float",
+            "us",
+            "host time minus that of the modules inside (with compat=plugin, also minus that of its operators)",
+        ),
+        ("host_overhead_us", "float", "us", "host time spent in neither modules nor operators: Python"),
+        ("device_total_us", "float", "us", "GPU time launched in its calls"),
+        ("device_self_us", "float", "us", "GPU time launched in its calls but not in the modules inside"),
+        (
+            "backward_host_us",
+            "float",
+            "us",
+            "host time of the backward operators of its operators, including those of the modules inside",
+        ),
+        ("backward_device_us", "float", "us", "GPU time of these backward operators"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def modules(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The modules of the model as they call each other, with the time of each on the host and on the GPU.
+def modules(context: Context) -> Answer:
+    """The modules of the model as they call each other, with the host and GPU time of each.
 
-    One row per path of calls: a module that is called from two places has two rows. Outer modules come before those
-    inside, in the order of their first calls. An operator belongs to the innermost module that runs when it starts, a
-    kernel to the one that runs when it is launched. The backward pass of a module is that of its forward operators,
-    found by the links that autograd's sequence numbers give; it is not part of the other figures. With PyTorch
-    Lightning, modules are its "[pl][module]" operators.
-
-    compat=plugin: the module view (for PyTorch Lightning the Lightning view) of the TensorBoard profiler plug-in: every
-    row has the figures of all calls of the module, wherever it was called from, and device time only where external
-    ids lead to operators. It has no backward figures here.
+    There is one row per call path: a module that is called from two places has two rows. Outer modules come before
+    inner ones, in the order of their first calls. An operator belongs to the innermost module that runs when it starts,
+    a kernel to the one that runs when it is launched. The backward figures of a module are those of its forward
+    operators, linked by autograd's sequence numbers; the other figures do not include them. With PyTorch Lightning,
+    modules are its "[pl][module]" operators.
     """
-    if compat is Compat.PLUGIN:
-        return _plugin(context)
     found = context.get(module_calls)
     count, path_count = len(found), int(found.path.max(initial=-1)) + 1
     activity, times, table = context.get(gpu), context.get(op_times), context.trace.table("cpu_op")
@@ -143,49 +152,29 @@ def _name(text: str) -> str:
     return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
 
 
-def _plugin(context: Context) -> Answer:
-    rows = context.get(plugin_modules)
-    missing = [None] * len(rows)
-    return Answer(
-        {
-            "path": [SEPARATOR.join(row.names) for row in rows],
-            "name": [row.names[-1] for row in rows],
-            "module_id": [row.module for row in rows],
-            "depth": [len(row.names) - 1 for row in rows],
-            "occurrences": [row.figures.occurrences for row in rows],
-            "operators": [row.figures.operators for row in rows],
-            "host_total_us": [row.figures.host_total for row in rows],
-            "host_self_us": [row.figures.host_self for row in rows],
-            "host_overhead_us": [row.figures.host_self for row in rows],
-            "device_total_us": [row.figures.device_total for row in rows],
-            "device_self_us": [row.figures.device_self for row in rows],
-            "backward_host_us": missing,
-            "backward_device_us": missing,
-        },
-        [] if rows or not len(context.trace.table("cpu_op")) else [NO_MODULES],
-    )
-
-
 @view(
     "call_tree",
     columns(
-        ("path", "texts", "", "names from the outermost to this one"),
+        ("path", "texts", "", "names from the outermost node to this one"),
         ("name", "text", "", "operator, annotation or Python function"),
         ("kind", "text", "", "cpu_op, user_annotation or python_function"),
-        ("depth", "int", "", "0: outermost"),
-        ("calls", "int", "", "how often this path was taken"),
+        ("depth", "int", "", "nesting depth; 0 is outermost"),
+        ("calls", "int", "", "number of times that this path was taken"),
         ("host_total_us", "float", "us", "host time from start to end"),
-        ("host_self_us", "float", "us", "less that of what is inside"),
-        ("device_total_us", "float", "us", "GPU time that was launched in it"),
-        ("device_self_us", "float", "us", "less what was launched in what is inside"),
+        ("host_self_us", "float", "us", "host time minus that of the nodes inside"),
+        ("device_total_us", "float", "us", "GPU time launched in it"),
+        ("device_self_us", "float", "us", "GPU time launched in it but not in the nodes inside"),
     ),
 )
 def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> Answer:
-    """Operators and annotations of all threads merged by their paths: equal chains of names are one row.
+    """Operators and annotations of all threads merged by call path: equal chains of names form one row.
 
-    All training steps are one, "ProfilerStep". Rows stand from the outside to the inside, siblings with the most
-    device time first, then those with the most host time. python: with the Python functions (exact ones, not
-    samples). max_depth: only so many levels; 0: all.
+    All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings with the most device
+    time come first, then those with the most host time.
+
+    Options:
+    - python: include Python functions (recorded calls, not samples).
+    - max_depth: show only so many levels; 0 shows all.
     """
     trace, activity, launched = context.trace, context.get(gpu), context.get(calls)
     tables = {kind: trace.tables[kind] for kind in KINDS if kind in trace.tables and (python or kind != KINDS[0])}

@@ -28,32 +28,39 @@ BY = ("function", "line")
     "python_samples",
     columns(
         ("function", "text", "", "file (first line of the function): its name"),
-        ("line", "int", "", "line that was executing; by=function: the one with the most samples"),
+        ("line", "int", "", "executing line; with by=function, the line with the most samples"),
         (
             "running",
             "int",
             "",
-            "samples in which it was the innermost frame and its thread ran; unknown ones count too",
+            "samples in which it was the innermost frame and its thread ran, or its state is unknown",
         ),
         ("running_pct", "float", "%", "share of all such samples"),
-        ("running_us", "float", "us", "these samples times the time between two samples"),
-        ("waiting", "int", "", "samples in which its thread waited for the GIL in it"),
-        ("idle", "int", "", "samples in which its thread was off the CPU otherwise in it: it slept or waited"),
-        ("threads", "int", "", "number of threads that were seen in it"),
-        ("lines", "text", "", "by=function: its samples by line, the line with the most of them first"),
+        ("running_us", "float", "us", "these samples times the sampling interval"),
+        ("waiting", "int", "", "samples in which it was the innermost frame and its thread waited for the GIL"),
+        (
+            "idle",
+            "int",
+            "",
+            "samples in which it was the innermost frame and its thread slept or waited",
+        ),
+        ("threads", "int", "", "number of threads seen in it"),
+        ("lines", "text", "", "with by=function: its samples by line, the line with the most samples first"),
     ),
 )
 def python_samples(context: Context, *, by: str = "line", thread: str = "", idle: bool = True) -> Answer:
-    """Where sampled Python code ran, by function and line: what ran most first, what was idle last.
+    """Where sampled Python code ran, by function and line: most running samples first, idle code last.
 
-    Only the innermost Python frame of a sample counts, with all the C code that it called. Samples of unknown state
-    (of older captures) count as running.
+    Only the innermost Python frame of a sample counts, including all C code that it called. Samples of unknown state
+    (from older captures) count as running.
 
-    Options: by: "line", or "function" for one row per function; thread: only threads whose name contains this text;
-    idle: false leaves out what was only ever seen idle.
+    Options:
+    - by: "line", or "function" for one row per function.
+    - thread: only threads whose name contains this text.
+    - idle: false leaves out code that was only ever seen idle.
     """
     if by not in BY:
-        raise ViewError(f"view python_samples: by is {by!r}; it can be {' or '.join(BY)}")
+        raise ViewError(f"view python_samples: by={by!r} is not valid; use {' or '.join(BY)}")
     trace, found = context.trace, line_samples(context.trace)
     found = _of_threads(context, found, thread)
     table = trace.table("python_function")
@@ -81,7 +88,7 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     }
     notes = [] if len(order) else ["the trace has no samples of Python stacks"]
     if len(order) and not counts[:, [RUNNING, WAITING, IDLE]].any():
-        notes.append("these samples do not say whether their threads ran: idle ones are among them")
+        notes.append("these samples do not say whether their threads ran, so idle threads are among them")
     return Answer(values, notes)
 
 
@@ -112,19 +119,24 @@ def _lines(found: LineSamples, number: Any) -> dict[int, list[LineCount]]:
     "threads",
     columns(
         ("thread", "int", "", "system thread id"),
-        ("name", "text", "", "its name in Python, else the kernel's"),
+        ("name", "text", "", "name in Python, otherwise the kernel's"),
         ("python", "bool", "", "whether Python was seen running in it"),
         ("cpu_us", "float", "us", "CPU time"),
-        ("cpu_pct", "float", "%", "CPU time as a share of the trace: 100 is one core all the time"),
-        ("samples", "int", "", "times that it was looked at; threads without Python: when they had used CPU time"),
-        ("running", "int", "", "samples in which it ran most of the time since the one before"),
+        ("cpu_pct", "float", "%", "CPU time as a share of the trace; 100 is one core all the time"),
+        (
+            "samples",
+            "int",
+            "",
+            "number of samples; threads without Python are sampled only when they have used CPU time",
+        ),
+        ("running", "int", "", "samples in which it had run most of the time since the previous sample"),
         ("waiting", "int", "", "samples in which it waited for the GIL"),
-        ("idle", "int", "", "samples in which it was off the CPU otherwise"),
+        ("idle", "int", "", "samples in which it was off the CPU for another reason"),
         ("has_gil", "int", "", "samples in which it held the GIL"),
     ),
 )
 def threads(context: Context) -> Answer:
-    """What each sampled thread did, those without Python included; the one with the most CPU time first."""
+    """What each sampled thread did, including threads without Python; those with the most CPU time first."""
     trace = context.trace
     uses = thread_use(trace.target)
     names = trace.target.threads
@@ -140,4 +152,4 @@ def threads(context: Context) -> Answer:
         "idle": [use.idle for use in uses],
         "has_gil": [use.has_gil for use in uses],
     }
-    return Answer(values, [] if uses else ["the trace does not say what its threads did: it has no samples of them"])
+    return Answer(values, [] if uses else ["the trace has no samples of threads, so what they did is unknown"])

@@ -18,22 +18,23 @@ NO_GPU = "the trace has no GPU activity"
     columns(
         ("device", "int", "", "GPU"),
         ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
-        ("gaps", "int", "", "how many gaps"),
-        ("idle_us", "float", "us", "their length together"),
+        ("gaps", "int", "", "number of gaps"),
+        ("idle_us", "float", "us", "sum of their lengths"),
         ("idle_pct", "float", "%", "share of the GPU's idle time"),
         ("window_pct", "float", "%", "share of the window (the steps, or the trace)"),
-        ("longest_us", "float", "us", "the longest gap"),
-        ("op", "text", "", "the operator to which most of this idle time belongs"),
+        ("longest_us", "float", "us", "longest gap"),
+        ("op", "text", "", "operator to which most of this idle time belongs"),
         ("op_us", "float", "us", "idle time that belongs to it"),
     ),
 )
 def idle_causes(context: Context) -> Answer:
     """Why each GPU was idle, by cause.
 
-    A gap is a stretch without any kernel, copy or fill on the GPU. It is judged by the activity that ends it: launched
-    before the gap began (queued), or late, by a host that had waited for the GPU (synchronisation), for the next batch
-    (data_loading), for other ranks (communication), for CUDA's memory allocation (memory), or was just busy (host:
-    the launch-bound case). The rule is of kineto_trace.analysis.idle.idle_gaps.
+    A gap is a stretch of time without any kernel, copy or fill on the GPU. The activity that ends it determines the
+    cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+    (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
+    allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle.idle_gaps
+    describes the rule in full.
     """
     found = context.get(idle_gaps)
     ops = context.trace.table("cpu_op")
@@ -81,22 +82,24 @@ def _by_op(
     "idle_gaps",
     columns(
         ("device", "int", "", "GPU"),
-        ("start_ns", "int", "ns", "beginning of the gap, Unix time"),
-        ("idle_us", "float", "us", "its length"),
+        ("start_ns", "int", "ns", "start of the gap, Unix time"),
+        ("idle_us", "float", "us", "length"),
         ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
         ("step", "int", "", "training step in which it began"),
-        ("op", "text", "", "the operator that the host was in"),
-        ("blocking_call", "text", "", "the call that had waited for the GPU"),
-        ("launch_call", "text", "", "the call that ended the gap"),
-        ("before", "text", "", "the activity before it"),
-        ("after", "text", "", "the activity after it"),
-        ("call_stack", "text", "", "Python frames around the operator, the innermost first"),
+        ("op", "text", "", "operator that the host was in"),
+        ("blocking_call", "text", "", "call that had waited for the GPU"),
+        ("launch_call", "text", "", "call that ended the gap"),
+        ("before", "text", "", "activity before the gap"),
+        ("after", "text", "", "activity after the gap"),
+        ("call_stack", "text", "", "Python frames around the operator, innermost first"),
     ),
 )
 def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> Answer:
     """The longest gaps of all GPUs, each with its cause.
 
-    limit: how many. cause: only gaps of this cause.
+    Options:
+    - limit: the maximum number of gaps.
+    - cause: only gaps with this cause.
     """
     found = context.get(idle_gaps)
     order = np.argsort(-found.length, kind="stable")

@@ -70,7 +70,7 @@ class IdleGaps:
 
     @property
     def length(self) -> Ints:
-        """ns."""
+        """Returns the length of each gap, in ns."""
         return self.end - self.start
 
 
@@ -113,7 +113,7 @@ def _step(context: Context, moment: Ints) -> Ints:
 
 
 def blocking_calls(context: Context) -> Flags:
-    """For each of parts.Calls: whether it waits for the GPU, on a thread that launches work."""
+    """Returns for each of parts.Calls whether it waits for the GPU on a thread that launches work."""
     called, activity, strings = context.get(calls), context.get(gpu), context.trace.strings
     launching = np.unique(called.thread[activity.call[activity.call >= 0]])
     waits = matches(strings, BLOCKING)[called.name] | matches(strings, BLOCKING_COPY)[called.name]

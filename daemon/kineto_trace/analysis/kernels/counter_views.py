@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.compat.hta.hta_frame import KIND, hta_frame
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.event_arguments import argument, arguments
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 CATEGORY = "cuda_profiler_range"
 _LAUNCH = "cudaLaunchKernel"
@@ -37,35 +37,44 @@ class _Pairs(NamedTuple):
         ("start_ns", "int", "ns", "Unix time of the range"),
         ("duration_us", "float", "us", "duration of the range"),
         ("op_stack", "texts", "", "operators around the launch, from the outermost to the innermost"),
-        ("top_op", "text", "", "outermost operator; missing: none"),
-        ("bottom_op", "text", "", "innermost operator; missing: none"),
+        ("top_op", "text", "", "outermost operator; missing if there is none"),
+        ("bottom_op", "text", "", "innermost operator; missing if there is none"),
         ("counter", "text", "", "name of the counter"),
         ("value", "float", "", "its value"),
-        ("flop", "float", "", "of counters of floating-point instructions: operations (a fused one is two)"),
+        (
+            "flop",
+            "float",
+            "",
+            "floating-point operations, for counters of such instructions (a fused one counts as two)",
+        ),
     ),
-    compat=(Compat.HTA,),
 )
-def counters_with_operators(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The counters that CUPTI's range profiler measured, one row per range and counter, with the launching operators.
+def counters_with_operators(context: Context) -> Answer:
+    """The counters measured by CUPTI's range profiler: one row per range and counter, with the launching operators.
 
-    While ranges are profiled kernels run one after the other, and are not recorded themselves: the n-th range by time
-    (category cuda_profiler_range) belongs to the n-th call cudaLaunchKernel….
-
-    HTA's figures (get_cupti_counter_data_with_operators): the same, without those of the dropped last step.
+    While ranges are profiled, kernels run one after the other and are not recorded themselves. The n-th range by time
+    (category cuda_profiler_range) therefore belongs to the n-th call of cudaLaunchKernel….
     """
-    pairs = _paired(context, compat)
+    trace = context.trace
+    rows = np.arange(len(trace.table("other"))), np.arange(len(trace.table("cuda_runtime")))
+    return counter_columns(context, *rows)
+
+
+def counter_columns(context: Context, ranges: Ints, launches: Ints) -> Answer:
+    """The columns of the view. ranges, launches: the rows of `other` and `cuda_runtime` that count."""
+    pairs = _paired(context.trace, ranges, launches)
     names = [column.name for column in counters_with_operators.columns]
     if pairs.note:
         return Answer({name: [] for name in names}, (pairs.note,))
     trace = context.trace
-    table, launches = trace.table("other").take(pairs.ranges), trace.table("cuda_runtime").take(pairs.launches)
+    table, called = trace.table("other").take(pairs.ranges), trace.table("cuda_runtime").take(pairs.launches)
     counters = sorted({key for found in arguments(context, "other").objects for key in found})
     values = np.stack([argument(context, "other", key)[pairs.ranges] for key in counters] or [np.empty((0, 0))], axis=1)
     measured = ~np.isnan(values)
     row, counter = np.nonzero(measured)
     value = values[measured]
     factors = np.array([_flops(name) for name in counters])
-    stack, top, bottom = _stacks(context, launches["thread"], launches["start"])
+    stack, top, bottom = _stacks(context, called["thread"], called["start"])
     return Answer(
         {
             "kernel": texts(trace.strings, table["name"][row]),
@@ -87,22 +96,16 @@ def _flops(counter: str) -> float:
     return float("nan") if found is None else 2.0 if found[1] == "fma" else 1.0
 
 
-def _paired(context: Context, compat: Compat) -> _Pairs:
-    trace, empty = context.trace, np.empty(0, np.int64)
-    other, calls = trace.table("other"), trace.table("cuda_runtime")
+def _paired(trace: Trace, ranges: Ints, launches: Ints) -> _Pairs:
+    empty, other, calls = np.empty(0, np.int64), trace.table("other"), trace.table("cuda_runtime")
     is_range = np.array([*(text == CATEGORY for text in trace.strings), False], np.bool_)
     is_launch = np.array([*(text.startswith(_LAUNCH) for text in trace.strings), False], np.bool_)
-    if compat is Compat.HTA:
-        frame = context.get(hta_frame)
-        ranges, launches = (frame.row[frame.kind == KIND[kind]] for kind in ("other", "cuda_runtime"))
-    else:
-        ranges, launches = np.arange(len(other)), np.arange(len(calls))
     ranges = ranges[is_range[other["category"][ranges]]]
     launches = launches[is_launch[calls["name"][launches]]]
     if not len(ranges):
         return _Pairs(empty, empty, f"there are no events of the category {CATEGORY} in the trace")
     if len(ranges) != len(launches):
-        note = f"{len(ranges):,} ranges and {len(launches):,} calls {_LAUNCH}… cannot be paired"
+        note = f"{len(ranges):,} ranges and {len(launches):,} calls of {_LAUNCH}… cannot be paired"
         return _Pairs(empty, empty, note)
     ranges = ranges[np.argsort(other["start"][ranges], kind="stable")]
     return _Pairs(ranges, launches[np.argsort(calls["start"][launches], kind="stable")], "")

@@ -1,5 +1,6 @@
 """Sequences of kernels that the same operators launch again and again."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,13 +8,11 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.equal_sequences import group_sequences
 from kineto_trace.arrays.row_groups import sums
-from kineto_trace.compat.hta.hta_call_stacks import hta_stacks
-from kineto_trace.compat.hta.hta_frame import NOTHING, HtaError, hta_frame
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.structure.nesting import nest_tables
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 _SEPARATOR = "|"
 _NAMED = ("python_function", "user_annotation", "cpu_op")
@@ -22,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-class _Launched(NamedTuple):
+class Launched(NamedTuple):
     """GPU activities (durations in ns) by the run of the op that they belong to, and in it by start."""
 
     root: Ints  # number of the run
@@ -36,12 +35,11 @@ class _Launched(NamedTuple):
     "frequent_sequences",
     columns(
         ("pattern", "text", "", "op|first GPU activity|second|…"),
-        ("length", "int", "", "GPU activities in it"),
-        ("count", "int", "", "how often"),
+        ("length", "int", "", "number of GPU activities"),
+        ("count", "int", "", "number of calls"),
         ("gpu_us", "float", "us", "sum of the durations of these activities"),
-        ("cpu_us", "float", "us", "sum of the durations of the op's runs"),
+        ("cpu_us", "float", "us", "sum of the durations of the operator's runs"),
     ),
-    compat=(Compat.HTA,),
 )
 def frequent_sequences(
     context: Context,
@@ -49,22 +47,24 @@ def frequent_sequences(
     op: str = "aten::",
     min_pattern_len: int = 3,
     top_k: int = 5,
-    compat: Compat = Compat.NONE,
 ) -> Answer:
-    """The most frequent sequences of GPU activities that runs of an op launch.
+    """The most frequent sequences of GPU activities that runs of an operator launch.
 
-    A run counts if no other one whose name fits is around it on its thread. Its activities are those launched while
-    it runs, on its thread, in the order of their starts.
+    A run counts if no other matching run encloses it on its thread. Its activities are those launched on its thread
+    while it runs, in the order of their starts.
 
-    Options: op: the names of operators, annotations and Python functions that contain this text fit;
-    min_pattern_len: at least so many activities; top_k: so many sequences (0: all).
-
-    HTA's figures (get_frequent_cuda_kernel_sequences): all sequences (there top_k is only for pictures); of the events
-    whose name fits only those count that are as deep in their call stack as the least deep one; activities of the
-    backward thread can belong to the other thread's annotations; stream 0 does not count, synchronisations do. Where
-    HTA fails the figures are the right ones (of all sequences).
+    Options:
+    - op: operators, annotations and Python functions whose names contain this text match.
+    - min_pattern_len: the minimum number of activities in a sequence.
+    - top_k: the number of sequences to list; 0 lists all.
     """
-    found, notes = _launched(context, op, compat)
+    return sequence_columns(context, exact_launched(context, op), op, min_pattern_len, top_k)
+
+
+def sequence_columns(
+    context: Context, found: Launched, op: str, min_pattern_len: int, top_k: int, notes: Sequence[str] = ()
+) -> Answer:
+    """The columns of the view."""
     runs, size = np.unique(found.root, return_counts=True)
     long = np.zeros(len(found.root_name), np.bool_)
     long[runs[size >= min_pattern_len]] = True
@@ -87,30 +87,21 @@ def frequent_sequences(
         times = (int(gpu_ns[place]) / 1000, int(cpu_ns[place]) / 1000)
         rows.append((_SEPARATOR.join(texts), int(length[example]), int(sequences.size[place]), *times))
     rows.sort(key=lambda row: (-row[2], row[0]))
-    if top_k and compat is not Compat.HTA:
+    if top_k:
         rows = rows[:top_k]
     names = [column.name for column in frequent_sequences.columns]
-    notes += [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
-    return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, notes)
+    nothing = [] if rows else [f"no event whose name contains {op!r} launched {min_pattern_len} GPU activities"]
+    return Answer({name_: [row[place] for row in rows] for place, name_ in enumerate(names)}, [*notes, *nothing])
 
 
-def _launched(context: Context, op: str, compat: Compat) -> tuple[_Launched, list[str]]:
-    """And notes."""
-    if compat is Compat.HTA:
-        try:
-            return _hta_launched(context, op), []
-        except HtaError as exc:
-            return _exact_launched(context, op), [exc.note]
-    return _exact_launched(context, op), []
-
-
-def _fitting(context: Context, op: str) -> Flags:
+def fitting(context: Context, op: str) -> Flags:
     """For each string whether it contains the text."""
     return np.array([op in text for text in context.trace.strings], np.bool_)
 
 
-def _exact_launched(context: Context, op: str) -> _Launched:
-    fits, trace = _fitting(context, op), context.trace
+def exact_launched(context: Context, op: str) -> Launched:
+    """By the threads and times of calls."""
+    fits, trace = fitting(context, op), context.trace
     tables = [trace.table(kind) for kind in _NAMED]
     tables = [table.take(np.flatnonzero(fits[table["name"]])) if len(table) else table for table in tables]
     nested = nest_tables(tables, trace.window_end_ns)
@@ -125,25 +116,4 @@ def _exact_launched(context: Context, op: str) -> _Launched:
     names = np.concatenate([table["name"] for table in tables])
     top = nested.order[tops]
     length = nested.tree.end[tops] - nested.events.start[tops]
-    return _Launched(root[order], work.name[rows], (work.end - work.start)[rows], names[top], length)
-
-
-def _hta_launched(context: Context, op: str) -> _Launched:
-    """Raises HtaError."""
-    frame, stacks = context.get(hta_frame), context.get(hta_stacks)
-    empty = np.empty(0, np.int64)
-    fits = _fitting(context, op)
-    candidates = np.flatnonzero(fits[frame.name]) if len(fits) else empty
-    if not len(candidates):
-        return _Launched(empty, empty.astype(np.int32), empty, empty.astype(np.int32), empty)
-    depth = int(stacks.depth[candidates].min())
-    places = stacks.place[candidates[stacks.depth[candidates] == depth]]
-    roots = np.sort(places[places >= 0])
-    rows = np.flatnonzero((frame.stream > 0) & (frame.link != NOTHING))
-    rows = rows[stacks.place[frame.link[rows]] >= 0]
-    root = stacks.among(stacks.place[frame.link[rows]], roots)
-    rows, root = rows[root >= 0], root[root >= 0]
-    order = np.lexsort((frame.start[rows], root))
-    rows = rows[order]
-    top = stacks.row[roots]
-    return _Launched(root[order], frame.name[rows], frame.duration[rows], frame.name[top], frame.duration[top])
+    return Launched(root[order], work.name[rows], (work.end - work.start)[rows], names[top], length)

@@ -28,36 +28,36 @@ from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, Compat, view
 
 _FIGURES = (
-    ("calls", "int", "", "how often it ran"),
+    ("calls", "int", "", "number of runs"),
     ("total_us", "float", "us", "sum of its durations"),
     ("mean_us", "float", "us", "mean duration"),
     ("max_us", "float", "us", "longest duration"),
     ("min_us", "float", "us", "shortest duration"),
-    ("blocks_per_sm", "float", "", "blocks per multiprocessor of the launch, mean weighted by duration"),
+    ("blocks_per_sm", "float", "", "blocks per multiprocessor, mean over launches weighted by duration"),
     ("occupancy_pct", "float", "%", "estimated achieved occupancy, mean weighted by duration"),
     ("share_pct", "float", "%", "share of all kernels' time"),
 )
 _SHAPES = ("grid", "block")
-_NO_KERNELS = "the trace has no kernel"
+_NO_KERNELS = "the trace has no kernels"
 _NO_FIGURES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
 
 
 @view(
     "kernels",
     columns(
-        ("name", "text", "", "the kernel"),
-        ("tensor_cores", "bool", "", "whether it uses tensor cores, by its name"),
+        ("name", "text", "", "name of the kernel"),
+        ("tensor_cores", "bool", "", "whether it uses tensor cores, judged by its name"),
         *_FIGURES,  # type: ignore[arg-type]
     ),
     compat=(Compat.PLUGIN,),
 )
 def kernels(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The kernels by name, the one with the most time first. Copies and fills are no kernels.
+    """The kernels by name, those with the most time first. Copies and fills are not kernels.
 
-    Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figure is known.
+    Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figures are known.
 
-    The plug-in's figures: its list of names for tensor cores, unknown launch figures count as 0, times are whole µs
-    and launch figures have two digits.
+    compat=plugin: the plug-in's list of names decides about tensor cores, unknown launch figures count as 0, times are
+    in whole µs, and launch figures have two digits.
     """
     table = context.trace.table("kernel")
     plugin = compat is Compat.PLUGIN
@@ -83,28 +83,28 @@ def kernels(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
 @view(
     "kernels_by_op",
     columns(
-        ("name", "text", "", "the kernel"),
-        ("op", "text", "", "the operator that launched it; none: it was launched outside of operators"),
+        ("name", "text", "", "name of the kernel"),
+        ("op", "text", "", "operator that launched it; missing if it was launched outside of operators"),
         ("grid", "text", "", "blocks in x, y and z"),
         ("block", "text", "", "threads of a block in x, y and z"),
         ("registers", "int", "", "registers per thread"),
         ("shared_memory_bytes", "int", "bytes", "shared memory per block"),
-        ("tensor_cores", "bool", "", "whether the kernel uses tensor cores, by its name"),
+        ("tensor_cores", "bool", "", "whether the kernel uses tensor cores, judged by its name"),
         ("op_eligible", "bool", "", "whether the operator could use tensor cores"),
         *_FIGURES,  # type: ignore[arg-type]
     ),
     compat=(Compat.PLUGIN,),
 )
 def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The kernels by name, operator and launch properties, the ones with the most time first.
+    """The kernels by name, operator and launch properties, those with the most time first.
 
-    The operator is the innermost one around the call that launched the kernel, on its thread (without one, the
-    innermost annotation); kernels of a CUDA graph belong to the operator around the launch of the graph. It is
-    eligible for tensor cores if its name is in a list, or if it or an operator in it used them.
+    The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
+    innermost annotation. Kernels of a CUDA graph belong to the operator around the launch of the graph. An operator is
+    eligible for tensor cores if its name is in a list, or if it or an operator inside it used them.
 
-    The plug-in's figures: the operator is the one with the external id of the call ("CallTreeRoot" for the id 0 and
-    for kernels without a call), kernels whose call belongs to none are missing, it is eligible by its name alone,
-    mean times are whole µs and launch figures have two digits.
+    compat=plugin: the operator is the one with the external id of the call ("CallTreeRoot" for the id 0 and for kernels
+    without a call), kernels whose call belongs to no operator are left out, and the name alone decides about
+    eligibility. Mean times are in whole µs, and launch figures have two digits.
     """
     table = context.trace.table("kernel")
     plugin = compat is Compat.PLUGIN
@@ -180,20 +180,20 @@ def _notes(found: KernelGroups) -> list[str]:
 @view(
     "tensor_core_use",
     columns(
-        ("figure", "text", "", "what the share is of"),
-        ("used_pct", "float", "%", "share that uses tensor cores, or could"),
-        ("not_used_pct", "float", "%", "the rest"),
+        ("figure", "text", "", "what the share refers to"),
+        ("used_pct", "float", "%", "share that uses tensor cores, or could use them"),
+        ("not_used_pct", "float", "%", "remaining share"),
     ),
     compat=(Compat.PLUGIN,),
 )
 def tensor_core_use(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """How much of the kernels' time uses tensor cores, and how much of it could.
 
-    "kernels": of all kernels' time, that of kernels that use tensor cores, by their names. "eligible operators": of
-    the time of all operators' kernels, that of operators that could use them: the deepest ones in a list of
-    matrix multiplications, convolutions, attention, …, and operators inside these.
+    "kernels" is the share of all kernels' time spent in kernels that use tensor cores, recognized by name. "eligible
+    operators" is the share of all operators' kernel time spent in operators that could use them: the deepest ones in a
+    list of matrix multiplications, convolutions, attention and similar operators, and the operators inside these.
 
-    The plug-in's figures: its lists of names, kernels by external ids, and only what an eligible operator launched
+    compat=plugin: the plug-in's lists of names, kernels by external ids, and only what an eligible operator launched
     itself.
     """
     use = context.get(plugin_tensor_use if compat is Compat.PLUGIN else tensor_use)

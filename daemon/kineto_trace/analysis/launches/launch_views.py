@@ -5,23 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.compat.hta.hta_frame import hta_frame
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
-from kineto_trace.view_api.view import Answer, Compat, view
-
-_HTA_KERNELS = frozenset(("cudaLaunchKernel", "cudaLaunchKernelExC", "runFunction - job_prep_and_submit_for_execution"))
-_HTA_MEMORY = frozenset(("cudaMemcpyAsync", "cudaMemsetAsync"))
+from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class _Launches:
-    """One per launched GPU activity. Durations in ns."""
+class Launches:
+    """One value per launched GPU activity. Durations are in ns."""
 
     correlation: Ints
     call: npt.NDArray[np.int32]
@@ -40,17 +36,21 @@ class _Launches:
 @view(
     "launch_stats",
     columns(
-        ("correlation", "int", "", "joins the call with the activity"),
+        ("correlation", "int", "", "correlation id, which joins the call with the activity"),
         ("call", "text", "", "name of the call"),
         ("activity", "text", "", "name of the kernel, copy or fill"),
         ("cpu_us", "float", "us", "duration of the call"),
         ("gpu_us", "float", "us", "duration of the activity"),
-        ("launch_delay_us", "float", "us", "from the call's end to the activity's start; 0 if it started before"),
-        ("short_activity", "bool", "", "the call is not long, and took longer than the activity"),
-        ("long_call", "bool", "", "the call took longer than runtime_cutoff"),
-        ("long_delay", "bool", "", "the delay is longer than launch_delay_cutoff"),
+        (
+            "launch_delay_us",
+            "float",
+            "us",
+            "from the end of the call to the start of the activity; 0 if the activity started earlier",
+        ),
+        ("short_activity", "bool", "", "whether the call took longer than the activity, without being long"),
+        ("long_call", "bool", "", "whether the call took longer than runtime_cutoff"),
+        ("long_delay", "bool", "", "whether the delay is longer than launch_delay_cutoff"),
     ),
-    compat=(Compat.HTA,),
 )
 def launch_stats(
     context: Context,
@@ -58,19 +58,21 @@ def launch_stats(
     runtime_cutoff: float = 50,
     launch_delay_cutoff: float = 100,
     include_memory: bool = True,
-    compat: Compat = Compat.NONE,
 ) -> Answer:
-    """Call, activity and delay of every launch whose call and activity are both in the trace.
+    """The call, the activity and the delay of every launch whose call and activity are both in the trace.
 
     A graph launch has one row for each of its kernels.
 
-    Options: runtime_cutoff (us): calls longer than this are long; launch_delay_cutoff (us): likewise delays;
-    include_memory: copies and fills as well.
-
-    HTA's figures (get_cuda_kernel_launch_stats): of cudaLaunchKernel, cudaLaunchKernelExC, and cudaMemcpyAsync and
-    cudaMemsetAsync with include_memory; no driver calls, no graphs.
+    Options:
+    - runtime_cutoff: calls longer than this (us) are long.
+    - launch_delay_cutoff: delays longer than this (us) are long.
+    - include_memory: include copies and fills.
     """
-    found = _launches(context, include_memory, compat)
+    return launch_columns(context, _exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
+
+
+def launch_columns(context: Context, found: Launches, runtime_cutoff: float, launch_delay_cutoff: float) -> Answer:
+    """The columns of the view launch_stats."""
     short, long_call, long_delay = found.flags(runtime_cutoff, launch_delay_cutoff)
     names = context.trace.strings
     return Answer(
@@ -91,17 +93,16 @@ def launch_stats(
 @view(
     "launch_summary",
     columns(
-        ("launches", "int", "", "launched activities"),
-        ("short_activities", "int", "", "that took less than their call, which was not long"),
-        ("long_calls", "int", "", "whose call took longer than runtime_cutoff"),
-        ("long_delays", "int", "", "that waited longer than launch_delay_cutoff"),
+        ("launches", "int", "", "number of launched activities"),
+        ("short_activities", "int", "", "activities shorter than their call, which was not long"),
+        ("long_calls", "int", "", "activities whose call took longer than runtime_cutoff"),
+        ("long_delays", "int", "", "activities that waited longer than launch_delay_cutoff"),
         ("cpu_us", "float", "us", "sum of the calls' durations"),
         ("gpu_us", "float", "us", "sum of the activities' durations"),
         ("mean_delay_us", "float", "us", "mean delay"),
         ("median_delay_us", "float", "us", "median delay"),
         ("max_delay_us", "float", "us", "longest delay"),
     ),
-    compat=(Compat.HTA,),
 )
 def launch_summary(
     context: Context,
@@ -109,14 +110,16 @@ def launch_summary(
     runtime_cutoff: float = 50,
     launch_delay_cutoff: float = 100,
     include_memory: bool = True,
-    compat: Compat = Compat.NONE,
 ) -> Answer:
-    """How many launches are conspicuous: activities shorter than their call, long calls, long delays.
+    """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
 
-    Options and HTA's figures: those of launch_stats. The counts are those of the values in HTA's histograms. A graph
-    launch counts its call once for each kernel.
+    The options are those of launch_stats. A graph launch counts its call once for each kernel.
     """
-    found = _launches(context, include_memory, compat)
+    return summary_columns(_exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
+
+
+def summary_columns(found: Launches, runtime_cutoff: float, launch_delay_cutoff: float) -> Answer:
+    """The columns of the view launch_summary."""
     short, long_call, long_delay = found.flags(runtime_cutoff, launch_delay_cutoff)
     delay = found.delay / 1000
     some = len(delay) > 0
@@ -135,50 +138,25 @@ def launch_summary(
     )
 
 
-def _launches(context: Context, include_memory: bool, compat: Compat) -> _Launches:
-    return _hta_launches(context, include_memory) if compat is Compat.HTA else _exact_launches(context, include_memory)
-
-
-def _exact_launches(context: Context, include_memory: bool) -> _Launches:
-    """By the start of the call."""
+def _exact_launches(context: Context, include_memory: bool) -> Launches:
+    """Returns the launches by the start of the call."""
     work, called = context.get(gpu), context.get(calls)
     rows = np.flatnonzero((work.call >= 0) & (include_memory | (work.kind == 0)))
     call = work.call[rows]
     rows = rows[np.argsort(called.start[call], kind="stable")] if len(rows) else rows
     call = work.call[rows]
-    return _made(
+    return launches_of(
         work.correlation[rows].astype(np.int64),
         (called.name[call], called.start[call], called.end[call]),
         (work.name[rows], work.start[rows], work.end[rows]),
     )
 
 
-def _hta_launches(context: Context, include_memory: bool) -> _Launches:
-    """All pairs of rows with the correlation of a launch, one without and one with a stream, in HTA's order."""
-    frame = context.get(hta_frame)
-    wanted = _HTA_KERNELS | _HTA_MEMORY if include_memory else _HTA_KERNELS
-    launches = np.array([text in wanted for text in context.trace.strings], np.bool_)
-    chosen = frame.correlation[launches[frame.name]] if len(launches) else frame.correlation[:0]
-    among = np.isin(frame.correlation, chosen[chosen >= 0])
-    cpu, work = np.flatnonzero(among & (frame.stream == -1)), np.flatnonzero(among & (frame.stream != -1))
-    work = work[np.argsort(frame.correlation[work], kind="stable")]
-    keys = frame.correlation[work]
-    low, high = (np.searchsorted(keys, frame.correlation[cpu], side) for side in ("left", "right"))
-    count = high - low
-    place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-    cpu, work = np.repeat(cpu, count), work[np.repeat(low, count) + place]
-    return _made(
-        frame.correlation[cpu],
-        (frame.name[cpu], frame.start[cpu], frame.end[cpu]),
-        (frame.name[work], frame.start[work], frame.end[work]),
-    )
-
-
-def _made(
+def launches_of(
     correlation: Ints,
     call: tuple[npt.NDArray[np.int32], Ints, Ints],
     work: tuple[npt.NDArray[np.int32], Ints, Ints],
-) -> _Launches:
-    """From name, start and end of calls and activities."""
+) -> Launches:
+    """Launches from the name, start and end of their calls and of their activities."""
     delay = np.maximum(work[1] - call[2], 0)
-    return _Launches(correlation, call[0], work[0], call[2] - call[1], work[2] - work[1], delay)
+    return Launches(correlation, call[0], work[0], call[2] - call[1], work[2] - work[1], delay)

@@ -8,12 +8,12 @@ from kineto_trace.analysis.launches.queue_lengths import Queues, queues
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.value_statistics import describe, statistics_columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 MAX_QUEUE_LENGTH = 1024  # from about here on CUDA blocks the launching call
 
 _STREAM = columns(
-    ("device", "int", "", "GPU as the process numbers it; missing: HTA's figures"),
+    ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("stream", "int", "", "stream"),
 )
 
@@ -23,28 +23,30 @@ _STREAM = columns(
     _STREAM
     + columns(
         ("time_ns", "int", "ns", "Unix time of the change"),
-        ("time_us", "float", "us", "the same since the beginning of the trace"),
-        ("queue_length", "int", "", "launched and not yet started activities from then on"),
+        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("queue_length", "int", "", "from this time on: number of activities that are launched but not started"),
     ),
-    compat=(Compat.HTA,),
 )
-def queue_length(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The number of launched activities that have not started, for each stream, at every change.
+def queue_length(context: Context) -> Answer:
+    """The number of launched activities that have not started yet, for each stream, at every change.
 
-    It grows when the launching call begins and shrinks when the activity starts; a graph launch adds all its kernels.
-
-    HTA's figures (get_queue_length_time_series): only calls that it knows as launches (no graphs).
+    The number grows when the launching call begins and shrinks when the activity starts. A graph launch adds all its
+    kernels at once.
     """
-    found = queues(context, compat)
+    return length_columns(context.get(queues))
+
+
+def length_columns(found: Queues) -> Answer:
+    """The columns of the view queue_length."""
     return Answer(
         {
-            "device": _devices(found, compat),
+            "device": found.device if found.by_device else [None] * len(found.time),
             "stream": found.stream,
             "time_ns": found.time,
             "time_us": (found.time - found.origin_ns) / 1000,
             "queue_length": found.length,
         },
-        _notes(found, compat),
+        _notes(found),
     )
 
 
@@ -52,23 +54,26 @@ def queue_length(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     "queue_length_summary",
     _STREAM
     + statistics_columns("", "queue lengths, one per change")
-    + columns(("time_mean", "float", "", "mean over the time between the first and the last change")),
-    compat=(Compat.HTA,),
+    + columns(("time_mean", "float", "", "mean over time, from the first to the last change")),
 )
-def queue_length_summary(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """Statistics of the values of queue_length, for each stream: each change counts once, however long it lasts.
+def queue_length_summary(context: Context) -> Answer:
+    """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
 
-    time_mean weighs each value with its time. HTA's figures: those of get_queue_length_summary.
+    time_mean weights each value by the time that it lasted.
     """
-    found = queues(context, compat)
+    return summary_columns(context.get(queues))
+
+
+def summary_columns(found: Queues) -> Answer:
+    """The columns of the view queue_length_summary."""
     rows = []
     for part in found.parts():
         weights = np.diff(found.time[part])
         total = int(weights.sum())
         mean = float((found.length[part][:-1] * weights).sum() / total) if total else None
-        rows.append({**_stream(found, part, compat), **describe(found.length[part]), "time_mean": mean})
+        rows.append({**_stream(found, part), **describe(found.length[part]), "time_mean": mean})
     names = [column.name for column in queue_length_summary.columns]
-    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found, compat))
+    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found))
 
 
 @view(
@@ -76,20 +81,22 @@ def queue_length_summary(context: Context, *, compat: Compat = Compat.NONE) -> A
     _STREAM
     + columns(
         ("blocked_us", "float", "us", "time in which the queue held at least max_queue_length activities"),
-        ("blocked_pct", "float", "%", "of the time from the first to the last event of the trace"),
+        ("blocked_pct", "float", "%", "share of the time from the first to the last event of the trace"),
     ),
-    compat=(Compat.HTA,),
 )
-def blocked_on_full_queue(
-    context: Context, *, max_queue_length: int = MAX_QUEUE_LENGTH, compat: Compat = Compat.NONE
-) -> Answer:
-    """How long the queue of each stream was full, so that the next launch would block. Other streams have no row.
+def blocked_on_full_queue(context: Context, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> Answer:
+    """How long the queue of each stream was full, so that the next launch would have blocked.
 
-    Options: max_queue_length: what full means.
+    Streams whose queue was never full have no row.
 
-    HTA's figures (get_time_spent_blocked_on_full_queue): only the last such stream of each rank.
+    Options:
+    - max_queue_length: the length at which a queue counts as full.
     """
-    found = queues(context, compat)
+    return blocked_columns(context.get(queues), max_queue_length)
+
+
+def blocked_columns(found: Queues, max_queue_length: int, *, last_only: bool = False) -> Answer:
+    """The columns of the view blocked_on_full_queue. last_only: of the last such stream."""
     rows: list[dict[str, Any]] = []
     for part in found.parts():
         full = found.length[part] >= max_queue_length
@@ -97,29 +104,17 @@ def blocked_on_full_queue(
             continue
         blocked = int(np.diff(found.time[part])[full[:-1]].sum())
         share = 100 * blocked / found.span_ns if found.span_ns else None
-        rows.append({**_stream(found, part, compat), "blocked_us": blocked / 1000, "blocked_pct": share})
-    if compat is Compat.HTA and not found.fault:
+        rows.append({**_stream(found, part), "blocked_us": blocked / 1000, "blocked_pct": share})
+    if last_only:
         rows = rows[-1:]
     names = [column.name for column in blocked_on_full_queue.columns]
-    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found, compat))
+    return Answer({name: [row[name] for row in rows] for name in names}, _notes(found))
 
 
-def _devices(found: Queues, compat: Compat) -> Any:
-    return [None] * len(found.time) if compat is Compat.HTA and not found.fault else found.device
-
-
-def _stream(found: Queues, part: slice, compat: Compat) -> dict[str, Any]:
-    device = None if compat is Compat.HTA and not found.fault else int(found.device[part.start])
+def _stream(found: Queues, part: slice) -> dict[str, Any]:
+    device = int(found.device[part.start]) if found.by_device else None
     return {"device": device, "stream": int(found.stream[part.start])}
 
 
-def _notes(found: Queues, compat: Compat) -> list[str]:
-    fault = [found.fault] if found.fault else []
-    if not found.uncounted:
-        return fault
-    why = (
-        "were not launched by a call that HTA knows"
-        if compat is Compat.HTA and not fault
-        else "have no launch in the trace"
-    )
-    return [*fault, f"{found.uncounted:,} GPU activities {why} and are not counted"]
+def _notes(found: Queues) -> list[str]:
+    return [f"{found.uncounted:,} GPU activities {found.because} and are not counted"] if found.uncounted else []

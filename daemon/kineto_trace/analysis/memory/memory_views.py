@@ -6,28 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
-from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
-from kineto_trace.compat.tensorboard.plugin_memory import (
-    calls_counted,
-    plugin_events,
-    plugin_levels,
-    plugin_memory,
-    profiler_start,
-)
-from kineto_trace.compat.tensorboard.plugin_nodes import base_ns, microseconds, node_names
-from kineto_trace.compat.tensorboard.plugin_sweep import summed_up, traversals
-from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
+from kineto_trace.compat.tensorboard.plugin_nodes import node_names
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.allocations import NOTHING, Records, largest_triangles, levels, memory_records
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
-PLUGIN_POINTS = 10240
 NOT_RECORDED = "the trace has no allocations: record with profile_memory=True"
-NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10): what releases them is unknown"
-UNKNOWN, ROOT = "<unknown>", "CallTreeRoot"  # the plug-in's names
+NO_ADDRESSES = "some allocations have no address (PyTorch before 1.10), so their releases are unknown"
 METRICS = ("size_increase_bytes", "allocation_count", "allocation_bytes")
 
 Ints = npt.NDArray[np.int64]
@@ -36,13 +24,13 @@ Texts = npt.NDArray[np.object_]
 
 
 class Owners(NamedTuple):
-    """number: of each record's operator in `texts`."""
+    """The operators of records. number: of each record's operator in `texts`."""
 
     number: Ints
     texts: Texts
 
     def of(self, places: Ints) -> Texts:
-        """The texts for some records; None for NOTHING."""
+        """Returns the texts for some records; None for NOTHING."""
         texts = np.append(self.texts, np.array([None], object))
         found: Texts = texts[np.append(self.number, NOTHING)[places]]
         return found
@@ -53,58 +41,67 @@ class Owners(NamedTuple):
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
         ("operator", "text", "", "operator"),
-        ("calls", "int", "", "how often it ran"),
-        ("size_increase_bytes", "int", "bytes", "allocated less released while it ran, operators inside included"),
-        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside"),
-        ("allocation_count", "int", "", "allocations while it ran, operators inside included"),
-        ("self_allocation_count", "int", "", "the same without the operators inside"),
+        ("calls", "int", "", "number of runs"),
+        (
+            "size_increase_bytes",
+            "int",
+            "bytes",
+            "allocated minus released bytes while it ran, including the operators inside it",
+        ),
+        ("self_size_increase_bytes", "int", "bytes", "the same without the operators inside it"),
+        ("allocation_count", "int", "", "number of allocations while it ran, including the operators inside it"),
+        ("self_allocation_count", "int", "", "the same without the operators inside it"),
         (
             "allocation_bytes",
             "int",
             "bytes",
-            "allocated while it ran, operators inside included; releases do not count",
+            "bytes allocated while it ran, including the operators inside it; releases do not count",
         ),
-        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside"),
+        ("self_allocation_bytes", "int", "bytes", "the same without the operators inside it"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def memory_statistics(
-    context: Context, *, compat: Compat = Compat.NONE, start_ns: int | None = None, end_ns: int | None = None
-) -> Answer:
+def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: int | None = None) -> Answer:
     """What each operator allocated and released on each device.
 
-    An allocation or release counts for the innermost operator that runs at its time on its thread, and for the
-    operators around that one. start_ns, end_ns: only records between these times (Unix ns, both included). Rows with
-    the largest self_size_increase_bytes come first.
+    An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
+    operators around it. Rows with the largest self_size_increase_bytes come first.
 
-    compat=plugin: the memory view of the TensorBoard profiler plug-in: its operator tree; calls only of operators
-    that it comes by (inside a node without any record it does not look); CPU and GPUs only; rows by name.
+    Options:
+    - start_ns, end_ns: only records between these times (Unix ns, both included).
     """
     records = context.get(memory_records)
-    chosen = np.ones(len(records), np.bool_)
-    if start_ns is not None:
-        chosen &= records.time >= start_ns
-    if end_ns is not None:
-        chosen &= records.time <= end_ns
-    notes = [] if len(records) else [NOT_RECORDED]
-    if compat is Compat.PLUGIN:
-        return _plugin_statistics(context, records, chosen, start_ns, end_ns, notes)
+    chosen, notes = between(records, start_ns, end_ns), missing(records)
     tree, table = context.get(ops), context.trace.table("cpu_op")
     known = chosen & (records.op >= 0)
     stop = tree.nested.tree.stop
     calls = sums(table["name"].astype(np.int64), np.ones(len(table)), len(context.trace.strings))
     parts = []
     for device in range(len(records.devices)):
-        own = _metrics(records, known & (records.device == device), records.op, len(table))
+        own = metrics(records, known & (records.device == device), records.op, len(table))
         total = {name: subtree_sums(values[tree.row], stop)[tree.place] for name, values in own.items()}
-        parts.append(_by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
+        parts.append(by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
     lost = int(np.count_nonzero(chosen & (records.op < 0)))
     if lost:
-        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases were outside of operators")
-    return _statistics(context, records, parts, calls, notes, by_name=False)
+        notes.append(f"{lost} of {int(chosen.sum())} allocations and releases happened outside operators")
+    return statistics_columns(context, records, parts, calls, notes, by_name=False)
 
 
-def _metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count: int) -> dict[str, Ints]:
+def between(records: Records, start_ns: int | None, end_ns: int | None) -> npt.NDArray[np.bool_]:
+    """Tells which records lie between these times, both included; None means no limit."""
+    chosen = np.ones(len(records), np.bool_)
+    if start_ns is not None:
+        chosen &= records.time >= start_ns
+    if end_ns is not None:
+        chosen &= records.time <= end_ns
+    return chosen
+
+
+def missing(records: Records) -> list[str]:
+    """Returns the note on a trace without records."""
+    return [] if len(records) else [NOT_RECORDED]
+
+
+def metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count: int) -> dict[str, Ints]:
     """For each owner what its own records sum up to."""
     rows = np.flatnonzero(chosen)
     allocating = rows[records.bytes[rows] > 0]
@@ -115,7 +112,7 @@ def _metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count
     }
 
 
-def _by_operator(
+def by_operator(
     name: npt.NDArray[np.int32], total: dict[str, Ints], own: dict[str, Ints], weight: Ints
 ) -> dict[str, Ints]:
     """The sums over all rows of equal names. `name`: of those names that have any."""
@@ -127,9 +124,10 @@ def _by_operator(
     return {"name": name[rows][groups.first].astype(np.int64), **values}
 
 
-def _statistics(
+def statistics_columns(
     context: Context, records: Records, parts: list[dict[str, Ints]], calls: Ints, notes: list[str], *, by_name: bool
 ) -> Answer:
+    """The columns of the view memory_statistics. parts: for each device its sums by operator."""
     strings = context.trace.strings
     keys = [f"{prefix}{name}" for name in METRICS for prefix in ("", "self_")]
     values: dict[str, Any] = {key: np.empty(0, np.int64) for key in ("name", "device", *keys)}
@@ -154,88 +152,64 @@ def _statistics(
 
 
 def _ranks(texts: npt.NDArray[np.object_]) -> Ints:
-    """Numbers that sort like the texts."""
+    """Returns numbers that sort like the texts."""
     place = {text: number for number, text in enumerate(sorted(set(texts.tolist())))}
     return np.array([place[text] for text in texts.tolist()], np.int64)
-
-
-def _plugin_statistics(
-    context: Context,
-    records: Records,
-    chosen: npt.NDArray[np.bool_],
-    start_ns: int | None,
-    end_ns: int | None,
-    notes: list[str],
-) -> Answer:
-    tree, found, moved = context.get(plugin_tree), context.get(plugin_memory), context.get(plugin_backward)
-    base = base_ns(context.trace)
-    low, high = (None if ns is None else float(microseconds(np.array([ns]), base)[0]) for ns in (start_ns, end_ns))
-    inside = tree.operator.copy()
-    if low is not None:
-        inside &= tree.end >= low
-    if high is not None:
-        inside &= tree.start <= high
-    turn = traversals(tree, moved, found.entered, low, high)
-    counted = np.where(inside, calls_counted(context, turn), 0)
-    calls = sums(tree.name.astype(np.int64), counted, len(context.trace.strings))
-    parts = []
-    for device in range(len(records.devices)):
-        usable = chosen & found.known & (found.operator >= 0) & (records.device == device)
-        own = _metrics(records, usable, found.operator, len(tree))
-        total = {name: summed_up(tree, moved, turn, values) for name, values in own.items()}
-        parts.append(_by_operator(tree.name, total, own, (counted > 0).astype(np.int64)))
-    return _statistics(context, records, parts, calls, notes, by_name=True)
 
 
 @view(
     "memory_curve",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("time_ns", "int", "ns", "Unix time; missing with compat"),
-        ("time_us", "float", "us", "since the window of the recording began; compat: since the first event"),
-        ("allocated_bytes", "float", "bytes", "held by the program from then on"),
-        ("reserved_bytes", "float", "bytes", "held by the allocator from then on"),
+        ("time_ns", "int", "ns", "Unix time; missing with compat=plugin"),
+        (
+            "time_us",
+            "float",
+            "us",
+            "time since the window of the recording began (with compat=plugin, since the first event)",
+        ),
+        ("allocated_bytes", "float", "bytes", "held by the program from this time on"),
+        ("reserved_bytes", "float", "bytes", "held by the allocator from this time on"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def memory_curve(context: Context, *, compat: Compat = Compat.NONE, max_points: int = 0) -> Answer:
+def memory_curve(context: Context, *, max_points: int = 0) -> Answer:
     """How much memory each device held over time: one row per allocation or release, with the level after it.
 
-    max_points: at most so many rows per device, those that show the curve's shape best (largest triangle three
-    buckets); 0: all. Where the trace does not tell totals, the curve is relative to the beginning of the recording.
+    Where the trace does not state totals, the curve is relative to the start of the recording.
 
-    compat=plugin: the curve of the TensorBoard profiler plug-in: every step as two points (the level before it and
-    after it at the same time), at most 10240 points.
+    Options:
+    - max_points: the maximum number of rows per device; the rows that show the shape of the curve best are kept
+      (largest triangle three buckets). 0 keeps all.
     """
+    records = context.get(memory_records)
+    limit, notes = point_limit(max_points), missing(records)
+    times, parts = [np.empty(0, np.int64)], []
+    for device, name in enumerate(records.devices):
+        time, allocated, reserved, relative = levels(records, device)
+        since = (time - context.trace.window_start_ns) / 1000
+        points = np.stack([since, allocated, np.where(reserved < 0, np.nan, reserved)], axis=1)
+        if relative:
+            notes.append(f"{name}: the trace has no totals; memory held before the recording is not counted")
+        rows = largest_triangles(points, limit) if limit else np.arange(len(points))
+        times.append(time[rows])
+        parts.append((name, points[rows]))
+    return curve_columns(parts, np.concatenate(times), notes)
+
+
+def point_limit(max_points: int) -> int:
+    """Checks the option max_points. Raises ViewError."""
     if max_points < 0 or 0 < max_points < 3:
         raise ViewError(f"view memory_curve: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
-    records = context.get(memory_records)
-    plugin = compat is Compat.PLUGIN
-    limit = max_points or (PLUGIN_POINTS if plugin else 0)
-    parts: list[tuple[str, Ints, npt.NDArray[np.float64]]] = []
-    notes = [] if len(records) else [NOT_RECORDED]
-    start = profiler_start(context) if plugin else 0.0
-    for device, name in enumerate(records.devices):
-        if plugin:
-            time, allocated, reserved = plugin_levels(context, device)
-            if not len(time):
-                continue
-            points = _steps(microseconds(time, base_ns(context.trace)) - start, allocated, reserved)
-        else:
-            time, allocated, reserved, relative = levels(records, device)
-            since = (time - context.trace.window_start_ns) / 1000
-            points = np.stack([since, allocated, np.where(reserved < 0, np.nan, reserved)], axis=1)
-            if relative:
-                notes.append(f"{name}: the trace tells no totals; what was held before the recording is not counted")
-        rows = largest_triangles(points, limit) if limit else np.arange(len(points))
-        parts.append((name, np.empty(0, np.int64) if plugin else time[rows], points[rows]))
-    joined = np.concatenate([np.empty((0, 3)), *(points for _, _, points in parts)])
+    return max_points
+
+
+def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: list[str]) -> Answer:
+    """The columns of the view. parts: for each device the curve: time (us), allocated and reserved bytes."""
+    joined = np.concatenate([np.empty((0, 3)), *(points for _, points in parts)])
     return Answer(
         {
-            "device": np.repeat(np.array([part[0] for part in parts], object), [len(part[2]) for part in parts]),
-            "time_ns": [None] * len(joined)
-            if plugin
-            else np.concatenate([np.empty(0, np.int64), *(t for _, t, _ in parts)]),
+            "device": np.repeat(np.array([name for name, _ in parts], object), [len(points) for _, points in parts]),
+            "time_ns": [None] * len(joined) if time_ns is None else time_ns,
             "time_us": joined[:, 0],
             "allocated_bytes": joined[:, 1],
             "reserved_bytes": joined[:, 2],
@@ -244,41 +218,32 @@ def memory_curve(context: Context, *, compat: Compat = Compat.NONE, max_points: 
     )
 
 
-def _steps(time: Floats, allocated: Ints, reserved: Ints) -> Floats:
-    """Every point but the first one preceded by the level before it."""
-    points = np.stack([time, allocated, reserved], axis=1).astype(np.float64)
-    twice = np.repeat(points, 2, axis=0)[1:]
-    twice[1::2, 1:] = points[:-1, 1:]
-    return twice
-
-
 @view(
     "memory_events",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("operator", "text", "", "operator that allocated; for aten::empty… also the one around it"),
+        ("operator", "text", "", "operator that allocated it; for aten::empty… also the enclosing operator"),
         ("size_bytes", "int", "bytes", "size of the block"),
-        ("allocation_us", "float", "us", "since the window began (compat: the first event); missing: before it"),
+        (
+            "allocation_us",
+            "float",
+            "us",
+            "time since the window began (with compat=plugin, since the first event); missing: allocated earlier",
+        ),
         ("release_us", "float", "us", "likewise; missing: still held at the end"),
-        ("duration_us", "float", "us", "between the two"),
+        ("duration_us", "float", "us", "time between the two"),
         ("address", "int", "", "of the block"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def memory_events(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """Every block of memory: who allocated it, when it was released, how long it was held.
+def memory_events(context: Context) -> Answer:
+    """Every block of memory: which operator allocated it, when it was released, and how long it was held.
 
-    A release belongs to the last allocation at its address. Blocks that were allocated before the recording have no
-    allocation time and no operator, those that were held at its end no release time. By time of allocation, blocks
+    A release belongs to the last allocation at its address. Blocks allocated before the recording have no allocation
+    time and no operator; blocks still held at its end have no release time. Rows are ordered by allocation time, blocks
     from before the recording first.
-
-    compat=plugin: the events of the TensorBoard profiler plug-in: pairs by release, then what was not released, then
-    what was not allocated; an address that was allocated twice without a release shows only the second time.
     """
     records = context.get(memory_records)
-    notes = [] if len(records) else [NOT_RECORDED]
-    if compat is Compat.PLUGIN:
-        return _plugin_events(context, records, notes)
+    notes = missing(records)
     if not records.addressed.all():
         notes.append(NO_ADDRESSES)
     allocating = np.flatnonzero((records.bytes > 0) & records.addressed)
@@ -287,11 +252,11 @@ def memory_events(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     second = np.concatenate([alone, records.other[allocating]])
     names = _operator_names(context, records)
     unix = (records.time - context.trace.window_start_ns) / 1000
-    return _events(records, first, second, unix, names.of(first), notes)
+    return event_columns(records, first, second, unix, names.of(first), notes)
 
 
-def _events(records: Records, first: Ints, second: Ints, time: Floats, names: Texts, notes: list[str]) -> Answer:
-    """first, second: places of allocations and releases; NOTHING: none."""
+def event_columns(records: Records, first: Ints, second: Ints, time: Floats, names: Texts, notes: list[str]) -> Answer:
+    """Returns the columns of the view memory_events. first, second: places of allocations and releases, or NOTHING."""
     one = np.where(first >= 0, first, second)
     at = np.where(first >= 0, time[first] if len(time) else np.nan, np.nan)
     until = np.where(second >= 0, time[second] if len(time) else np.nan, np.nan)
@@ -316,10 +281,10 @@ def _operator_names(context: Context, records: Records) -> Owners:
     place = np.append(tree.place, NOTHING)[records.op]
     outer = rows[np.append(tree.nested.tree.parent, NOTHING)[place]]
     names = np.append(table["name"], NOTHING)
-    return _shown(context, names[records.op], names[outer], None, None)
+    return operator_texts(context, names[records.op], names[outer], None, None)
 
 
-def _shown(
+def operator_texts(
     context: Context, name: npt.NDArray[Any], around: npt.NDArray[Any], unknown: str | None, root: str | None
 ) -> Owners:
     """The texts of operators (numbers of names; NOTHING: unknown) and what is around them (NOTHING: the root)."""
@@ -334,48 +299,35 @@ def _shown(
     return Owners(groups.number, texts)
 
 
-def _plugin_events(context: Context, records: Records, notes: list[str]) -> Answer:
-    tree, found = context.get(plugin_tree), context.get(plugin_memory)
-    first, second = plugin_events(records)
-    known = np.append(found.known, False)[np.where(first >= 0, first, second)]
-    first, second = first[known], second[known]
-    node = np.append(found.operator, NOTHING)[first]
-    node = np.where(first >= 0, node, NOTHING)
-    name = np.append(tree.name, NOTHING)
-    names = _shown(context, name[node], name[np.append(tree.parent, NOTHING)[node]], UNKNOWN, ROOT)
-    time = microseconds(records.time, base_ns(context.trace)) - profiler_start(context)
-    return _events(records, first, second, time, names.texts[names.number], notes)
-
-
 @view(
     "memory_peak",
     columns(
         ("device", "text", "", "CPU, GPU0, …"),
-        ("peak_bytes", "int", "bytes", "the most that was allocated at a time"),
-        ("time_ns", "int", "ns", "when (the first time), Unix time"),
+        ("peak_bytes", "int", "bytes", "maximum number of bytes allocated at the same time"),
+        ("time_ns", "int", "ns", "Unix time at which the peak was first reached"),
         ("reserved_bytes", "int", "bytes", "held by the allocator at that time"),
-        ("operator", "text", "", "operator that allocated; missing: not in an operator, or before the recording"),
-        ("held_bytes", "int", "bytes", "of its blocks at that time"),
+        ("operator", "text", "", "operator that allocated them; missing: outside operators, or before the recording"),
+        ("held_bytes", "int", "bytes", "bytes of its blocks at that time"),
         ("held_pct", "float", "%", "share of peak_bytes"),
-        ("blocks", "int", "", "its blocks at that time; missing: before the recording"),
+        ("blocks", "int", "", "number of its blocks at that time; missing: allocated before the recording"),
     ),
 )
 def memory_peak(context: Context) -> Answer:
-    """What filled the memory of each device when the most was allocated: one row per device and operator.
+    """What filled the memory of each device when most of it was allocated: one row per device and operator.
 
-    A block counts if it was allocated at or before that time and not released until then. What was allocated before
-    the recording began has the row without operator and blocks. Most bytes first, device by device.
+    A block counts if it was allocated at or before that time and released after it. Memory allocated before the
+    recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
     """
     records = context.get(memory_records)
     names = _operator_names(context, records)
     values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
-    notes = [] if len(records) else [NOT_RECORDED]
+    notes = missing(records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         top = int(np.argmax(allocated))
         peak, when = int(allocated[top]), int(time[top])
         if relative:
-            notes.append(f"{label}: the trace tells no totals; what was held before the recording is not counted")
+            notes.append(f"{label}: the trace has no totals; memory held before the recording is not counted")
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
         rows = rows[records.addressed[rows]]
         rows = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]

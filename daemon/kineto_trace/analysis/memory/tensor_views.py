@@ -15,38 +15,45 @@ Ints = npt.NDArray[np.int64]
 @view(
     "tensors",
     columns(
-        ("tensor", "int", "", "number of the tensor, from 0 on"),
-        ("size_bytes", "int", "bytes", "of its block of memory, else of its shape at the first use"),
-        ("size_is_exact", "bool", "", "the size is that of the block"),
-        ("device", "text", "", "CPU, GPU0, …; if its block was allocated or released in the recording"),
+        ("tensor", "int", "", "number of the tensor, counted from 0"),
+        ("size_bytes", "int", "bytes", "size of its block of memory, otherwise of its shape at the first use"),
+        ("size_is_exact", "bool", "", "whether the size is that of the block"),
+        (
+            "device",
+            "text",
+            "",
+            "CPU, GPU0, …; missing if its block was neither allocated nor released in the recording",
+        ),
         ("made_by", "text", "", "operator that allocated its block"),
-        ("uses", "int", "", "how often it was an input of an operator"),
+        ("uses", "int", "", "number of times that it was an input of an operator"),
         ("first_used_by", "text", "", "first operator that it was an input of"),
         ("last_used_by", "text", "", "last operator that it was an input of"),
-        ("allocation_us", "float", "us", "since the window began"),
-        ("first_use_us", "float", "us", "likewise: the start of the first of these operators"),
-        ("last_use_us", "float", "us", "likewise: the latest end of any of them"),
+        ("allocation_us", "float", "us", "time since the window began"),
+        ("first_use_us", "float", "us", "likewise: start of the first operator that used it"),
+        ("last_use_us", "float", "us", "likewise: latest end of any operator that used it"),
         ("release_us", "float", "us", "likewise"),
-        ("unused_us", "float", "us", "held after the last use, until the release"),
-        ("address", "int", "", "of its storage"),
+        ("unused_us", "float", "us", "time from the last use to the release"),
+        ("address", "int", "", "address of its storage"),
     ),
 )
 def tensors(context: Context) -> Answer:
-    """The distinct tensors of a trace: where they came from, which operators used them, how long they were held.
+    """The distinct tensors of a trace: where they came from, which operators used them, and how long they were held.
 
-    Tensors that share storage (views) are one. With allocations in the trace, a storage is one tensor from its
-    allocation to its release; without them, inputs with one address whose uses overlap in time are one. Tensors are
-    numbered by their first appearance.
+    Tensors that share storage (views) count as one. If the trace has allocations, a storage is one tensor from its
+    allocation to its release; otherwise inputs with the same address whose uses overlap in time are one tensor. Tensors
+    are numbered by first appearance.
 
-    A trace that was read from a file does not tell the addresses of inputs: then the rows are the blocks of memory
-    that operators allocated, and what used them is not known.
+    Traces read from files do not contain the addresses of inputs. Their rows are the blocks of memory that operators
+    allocated, and the operators that used them are unknown.
     """
     found, records = context.get(tensor_uses), context.get(memory_records)
     notes = []
     if not len(found):
         notes.append("the trace has no tensors: record with record_shapes=True or profile_memory=True")
     elif not found.from_inputs:
-        notes.append("the trace does not tell the addresses of inputs: these are blocks of memory, uses are unknown")
+        notes.append(
+            "the trace lacks the addresses of inputs: the rows are blocks of memory, and their uses are unknown"
+        )
     strings = np.array([*context.trace.strings, None], object)
     names = np.append(found.names, NOTHING)
     start = context.trace.window_start_ns

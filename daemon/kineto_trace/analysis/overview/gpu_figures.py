@@ -18,7 +18,7 @@ from kineto_trace.analysis.overview.gpu_utilization import (
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, Clock
+from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.event_arguments import has_column
@@ -32,7 +32,7 @@ CUDA, HIP = 1, 6  # cpu_instant_event.device_type
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFigures:
-    """One GPU. Shares are 0 to 1, occupancy 0 to 100; NaN and None: unknown."""
+    """The figures of one GPU. Shares are 0 to 1, occupancy 0 to 100; NaN and None mean unknown."""
 
     device: int
     name: str | None
@@ -65,7 +65,7 @@ def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
 
 
 def peak_memory(context: Context) -> dict[int, int]:
-    """The most bytes that PyTorch's allocator had given out on each GPU; only what recorded allocations say."""
+    """Returns the most bytes that PyTorch's allocator had handed out on each GPU, from recorded allocations."""
     return {device: peak for (kind, device), peak in context.get(peaks_of_devices).items() if kind in (CUDA, HIP)}
 
 
@@ -87,23 +87,23 @@ def peaks_of_devices(context: Context) -> dict[tuple[int, int], int]:
 
 
 def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
-    """What the trace says of each GPU, by its number."""
+    """Returns the properties in the trace of each GPU, by its number."""
     return {item["id"]: item for item in context.trace.devices if isinstance(item.get("id"), int)}
 
 
 def is_count(value: Any) -> bool:
-    """Whether what a file says is a number of something."""
+    """Tells whether a value from a file is a plausible count."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def global_memory(properties: Mapping[str, Any]) -> int | None:
-    """The bytes of a GPU's memory; None: unknown."""
+    """Returns the bytes of a GPU's memory; None if unknown."""
     found = properties.get("totalGlobalMem")
     return found if is_count(found) else None
 
 
 def gpu_figures(context: Context) -> list[GpuFigures]:
-    """Every GPU with any activity."""
+    """Returns the figures of every GPU with any activity."""
     devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
     properties = context.get(device_properties)
     return _figures(context, context.get(breakdown), context.get(tensor_use), devices, properties)
@@ -161,7 +161,7 @@ def _one(
     )
 
 
-def _any_activity(context: Context, device: int, clock: Clock) -> Union:
+def _any_activity(context: Context, device: int, clock: TickClock) -> Union:
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
     times = [clock.times(table.take(table["device"] == device)) for table in tables]
     return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

@@ -27,7 +27,7 @@ from kineto_trace.analysis.overview.step_breakdown import (
 )
 from kineto_trace.arrays.intervals import union
 from kineto_trace.compat.tensorboard.plugin_rounding import rounded
-from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, Clock, plugin_clock, profiler_span
+from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock, plugin_clock, profiler_span
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -44,7 +44,7 @@ _TITLES = {
     "runtime": "calls of CUDA's runtime and driver",
     "dataloader": "waiting for the next batch",
     "cpu_exec": "operators and annotations on the host",
-    OTHER: "nothing of all that",
+    OTHER: "none of the above",
 }
 _SHARES = (
     *((f"{role}_us", "float", "us", f"time in {title}") for role, title in _TITLES.items()),
@@ -53,9 +53,9 @@ _SHARES = (
 
 
 def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") -> tuple[Breakdown, list[str]]:
-    """The steps with their time, and what the reader must know of them. Raises ViewError."""
+    """Returns the steps with their time, and notes for the reader. Raises ViewError."""
     if step_ends not in STEP_ENDS:
-        raise ViewError(f"step_ends is one of {', '.join(STEP_ENDS)}, not {step_ends!r}")
+        raise ViewError(f"step_ends={step_ends!r} is not valid; use {' or '.join(STEP_ENDS)}")
     if compat is Compat.PLUGIN:
         found = context.get(plugin_breakdown)
     else:
@@ -65,10 +65,10 @@ def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") 
         notes.append(
             "the plug-in has no steps without operators"
             if compat is Compat.PLUGIN
-            else "the trace has no event that a step could be made of"
+            else "the trace has no events to form a step from"
         )
     elif found.steps.name in (("all",), ("0",)) and len(found.steps) == 1:
-        notes.append('the trace has no "ProfilerStep#N": all of it counts as one step')
+        notes.append('the trace has no "ProfilerStep#N": the whole trace counts as one step')
     if found.steps.dropped:
         notes.append(
             f"steps left out because the recording may have ended before their kernels: "
@@ -88,20 +88,21 @@ def chosen_breakdown(context: Context, compat: Compat, step_ends: str = "host") 
     compat=(Compat.PLUGIN,),
 )
 def step_breakdown(context: Context, *, compat: Compat = Compat.NONE, step_ends: str = "host") -> Answer:
-    """What each training step spent its time on, and the average of all steps in the last row.
+    """What each training step spent its time on; the last row is the average of all steps.
 
-    Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime,
-    dataloader, cpu_exec that is active then, else for other, so that a row sums to the step. Kernels are those that
-    do not communicate; communication is NCCL's kernels, by their names or arguments, and ranges such as
-    "nccl:all_reduce" and "gloo:broadcast" on the host.
+    Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
+    cpu_exec that is active then, otherwise other. A row therefore sums to the length of the step. Kernels are those
+    that do not communicate; communication is NCCL's kernels, recognized by names or arguments, and host ranges such as
+    "nccl:all_reduce" and "gloo:broadcast".
 
-    step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" moves their ends to the last
-    GPU activity that they launched, the start of each to the end of the one before it, and leaves out steps at the
-    end whose GPU work may be missing (the plug-in's rule).
+    Options:
+    - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
+      the end of each step moves to the last GPU activity that it launched, its start to the end of the step before, and
+      steps at the end whose GPU work may be missing are left out.
 
-    The plug-in's figures: its steps have their ends on the device, ranges on the GPU can be steps and cpu_exec, only
-    ten collectives are communication, and once the roles so far fill all steps, the next one counts as a whole, so
-    that rows may sum to more than the step. Calls of the driver do not count. Percentages have two digits.
+    compat=plugin: steps end on the device, GPU ranges can be steps and cpu_exec, only ten collectives are
+    communication, and driver calls do not count. Once the roles so far fill all steps, the next role counts as a whole,
+    so that rows may sum to more than the step. Percentages have two digits.
     """
     found, notes = chosen_breakdown(context, compat, step_ends)
     count = len(found.steps)
@@ -123,7 +124,7 @@ def step_breakdown(context: Context, *, compat: Compat = Compat.NONE, step_ends:
 
 
 def chosen_gpus(context: Context, compat: Compat) -> list[GpuFigures]:
-    """The figures of each GPU."""
+    """Returns the figures of each GPU."""
     return context.get(plugin_gpu_figures if compat is Compat.PLUGIN else gpu_figures)
 
 
@@ -133,18 +134,18 @@ _GPU_NOTE = "the trace has no GPU activity"
 @view(
     "gpu_summary",
     columns(
-        ("device", "int", "", "number of the GPU, as the process sees it"),
+        ("device", "int", "", "GPU index in the process"),
         ("name", "text", "", "its name"),
-        ("memory_bytes", "int", "bytes", "its memory"),
-        ("compute_capability", "text", "", "its compute capability"),
-        ("kernels", "int", "", "kernels that ran on it"),
+        ("memory_bytes", "int", "bytes", "memory of the GPU"),
+        ("compute_capability", "text", "", "compute capability of the GPU"),
+        ("kernels", "int", "", "number of kernels that ran on it"),
         ("kernel_us", "float", "us", "sum of their durations"),
         ("utilization_pct", "float", "%", "share of the time of all steps in which at least one kernel ran"),
-        ("busy_pct", "float", "%", "share in which at least one kernel, copy or fill ran"),
-        ("sm_efficiency_pct", "float", "%", "estimated share of its multiprocessors that had a block"),
+        ("busy_pct", "float", "%", "share of the same time in which at least one kernel, copy or fill ran"),
+        ("sm_efficiency_pct", "float", "%", "estimated share of its multiprocessors that held a block"),
         ("occupancy_pct", "float", "%", "estimated achieved occupancy of its kernels, weighted by duration"),
         ("tensor_core_pct", "float", "%", "share of the kernels' time in kernels that use tensor cores"),
-        ("peak_memory_bytes", "int", "bytes", "most that the allocator had given out at any time"),
+        ("peak_memory_bytes", "int", "bytes", "maximum number of bytes that the allocator had handed out at any time"),
     ),
     compat=(Compat.PLUGIN,),
 )
@@ -152,12 +153,12 @@ def gpu_summary(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """How busy each GPU was from the start of the first step to the end of the last one.
 
     Utilization counts the union of kernels only. SM efficiency is the mean of min(blocks per multiprocessor of all
-    running kernels, 1), occupancy the mean of the kernels' estimates weighted by their time; both are estimates from
-    launch shapes, not measurements. The tensor-core share is that of all kernels, which are told by their names.
-    The peak of memory needs recorded allocations.
+    running kernels, 1); occupancy is the mean of the kernels' estimates weighted by their time. Both are estimates from
+    launch shapes, not measurements. The tensor-core share covers all kernels, recognized by their names. The memory
+    peak needs recorded allocations.
 
-    The plug-in's figures: its steps, its list of kernel names, only kernels that it can attribute to an operator
-    count for tensor cores, and percentages have two digits.
+    compat=plugin: the figures use the plug-in's steps and its list of kernel names. Only kernels that it can attribute
+    to an operator count for tensor cores. Percentages have two digits.
     """
     rows = chosen_gpus(context, compat)
     digits = 2 if compat is Compat.PLUGIN else None
@@ -186,7 +187,7 @@ def _percent(shares: list[float], digits: int | None) -> npt.NDArray[np.float64]
 
 
 def _mean(values: list[float]) -> float:
-    """Of those that are known; NaN: none is."""
+    """Returns the mean of the known values; NaN if there are none."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
@@ -197,13 +198,18 @@ def _mean(values: list[float]) -> float:
         ("steps", "int", "", "number of steps"),
         ("step_us", "float", "us", "mean length of a step"),
         *((f"{role}_pct", "float", "%", f"share of the mean step: {title}") for role, title in _TITLES.items()),
-        ("gpus", "int", "", "GPUs that kernels ran on"),
-        ("gpu_name", "text", "", "their names"),
+        ("gpus", "int", "", "number of GPUs that ran kernels"),
+        ("gpu_name", "text", "", "names of these GPUs"),
         ("utilization_pct", "float", "%", "mean over the GPUs: share of the steps' time in which a kernel ran"),
         ("sm_efficiency_pct", "float", "%", "mean over the GPUs: estimated SM efficiency"),
         ("occupancy_pct", "float", "%", "mean over the GPUs: estimated achieved occupancy"),
         ("tensor_core_pct", "float", "%", "share of all kernels' time in kernels that use tensor cores"),
-        ("tensor_core_eligible_pct", "float", "%", "share of operators' kernel time in operators that could use them"),
+        (
+            "tensor_core_eligible_pct",
+            "float",
+            "%",
+            "share of the operators' kernel time in operators that could use tensor cores",
+        ),
         ("kernels", "int", "", "number of kernels"),
         ("kernel_us", "float", "us", "sum of the kernels' durations"),
     ),
@@ -212,8 +218,8 @@ def _mean(values: list[float]) -> float:
 def overview(context: Context, *, compat: Compat = Compat.NONE, step_ends: str = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
-    The parts of the step are those of step_breakdown (and so is the option step_ends), the figures of the GPUs those
-    of gpu_summary, the tensor-core figures those of tensor_core_use.
+    The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
+    and the tensor-core figures those of tensor_core_use.
     """
     found, notes = chosen_breakdown(context, compat, step_ends)
     gpus = [gpu for gpu in chosen_gpus(context, compat) if gpu.kernels]
@@ -236,25 +242,27 @@ def overview(context: Context, *, compat: Compat = Compat.NONE, step_ends: str =
             "kernels": [sum(gpu.kernels for gpu in gpus)],
             "kernel_us": [sum(gpu.kernel_ns for gpu in gpus) / 1000],
         },
-        [*notes, *([] if gpus else ["the trace has no kernel"])],
+        [*notes, *([] if gpus else ["the trace has no kernels"])],
     )
 
 
 @view(
     "gpu_utilization",
     columns(
-        ("device", "int", "", "number of the GPU"),
+        ("device", "int", "", "GPU index in the process"),
         ("start_ns", "int", "ns", "start of the bucket, Unix time"),
-        ("duration_us", "float", "us", "its length"),
-        ("utilization_pct", "float", "%", "share of it in which at least one kernel ran"),
+        ("duration_us", "float", "us", "length"),
+        ("utilization_pct", "float", "%", "share of the bucket in which at least one kernel ran"),
     ),
     compat=(Compat.PLUGIN,),
 )
 def gpu_utilization(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
-    The recording is the profiler's own range if the file has it, else from the first to the last event; the last
-    bucket takes what is left over. The plug-in's figures are the same, but for the precision of its times.
+    The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
+    event. The last bucket takes what is left over.
+
+    compat=plugin: the same figures apart from the precision of the times.
     """
     clock = context.get(plugin_clock) if compat is Compat.PLUGIN else UNIX_NS
     low, high = profiler_span(context, clock)
@@ -277,20 +285,21 @@ def gpu_utilization(context: Context, *, compat: Compat = Compat.NONE) -> Answer
 @view(
     "sm_efficiency",
     columns(
-        ("device", "int", "", "number of the GPU"),
+        ("device", "int", "", "GPU index in the process"),
         ("start_ns", "int", "ns", "start of the stretch, Unix time"),
-        ("duration_us", "float", "us", "its length"),
-        ("sm_efficiency_pct", "float", "%", "estimated share of the multiprocessors that had a block"),
+        ("duration_us", "float", "us", "length"),
+        ("sm_efficiency_pct", "float", "%", "estimated share of the multiprocessors that held a block"),
     ),
     compat=(Compat.PLUGIN,),
 )
 def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
-    """The estimated SM efficiency of each GPU over time: a row per stretch in which the same kernels run.
+    """The estimated SM efficiency of each GPU over time: one row per stretch in which the same kernels run.
 
-    It is min(sum of the running kernels' blocks per multiprocessor, 1); where no kernel runs, there is no row.
+    The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
+    kernels.
 
-    The plug-in's figures: only launch figures that the file says, and some more rows of about 0 % between kernels,
-    since it adds with doubles.
+    compat=plugin: only launch figures that the file states count, and a few more rows of about 0 % appear between
+    kernels, because the plug-in adds with doubles.
     """
     plugin = compat is Compat.PLUGIN
     clock = context.get(plugin_clock) if plugin else UNIX_NS
@@ -309,11 +318,11 @@ def sm_efficiency(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
             "duration_us": clock.us(_joined([course.end - course.start for course in courses.values()])),
             "sm_efficiency_pct": 100 * _joined([course.value for course in courses.values()]),
         },
-        [] if sum(counts) else ["no kernel has a launch shape on a GPU of known properties"],
+        [] if sum(counts) else ["no kernel has a launch shape and a GPU with known properties"],
     )
 
 
-def _starts(clock: Clock, courses: Mapping[int, Course]) -> npt.NDArray[np.int64]:
+def _starts(clock: TickClock, courses: Mapping[int, Course]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *(clock.unix_ns(course.start) for course in courses.values())])
 
 

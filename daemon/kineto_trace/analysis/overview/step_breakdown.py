@@ -20,7 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union, union
-from kineto_trace.compat.tensorboard.plugin_steps import Launches, StepRanges, on_device, plugin_roles, plugin_steps
+from kineto_trace.compat.tensorboard.plugin_steps import (
+    DeviceLaunches,
+    StepRanges,
+    on_device,
+    plugin_roles,
+    plugin_steps,
+)
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
@@ -141,7 +147,7 @@ def host_ranges(context: Context) -> StepRanges:
 def device_ranges(context: Context) -> StepRanges:
     """The same with the ends that the device gives them: plugin_steps.on_device, for calls of the driver too."""
     activity, called = context.get(gpu), context.get(calls)
-    launched = Launches(called.start, called.end, activity.call, activity.start, activity.end)
+    launched = DeviceLaunches(called.start, called.end, activity.call, activity.start, activity.end)
     return on_device(context.get(host_ranges), launched)
 
 
@@ -153,15 +159,15 @@ class Breakdown:
     shares: Ints
 
     def shares_us(self) -> Floats:
-        """The same in µs."""
+        """Returns the shares in µs."""
         return self.steps.clock.us(self.shares)
 
     def lengths_us(self) -> Floats:
-        """How long each step was."""
+        """Returns the length of each step in µs."""
         return self.steps.clock.us(self.steps.end - self.steps.start)
 
     def average(self, role: str) -> float:
-        """The share (0 to 1) of a role in the mean step; NaN: there is none."""
+        """Returns the share (0 to 1) of a role in the mean step; NaN without steps."""
         total = self.lengths_us().sum() if len(self.steps) else 0
         return float(self.shares_us()[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
 
@@ -171,18 +177,18 @@ class Breakdown:
 
 
 def breakdown(context: Context) -> Breakdown:
-    """The steps of the host and their time."""
+    """Returns the steps of the host and their time."""
     found = context.get(host_ranges)
     return Breakdown(found, partition(context.get(roles), found.start, found.end))
 
 
 def device_breakdown(context: Context) -> Breakdown:
-    """The steps with ends on the device, and their time."""
+    """Returns the steps with ends on the device, and their time."""
     found = context.get(device_ranges)
     return Breakdown(found, partition(context.get(roles), found.start, found.end))
 
 
 def plugin_breakdown(context: Context) -> Breakdown:
-    """The plug-in's steps, and their time by its rules."""
+    """Returns the plug-in's steps, and their time by its rules."""
     found = context.get(plugin_steps)
     return Breakdown(found, partition(context.get(plugin_roles), found.start, found.end, restart=True))

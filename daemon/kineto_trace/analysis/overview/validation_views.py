@@ -55,24 +55,24 @@ class _Part(NamedTuple):
 @view(
     "validate",
     columns(
-        ("part", "text", "", "what the trace should have"),
+        ("part", "text", "", "what the trace should contain"),
         (
             "ok",
             "bool",
             "",
             f"it is there, for at least {_ENOUGH:.0f} % of the rows that should have it; missing: no row should",
         ),
-        ("rows", "int", "", "rows that are this or should have it"),
-        ("complete_pct", "float", "%", "of these rows, those that have it; missing without rows"),
+        ("rows", "int", "", "number of rows that are of this kind or should have it"),
+        ("complete_pct", "float", "%", "share of these rows that have it; missing without rows"),
         ("needed_for", "text", "", "analyses that are empty or less exact without it"),
-        ("advice", "text", "", "how to record it; missing: nothing to do"),
+        ("advice", "text", "", "how to record it; missing if there is nothing to do"),
     ),
 )
 def validate(context: Context) -> Answer:
-    """What analyses need of a trace, whether this one has it, and what to do if not.
+    """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
-    Arguments whose value is of another type than readers of Kineto's traces (HTA's validate_trace_format) expect have
-    a row of their own. What was lost when the trace was recorded or read is in the notes.
+    Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
+    row of their own. The notes say what was lost when the trace was recorded or read.
     """
     rows: list[tuple[str, bool | None, int, float | None, str, str | None]] = []
     for part in _PARTS:

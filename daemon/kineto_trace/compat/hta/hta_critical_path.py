@@ -21,7 +21,7 @@ Theory of operation
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.hta.hta_critical_path_gpu import gpu_edges, launches
+from kineto_trace.compat.hta.hta_critical_path_gpu import Clipped, gpu_edges, launches
 from kineto_trace.compat.hta.hta_frame import KIND, KINDS, NOTHING, HtaError, HtaFrame, hta_frame
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
@@ -70,22 +70,6 @@ class AddedEdges(NamedTuple):
     type: Ints
     weight: Ints
     event: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Clipped:
-    """HTA's frame in the order of the file, and which rows are in the window. Times in Unix ns.
-
-    start_node, end_node: of each row, NOTHING: it has none. The nodes are numbered by time.
-    """
-
-    frame: HtaFrame
-    inside: Flags
-    start_node: Ints
-    end_node: Ints
-    node_time: Ints
-    node_event: Ints
-    node_starts: Flags
 
 
 def named(strings: Sequence[str], names: Sequence[str]) -> Ints:

@@ -11,7 +11,8 @@ Theory of operation
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,6 @@ from kineto_trace.structure.dependency_graph import (
     SYNC,
     LatestEnds,
 )
-
-if TYPE_CHECKING:
-    from kineto_trace.compat.hta.hta_critical_path import Clipped
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -55,6 +53,22 @@ _EVENT_SYNC, _STREAM_WAIT, _STREAM_SYNC, _CONTEXT_SYNC = (
     "Stream Sync",
     "Context Sync",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """HTA's frame in the order of the file, and which rows are in the window. Times in Unix ns.
+
+    start_node, end_node: of each row, NOTHING: it has none. The nodes are numbered by time.
+    """
+
+    frame: HtaFrame
+    inside: Flags
+    start_node: Ints
+    end_node: Ints
+    node_time: Ints
+    node_event: Ints
+    node_starts: Flags
 
 
 def _is(strings: Sequence[str], column: npt.NDArray[Any], *names: str) -> Flags:
@@ -160,7 +174,7 @@ def _sorted(frame: HtaFrame, rows: Ints, is_sync: Flags) -> Ints:
     return np.argsort(np.where(is_sync, frame.end[rows], frame.start[rows]).astype(np.float64), kind="quicksort")
 
 
-def gpu_edges(context: Context, clipped: "Clipped") -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def gpu_edges(context: Context, clipped: Clipped) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """The edges in HTA's order: first node, last node, type, weight (ns), event whose time it is. Raises HtaError."""
     trace, frame = context.trace, clipped.frame
     strings = trace.strings
@@ -186,7 +200,7 @@ def _last_on_stream(frame: HtaFrame, rows: Ints, activity: Flags) -> LatestEnds:
 
 
 def _sync_edges(
-    strings: Sequence[str], clipped: "Clipped", rows: Ints, waits: _Waits
+    strings: Sequence[str], clipped: Clipped, rows: Ints, waits: _Waits
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     frame = clipped.frame
     is_sync = frame.exact[rows] & (frame.kind[rows] == KIND["cuda_sync"])
@@ -213,7 +227,7 @@ def _sync_edges(
     return order, first_node, last_node, np.full(len(order), SYNC), zero, nobody
 
 
-def _waited_for(clipped: "Clipped", strings: Sequence[str], rows: Ints, waits: _Waits) -> Ints:
+def _waited_for(clipped: Clipped, strings: Sequence[str], rows: Ints, waits: _Waits) -> Ints:
     """For each row the activity that it has to wait for: of the waits before it the last one counts."""
     frame = clipped.frame
     source_of = np.full(len(frame), NOTHING)
@@ -230,7 +244,7 @@ def _waited_for(clipped: "Clipped", strings: Sequence[str], rows: Ints, waits: _
 
 
 def _activity_edges(
-    strings: Sequence[str], clipped: "Clipped", rows: Ints, place: Ints, waits: _Waits
+    strings: Sequence[str], clipped: Clipped, rows: Ints, place: Ints, waits: _Waits
 ) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     frame, time = clipped.frame, clipped.node_time
     activity = ~frame.exact[rows] | (frame.kind[rows] != KIND["cuda_sync"])

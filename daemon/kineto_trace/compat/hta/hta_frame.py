@@ -75,12 +75,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 class HtaError(ViewError):
-    """HTA itself ends with an error on this trace, so that it has no figures to follow."""
+    """HTA itself fails on this trace, so there are no figures to reproduce."""
 
     @property
     def note(self) -> str:
-        """For the right figures in their place."""
-        return f"HTA fails on this trace ({self}): these are the right figures"
+        """The note on the exact figures that take the place of HTA's."""
+        return f"HTA fails on this trace ({self}): these are the exact figures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class HtaFrame:
 
     @property
     def end(self) -> Ints:
-        """Unix ns; may lie before the start."""
+        """Returns the ends in Unix ns; an end may lie before its start."""
         return self.start + self.duration
 
     def take(self, places: npt.NDArray[Any]) -> "HtaFrame":
@@ -141,7 +141,7 @@ _ARRAYS = tuple(field.name for field in fields(HtaFrame) if field.name not in ("
 
 
 def hta_frame(context: Context) -> HtaFrame:
-    """All rows as HTA keeps them after loading."""
+    """Returns all rows that HTA keeps after loading."""
     frame, strings = context.get(hta_rows), context.trace.strings
     is_step = step_numbers(strings, frame.name, _STEP) >= 0
     if len(np.unique(frame.name[is_step])) < 2:
@@ -150,7 +150,7 @@ def hta_frame(context: Context) -> HtaFrame:
 
 
 def hta_rows(context: Context) -> HtaFrame:
-    """All rows, those of the last step as well: what HTA's TraceDiff compares."""
+    """Returns all rows including those of the last step, which HTA's TraceDiff compares."""
     trace = context.trace
     parts = [_rows(context, kind) for kind in KINDS]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -206,7 +206,7 @@ def _exact(trace: Trace, table: Table) -> Flags:
 
 
 def _places(trace: Trace, part: Mapping[str, npt.NDArray[Any]]) -> Ints:
-    """The places of rows in the file."""
+    """Returns the places of rows in the file."""
     if not len(part["row"]):
         return part["row"]
     places: Ints = trace.table(KINDS[int(part["kind"][0])]).origin["place"][part["row"]].astype(np.int64)
@@ -300,7 +300,7 @@ def _gpu_side(strings: Sequence[str], stream: Ints, correlation: Ints, name: npt
 
 
 def _links(correlation: Ints, gpu_side: Flags) -> Ints:
-    """Of several partners the last one counts."""
+    """Links rows; of several partners the last one counts."""
     link = np.full(len(correlation), NOTHING, np.int64)
     known = correlation != NOTHING
     cpu, gpu = np.flatnonzero(known & ~gpu_side), np.flatnonzero(known & gpu_side)
@@ -313,7 +313,7 @@ def _links(correlation: Ints, gpu_side: Flags) -> Ints:
 def step_numbers(
     strings: Sequence[str], name: npt.NDArray[np.int32], pattern: re.Pattern[str] = _STEP_OF_ITERATION
 ) -> Ints:
-    """For each row the number in its name; -1: it is no step."""
+    """Returns for each row the step number in its name; -1 if it is not a step."""
     found = [pattern.match(text) if text.startswith("ProfilerStep") else None for text in strings]
     numbers = np.array([NOTHING if match is None else int(match[1]) for match in found], np.int64)
     return numbers[name] if len(numbers) else np.full(len(name), NOTHING, np.int64)

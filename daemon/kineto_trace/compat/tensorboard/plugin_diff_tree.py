@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Side:
+class TreeSide:
     """One trace. An item is a node of its tree or, below 0, -1 less the place of a backward node.
 
     device: per node of the tree its own GPU time, µs. hosted: which backward nodes hang directly below which node
@@ -75,17 +75,17 @@ class Side:
         return found
 
     def thread_span(self) -> tuple[float, float]:
-        """From the start to the end of the main thread, µs."""
+        """Returns start and end of the main thread, in µs."""
         return thread_span(self.tree, self.moved.main)
 
     def span(self, item: int) -> tuple[float, float]:
-        """Start and end, µs."""
+        """Returns start and end, in µs."""
         if item < 0:
             return float(self.moved.start[-1 - item]), float(self.moved.end[-1 - item])
         return float(self.tree.start[item]), float(self.tree.end[item])
 
     def spans(self, items: Ints) -> tuple[Floats, Floats]:
-        """Starts and ends, µs."""
+        """Returns starts and ends, in µs."""
         starts, ends = np.empty(len(items)), np.empty(len(items))
         for own, start, end in (
             (items >= 0, self.tree.start, self.tree.end),
@@ -101,11 +101,11 @@ class Side:
         return np.flatnonzero((items < 0) | np.isin(kinds, list(MATCHED)))
 
     def key(self, item: int) -> tuple[int, str]:
-        """What has to be equal to match."""
+        """Returns what must be equal for a match."""
         return (BACKWARD if item < 0 else int(self.tree.kind[item])), self.name(item)
 
     def name(self, item: int) -> str:
-        """As the plug-in calls it."""
+        """Returns the plug-in's name of an item."""
         if item < 0:
             return self.strings[int(self.tree.name[self.moved.module[-1 - item]])] + ".backward"
         return self.strings[int(self.tree.name[item])]
@@ -115,7 +115,7 @@ class Side:
         return self._list(host, self.moved.main)
 
     def children(self, item: int) -> Ints:
-        """What is inside an item, by start."""
+        """Returns the children of an item by start."""
         if item >= 0:
             return self._list(item, 0)
         place = -1 - item
@@ -137,7 +137,7 @@ class Side:
         return np.empty(0, np.int64)
 
     def times(self, items: Ints) -> tuple[Floats, Floats]:
-        """Time on the host and on the device of each item, µs."""
+        """Returns host and device time of each item, in µs."""
         starts, ends = self.spans(items)
         device = np.zeros(len(items))
         own = items >= 0
@@ -173,13 +173,13 @@ class Side:
 class DiffNode:
     """Items of both sides beside each other; none: blank. single: it is a node, not a composite of one."""
 
-    left_side: Side
-    right_side: Side
+    left_side: TreeSide
+    right_side: TreeSide
     left: Ints
     right: Ints
 
-    def name(self, side: Side, items: Ints) -> str:
-        """As the plug-in calls it."""
+    def name(self, side: TreeSide, items: Ints) -> str:
+        """Returns the plug-in's name of the node."""
         if not len(items):
             return BLANK
         return side.name(int(items[0])) if len(items) == 1 else COMPOSITE
@@ -221,13 +221,13 @@ class DiffNode:
         return found
 
 
-def diff_node(left: Side, right: Side, path: str) -> DiffNode:
-    """The node at a path. Raises ViewError."""
+def diff_node(left: TreeSide, right: TreeSide, path: str) -> DiffNode:
+    """Returns the node at a path. Raises ViewError."""
     node = DiffNode(left, right, left.outermost(), right.outermost())
     first, *numbers = path.split("-")
     shown = "0"
     if first != "0" or not all(number.isdecimal() for number in numbers):
-        raise ViewError(f"diff: {path!r} is no path of a node; use 0 for the whole, 0-2 for its child 2, and so on")
+        raise ViewError(f"diff: {path!r} is not the path of a node; use 0 for the root, 0-2 for its child 2, and so on")
     for number in numbers:
         if int(number) >= len(node.children):
             raise ViewError(f"diff: no node {path}: node {shown} has {len(node.children)} children")

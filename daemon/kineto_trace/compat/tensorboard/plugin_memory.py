@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
-from kineto_trace.compat.tensorboard.plugin_diff_tree import Side
+from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide
 from kineto_trace.compat.tensorboard.plugin_nodes import (
     NOTHING,
     base_ns,
@@ -28,7 +28,7 @@ from kineto_trace.compat.tensorboard.plugin_nodes import (
     microseconds,
     orderable,
 )
-from kineto_trace.compat.tensorboard.plugin_sweep import Sweep, visits_of
+from kineto_trace.compat.tensorboard.plugin_sweep import MemorySweep, visits_of
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree, subtrees
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
@@ -70,7 +70,7 @@ def plugin_memory(context: Context) -> PluginMemory:
         rows = np.flatnonzero(track == moved.main)
         tracks = np.unique(tree.track[moved.roots]).tolist()
         deepest = {each: _deepest(tree, np.full(len(rows), each, np.uint32), time[rows]) for each in tracks}
-        swept = Sweep(Side(context, tree.device_self), time[rows], node[rows], deepest)
+        swept = MemorySweep(TreeSide(context, tree.device_self), time[rows], node[rows], deepest)
         node[rows], entered, visited = swept.node, swept.entered, swept.visited
     counts = np.bincount(np.append(node[node >= 0], visited).astype(np.int64), minlength=len(tree))
     held = np.where(gone, tree.below(counts * gone), tree.below(counts * ~gone)) > 0

@@ -28,6 +28,7 @@ from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE
 
 NOTHING = -1
 EXACT_IN_DOUBLE = 1 << 53
@@ -38,7 +39,7 @@ COLLECTIVES = frozenset(
 )
 NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
 STEP_PREFIX = "ProfilerStep#"
-LIGHTNING_MODULE, LIGHTNING_PROFILE = "[pl][module]", "[pl][profile]"
+LIGHTNING_PROFILE = "[pl][profile]"
 TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
 PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
 RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))
@@ -81,7 +82,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
+class PluginLaunches:
     """Runtime calls and GPU activities. Times in µs as doubles.
 
     external: of each call; NOTHING: none. duration: of each call. call: of each GPU activity the place of its call;
@@ -264,7 +265,7 @@ def _as_numbers(trace: Trace, threads: Ints) -> Ints:
     return found
 
 
-def launches(context: Context) -> Launches:
+def launches(context: Context) -> PluginLaunches:
     """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
     trace = context.trace
     base, calls = base_ns(trace), trace.table("cuda_runtime")
@@ -276,7 +277,7 @@ def launches(context: Context) -> Launches:
     start, duration = (np.concatenate([each[n] for each in times]) for n in range(2))
     correlation = np.concatenate([table["correlation"] for table in tables])
     call_start, call_duration = file_times(calls, base)
-    return Launches(
+    return PluginLaunches(
         external=external_ids(calls),
         thread=file_threads(calls),
         duration=call_start + call_duration - call_start,

@@ -32,11 +32,12 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.compat.tensorboard import plugin_nodes
-from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_MODULE, LIGHTNING_PROFILE
+from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_PROFILE
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
 from kineto_trace.structure.activity_links import NOTHING, step_names
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -57,19 +58,19 @@ _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and an
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """What a count of ticks means: since when (Unix ns), and how many make a microsecond."""
+class TickClock:
+    """The meaning of ticks: their origin (Unix ns), and how many make a microsecond."""
 
     base_ns: int
     per_us: int
 
     def us(self, ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """A duration in µs."""
+        """Converts a duration to µs."""
         found: npt.NDArray[np.float64] = ticks / self.per_us
         return found
 
     def unix_ns(self, ticks: Ints) -> Ints:
-        """A time."""
+        """Converts a time to Unix ns."""
         if self.per_us == 1000:
             return ticks + self.base_ns
         whole, rest = np.divmod(ticks, self.per_us)
@@ -77,7 +78,7 @@ class Clock:
         return found
 
     def times(self, table: Table) -> tuple[Ints, Ints]:
-        """Starts and ends of the rows of a table, in ticks."""
+        """Returns starts and ends of the rows of a table, in ticks."""
         if self.per_us == 1000:
             return table["start"] - self.base_ns, table.end() - self.base_ns
         start, duration = plugin_nodes.file_times(table, self.base_ns)
@@ -86,7 +87,7 @@ class Clock:
             return np.rint(start * self.per_us).astype(np.int64), np.rint(end * self.per_us).astype(np.int64)
 
 
-UNIX_NS = Clock(0, 1000)
+UNIX_NS = TickClock(0, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class StepRanges:
     start: Ints
     end: Ints
     launched: Ints
-    clock: Clock = UNIX_NS
+    clock: TickClock = UNIX_NS
     dropped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class StepRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
+class DeviceLaunches:
     """Device events with the calls that launched them, in ticks. call: number of the call, NOTHING: none."""
 
     call_start: Ints
@@ -158,22 +159,22 @@ def _others(context: Context, category: str) -> Table:
     return table.take(plugin_nodes.in_categories(context.trace, table, (category,)))
 
 
-def plugin_clock(context: Context) -> Clock:
+def plugin_clock(context: Context) -> TickClock:
     """The doubles of the file's microseconds as integers, without loss."""
     trace = context.trace
     base = plugin_nodes.base_ns(trace)
     tables = [trace.table(kind) for kind in (*CATEGORIES, "other") if len(trace.table(kind))]
     ends = [abs(int(side) - base) for t in tables for side in (t["start"].min(), t["start"].max(), t.end().max())]
-    return Clock(base, 1 << min(58 - (max(ends, default=0) // 1000 + 1).bit_length(), 48))
+    return TickClock(base, 1 << min(58 - (max(ends, default=0) // 1000 + 1).bit_length(), 48))
 
 
-def launches(context: Context) -> Launches:
+def launches(context: Context) -> DeviceLaunches:
     """The device events, table by table of GPU_TABLES, and the runtime calls, as in their table."""
     clock = context.get(plugin_clock)
     device = [clock.times(context.trace.table(kind)) for kind in GPU_TABLES]
     start, end = (np.concatenate([part[side] for part in device]) for side in (0, 1))
     calls = clock.times(rows_of(context, "cuda_runtime"))
-    return Launches(*calls, context.get(plugin_nodes.launches).call, start, end)
+    return DeviceLaunches(*calls, context.get(plugin_nodes.launches).call, start, end)
 
 
 def host_steps(context: Context) -> StepRanges:
@@ -194,13 +195,13 @@ def host_steps(context: Context) -> StepRanges:
     return StepRanges(names, start[order], end[order], np.zeros(len(order), np.int64), clock)
 
 
-def _joined(clock: Clock, tables: Sequence[Table]) -> tuple[Ints, Ints]:
+def _joined(clock: TickClock, tables: Sequence[Table]) -> tuple[Ints, Ints]:
     """Starts and ends of the rows of all tables, in ticks."""
     times = [clock.times(table) for table in tables]
     return np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times])
 
 
-def on_device(host: StepRanges, launched: Launches) -> StepRanges:
+def on_device(host: StepRanges, launched: DeviceLaunches) -> StepRanges:
     """The steps with the ends that the device gives them, by the rule above."""
     if not len(host):
         return host
@@ -238,7 +239,7 @@ def _step_of_calls(host: StepRanges, start: Ints, end: Ints) -> Ints:
 
 
 def _complete(events: list[int]) -> int:
-    """How many steps stay."""
+    """Returns how many steps remain."""
     if len(events) < 2:
         return len(events)
     last = max(number for number, count in enumerate(events) if count)
@@ -248,7 +249,7 @@ def _complete(events: list[int]) -> int:
 
 
 def plugin_steps(context: Context) -> StepRanges:
-    """The plug-in's steps."""
+    """Returns the plug-in's steps."""
     return on_device(context.get(host_steps), context.get(launches))
 
 
@@ -298,7 +299,7 @@ def _communication(context: Context) -> tuple[Flags, Ints]:
     return own, np.concatenate(ids)
 
 
-def profiler_span(context: Context, clock: Clock = UNIX_NS) -> tuple[int, int]:
+def profiler_span(context: Context, clock: TickClock = UNIX_NS) -> tuple[int, int]:
     """(start, end) of the profiler's own range if the file has it, else of all events that the plug-in knows; ticks."""
     trace = context.trace
     spans = _others(context, "trace")

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.compat.tensorboard.plugin_backward import Backward, outermost
-from kineto_trace.compat.tensorboard.plugin_diff_tree import Side
+from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide
 from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING
 from kineto_trace.compat.tensorboard.plugin_order import entries_in_order
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, subtrees
@@ -43,14 +43,14 @@ class _Frame:
     at: int = 0
 
 
-class Sweep:
+class MemorySweep:
     """The walk over the records of the main thread. time: µs, ascending; node: their deepest nodes without backward.
 
     deepest: by track, at each of these times the deepest node. Afterwards: node, what has each record (NOTHING: no
     node of the tree); entered: per backward node; visited: nodes of the tree that the walk was in.
     """
 
-    def __init__(self, side: Side, time: Floats, node: Ints, deepest: dict[int, Ints]) -> None:
+    def __init__(self, side: TreeSide, time: Floats, node: Ints, deepest: dict[int, Ints]) -> None:
         self.node = node.copy()
         self.entered = np.zeros(len(side.moved.module), np.bool_)
         self.visited: list[int] = []

@@ -30,9 +30,9 @@ from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.compat.tensorboard.plugin_nodes import (
     NO_OPERATORS,
     NOTHING,
-    Launches,
     Node,
     Nodes,
+    PluginLaunches,
     launches,
     nodes,
     orderable,
@@ -156,7 +156,7 @@ def _chains(
     return merged, top
 
 
-def _owners(found: Nodes, launched: Launches, track: npt.NDArray[np.uint32]) -> Ints:
+def _owners(found: Nodes, launched: PluginLaunches, track: npt.NDArray[np.uint32]) -> Ints:
     """For each call the node (of those given) with its external id; NOTHING: none."""
     rows = np.argsort(found.start, kind="stable")
     small = track.astype(np.uint16) if int(track.max(initial=0)) < 1 << 16 else track  # sorts by radix
@@ -166,7 +166,7 @@ def _owners(found: Nodes, launched: Launches, track: npt.NDArray[np.uint32]) -> 
     return owner
 
 
-def _figures(context: Context, found: Nodes, launched: Launches, shape: _Shape, kept: Flags) -> Tree:
+def _figures(context: Context, found: Nodes, launched: PluginLaunches, shape: _Shape, kept: Flags) -> Tree:
     count, left = len(shape.left), shape.left
     start, end, name, typed = found.start[left], found.end[left], found.name[left], found.typed[left]
     total = end - start

@@ -19,8 +19,8 @@ _LEAST_APART_NS = 1_000_000  # a sample is good to some 30 ns
 _READINGS = 3  # of each sample: Unix ns, counter, monotonic ns
 
 
-class Clock(NamedTuple):
-    """One clock at two times: what it showed, and Unix ns."""
+class CuptiClock(NamedTuple):
+    """One clock at two moments: its readings, and Unix ns."""
 
     first: int
     last: int
@@ -28,33 +28,33 @@ class Clock(NamedTuple):
     unix_last: int
 
     def distance(self, time: int) -> int:
-        """How far a reading lies outside of the samples."""
+        """Returns how far a reading lies outside the samples."""
         return max(self.first - time, time - self.last, 0)
 
     def scale(self) -> float:
-        """ns of one tick."""
+        """The length of one tick, in ns."""
         return (self.unix_last - self.unix_first) / (self.last - self.first)
 
     def to_unix(self, times: Ints) -> Ints:
-        """Unix ns; 0 stays 0: no time."""
+        """Returns Unix ns; 0 stays 0, which means no time."""
         moved: Ints = np.rint((times - self.first) * self.scale()).astype(np.int64) + self.unix_first
         moved[times == 0] = 0
         return moved
 
     def length_ns(self, durations: Ints) -> Ints:
-        """ns."""
+        """The time between the two moments, in ns."""
         lengths: Ints = np.rint(durations * self.scale()).astype(np.int64)
         return lengths
 
 
-def clocks_of(samples: Any) -> list[Clock]:
-    """The clocks in a source's metadata["clocks"], Unix time first; none if it is not what it should be."""
+def clocks_of(samples: Any) -> list[CuptiClock]:
+    """Returns the clocks in a source's metadata["clocks"], Unix time first; none if the value is malformed."""
     if not _well_formed(samples):
         return []
     first, last = samples
     if last[0] - first[0] < _LEAST_APART_NS:
         return []
-    found = [Clock(first[at], last[at], first[0], last[0]) for at in range(_READINGS)]
+    found = [CuptiClock(first[at], last[at], first[0], last[0]) for at in range(_READINGS)]
     return [clock for clock in found if clock.last > clock.first > 0]
 
 
@@ -71,8 +71,8 @@ def _well_formed(samples: Any) -> bool:
     )
 
 
-def foreign_clock(starts: Ints, clocks: Sequence[Clock]) -> Clock | None:
-    """The clock of these readings; None if it is Unix time, or nothing can be said."""
+def foreign_clock(starts: Ints, clocks: Sequence[CuptiClock]) -> CuptiClock | None:
+    """Returns the clock of these readings; None if it is Unix time or cannot be determined."""
     known = starts[starts > 0]
     if not len(known) or not clocks:
         return None
@@ -81,8 +81,8 @@ def foreign_clock(starts: Ints, clocks: Sequence[Clock]) -> Clock | None:
     return None if nearest is clocks[0] else nearest
 
 
-def translate(columns: dict[str, npt.NDArray[Any]], clocks: Sequence[Clock]) -> bool:
-    """Turns the times in these columns into Unix ns. False if they were."""
+def translate(columns: dict[str, npt.NDArray[Any]], clocks: Sequence[CuptiClock]) -> bool:
+    """Converts the times in these columns to Unix ns. Returns False if they were Unix ns already."""
     clock = foreign_clock(columns["start"], clocks)
     if clock is None:
         return False

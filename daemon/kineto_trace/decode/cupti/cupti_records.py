@@ -99,7 +99,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CuptiRecords:
-    """Everything that the buffers held. undecoded: records that came but could not be read."""
+    """The content of the buffers. undecoded: number of records that could not be read."""
 
     tables: Mapping[str, Table]
     records: int
@@ -132,7 +132,7 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
 
 
 def version_of(source: RawSource) -> int:
-    """The number that cuptiGetVersion gave in the target. Raises UnknownVersionError unless we know its layouts."""
+    """Returns the version reported by cuptiGetVersion. Raises UnknownVersionError if its layouts are unknown."""
     version = source.metadata.get("cupti_version")
     if not isinstance(version, int) or version not in LAYOUTS:
         known = ", ".join(dict.fromkeys(layout.release for layout in LAYOUTS.values()))
@@ -214,7 +214,7 @@ class Buffers:
         self._decoder.rewind()
 
     def columns(self, known: RecordKind) -> Columns:
-        """What was read of one kind."""
+        """Returns what was read of one kind."""
         rows = self._counts[known.kind]
         columns = dict(self._arrays[known.kind])
         if known.layout == "MEMCPY2":
@@ -266,7 +266,7 @@ def _dtype(table: str, column: str, width: int) -> str:
 
 
 def _join(pieces: list[Columns]) -> Columns:
-    """Puts the columns of two record kinds of one table together; a column that one lacks is zero there."""
+    """Joins the columns of two record kinds of one table; a column that one of them lacks is zero there."""
     filled = [piece for piece in pieces if len(piece["start"])] or pieces[-1:]
     if len(filled) == 1:
         return filled[0]
@@ -356,7 +356,7 @@ def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
 
 
 def _last(keys: npt.NDArray[Any], values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """For each wanted key the value that came last with that key; -1 if none did."""
+    """Returns for each wanted key the last value with that key; -1 if there is none."""
     if not len(keys):
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(keys, kind="stable")

@@ -63,7 +63,7 @@ _one_op_args = msgspec.json.Decoder(_OpArgs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoTrace:
-    """What the documents held. undecoded: rows that came but could not be read."""
+    """The content of the documents. undecoded: number of rows that could not be read."""
 
     tables: Mapping[str, Table]
     records: int
@@ -94,7 +94,7 @@ def decode(source: RawSource, strings: StringTable) -> KinetoTrace:
 
 
 def nanoseconds(microseconds: Floats) -> Ints:
-    """Exact for times with three decimals below 2**43."""
+    """Converts microseconds to ns, exactly for times with three decimals below 2**43."""
     whole = np.floor(microseconds)
     result: Ints = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
     return result
@@ -102,7 +102,7 @@ def nanoseconds(microseconds: Floats) -> Ints:
 
 def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
     if reader.cut:
-        yield f"{reader.cut} of the traces that torch's profiler wrote are cut: they end early"
+        yield f"{reader.cut} of the traces that torch's profiler wrote are truncated"
     if damage.arguments:
         yield f"{damage.arguments} ops have no arguments: what torch's profiler wrote there is not valid JSON"
     if damage.documents:
@@ -167,7 +167,7 @@ class _Reader:
         self.others: Counter[str] = Counter()
 
     def read(self, document: Document, blocks: Iterator[list[Row]], damage: Damage) -> None:
-        """One document to its end."""
+        """Reads one document to its end."""
         parts: list[dict[str, AnyArray]] = []
         starts, ends = _Arrows(), _Arrows()
         for rows in blocks:

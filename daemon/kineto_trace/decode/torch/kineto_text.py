@@ -54,7 +54,7 @@ class _Whole(msgspec.Struct):
 
 @dataclass(slots=True)
 class Damage:
-    """What could not be read."""
+    """Counts what could not be read."""
 
     rows: int = 0
     arguments: int = 0  # rows whose name and times could be read
@@ -75,7 +75,7 @@ _whole = msgspec.json.Decoder(_Whole)
 
 
 def thread_ids(rows: Iterable[Row]) -> npt.NDArray[np.uint32]:
-    """The system thread ids; 0 where there is a text in its place."""
+    """Returns the system thread ids; 0 where there is a text instead."""
     return np.array([row.tid & 0xFFFFFFFF if isinstance(row.tid, int) else 0 for row in rows], np.uint32)
 
 
@@ -88,7 +88,7 @@ def documents(buffers: Iterable[bytes], damage: Damage) -> Iterator[tuple[Docume
 
 
 class _Feed:
-    """The bytes of one document at a time."""
+    """Provides the bytes of one document at a time."""
 
     def __init__(self, buffers: Iterable[bytes]) -> None:
         self._buffers = iter(buffers)
@@ -96,7 +96,7 @@ class _Feed:
         self._over = False
 
     def next_document(self) -> bool:
-        """Whether there is one more; what is in front of the first mark is one too."""
+        """Tells whether there is another one; data before the first mark counts as one too."""
         while not self._rest.strip(b" \n") and not self._over:
             self._pull()
         self._rest = self._rest.removeprefix(DOCUMENT)
@@ -108,7 +108,7 @@ class _Feed:
         self._rest += data or b""
 
     def parts(self) -> Iterator[bytes]:
-        """The rest of this document."""
+        """Yields the rest of this document."""
         while True:
             end = self._rest.find(DOCUMENT)
             if end >= 0:
@@ -147,7 +147,7 @@ def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Ro
 
 
 def _read_last(text: bytes, document: Document, damage: Damage) -> list[Row]:
-    """The last rows of a document, and what comes after them."""
+    """Reads the last rows of a document, and what follows them."""
     end = text.rfind(_EVENTS_END)
     if end >= 0:
         document.whole = True
@@ -192,7 +192,7 @@ def _read_each(texts: list[bytes], damage: Damage) -> Iterator[Row]:
 
 
 def _mended(text: bytes) -> bytes:
-    """With the quotes of its name escaped, and nothing that is not UTF-8."""
+    """Escapes the quotes in its name, and replaces everything that is not UTF-8."""
     text = text.decode("utf-8", "replace").encode()
     return _NAME_LINE.sub(lambda line: line[1] + _BARE_QUOTE.sub(rb'\\"', line[2]) + line[3], text, count=1)
 

@@ -37,7 +37,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEvents:
-    """The rows. undecoded: records that are cut or make no sense."""
+    """The rows. undecoded: number of records that are truncated or implausible."""
 
     table: Table
     undecoded: int
@@ -82,7 +82,7 @@ def _table(events: AnyArray, totals: Mapping[str, Any], strings: StringTable) ->
 
 
 def _final(value: Any) -> tuple[int, int]:
-    """What a device held at the end, as far as the source told."""
+    """Returns what a device held at the end, as far as the source states it."""
     if (
         isinstance(value, list)
         and len(value) == 2
@@ -98,7 +98,7 @@ def _deltas(action: AnyArray, sizes: Ints, more: int, less: int) -> Ints:
 
 
 def _running(final: int, deltas: Ints) -> Ints:
-    """The total after each action; UNKNOWN where that is not known, or the source contradicts itself."""
+    """Returns the total after each action; UNKNOWN where it is unknown, or the source contradicts itself."""
     if final == UNKNOWN:
         return np.full(len(deltas), UNKNOWN, np.int64)
     following = deltas[::-1].cumsum()[::-1] - deltas

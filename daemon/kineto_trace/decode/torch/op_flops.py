@@ -41,7 +41,7 @@ def _convolution(dims: _Sizes, concrete: Sequence[str]) -> int:
 
 
 def _pair(text: str) -> list[int]:
-    """ "[1, 1]", or one number for both."""
+    """Parses "[1, 1]", or one number that stands for both."""
     values = json.loads(text)
     both = [values] if isinstance(values, int) else [int(value) for value in values]
     return both * 2 if len(both) == 1 else both
@@ -59,7 +59,10 @@ _FLOPS: dict[str, Callable[[_Sizes, Sequence[str]], int]] = {
 
 
 def flops(name: str, inputs: str) -> int:
-    """Of one op with these inputs; 0: not known. inputs: Kineto's JSON arguments without braces."""
+    """Returns the FLOPs of one op with these inputs; 0 if unknown.
+
+    inputs: Kineto's JSON arguments without braces.
+    """
     compute = _FLOPS.get(name)
     if compute is None:
         return 0
@@ -77,7 +80,7 @@ def _sizes(value: Any) -> list[int]:
 
 
 def add_flops(ops: Table, strings: StringTable) -> Table:
-    """cpu_op with an argument more where the number is known."""
+    """Returns cpu_op with one more argument where the number is known."""
     keys = (ops["name"].astype(np.int64) << 32) | (ops["inputs"].astype(np.int64) & 0xFFFFFFFF)
     pairs, places = np.unique(keys, return_inverse=True)
     numbers = np.array([_with_flops(pair >> 32, pair & 0xFFFFFFFF, strings) for pair in pairs.tolist()], np.int32)

@@ -33,7 +33,7 @@ LIST_SHOWN = 30  # longer lists are shown as empty ones, as PyTorch's profiler d
 
 
 class UnreadableInputs(ValueError):
-    """The entry is not in the form that the agent writes."""
+    """The entry does not have the form that the agent writes."""
 
 
 class Input(NamedTuple):
@@ -74,7 +74,7 @@ class _Reader:
         self._at = 0
 
     def inputs(self) -> list[Input]:
-        """All of them; the entry must end with the last one."""
+        """Returns all inputs; the entry must end with the last one."""
         count, _ = self._take("<BB")
         found = [self._input() for _ in range(count)]
         if self._at != len(self._entry):

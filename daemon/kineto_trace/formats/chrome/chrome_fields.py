@@ -15,7 +15,7 @@ Columns = Mapping[str, AnyArray]  # of the table, and "tid": the viewer's row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class FieldNames:
     """What rows refer to by number."""
 
     texts: Texts  # the trace's strings, as names
@@ -26,7 +26,7 @@ class Names:
     shapes: LaunchShapes
 
 
-def event(category: str, names: Names, rows: Columns, pid: Field) -> Fields:
+def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields:
     """The beginning of a complete event, up to its duration."""
     return [
         Field(b'{"ph":"X","cat":"%s","name":"' % category.encode(), TEXT, rows["name"], names.texts),
@@ -37,7 +37,7 @@ def event(category: str, names: Names, rows: Columns, pid: Field) -> Fields:
     ]
 
 
-def flow(phase: str, category: str, ids: AnyArray, names: Names, rows: Columns, pid: Field) -> Fields:
+def flow(phase: str, category: str, ids: AnyArray, names: FieldNames, rows: Columns, pid: Field) -> Fields:
     """The flow event of a row, at its start. phase: "s" (start) or "f" (finish)."""
     name = b',"cat":"%s","name":"%s"' % (category.encode(), category.encode())
     end = name + (b',"bp":"e"},\n' if phase == "f" else b"},\n")
@@ -64,7 +64,7 @@ ARGS = b',"args":{'
 CLOSE = Field(b"}},\n")
 
 
-def host_pid(names: Names) -> Field:
+def host_pid(names: FieldNames) -> Field:
     """The traced process as the row's process."""
     return Field(b"%d" % names.pid)
 

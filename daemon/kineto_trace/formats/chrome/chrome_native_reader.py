@@ -86,7 +86,7 @@ class _Plan(ctypes.Structure):
 
 
 class Fed(ctypes.Structure):
-    """What became of one piece. Places are bytes of the piece; `at` is a byte of the document."""
+    """The result of feeding one piece. Places are bytes of the piece; `at` is a byte of the document."""
 
     consumed: int
     key_begin: int
@@ -112,7 +112,7 @@ class Fed(ctypes.Structure):
 
 
 class Counts(ctypes.Structure):
-    """What was read so far. in_events, closed, list, had_events: 0 or 1."""
+    """The state of reading. in_events, closed, list, had_events: 0 or 1."""
 
     events: int
     mended: int
@@ -240,7 +240,7 @@ class Parser:
             self._handle = None
 
     def feed(self, address: int, size: int, *, final: bool, give_up: bool) -> Fed:
-        """One piece: `size` bytes and PADDING zero bytes behind them. What it did not consume comes again."""
+        """Feeds one piece: `size` bytes followed by PADDING zero bytes. What is not consumed must be fed again."""
         fed = Fed()
         self._library.kc_chrome_feed(self._handle, address, size, final, give_up, ctypes.byref(fed))
         if fed.status == NO_MEMORY:
@@ -248,7 +248,7 @@ class Parser:
         return fed
 
     def counts(self) -> Counts:
-        """What was read so far."""
+        """Returns the state of reading."""
         counts = Counts()
         self._library.kc_chrome_count(self._handle, ctypes.byref(counts))
         return counts
@@ -265,7 +265,7 @@ class Parser:
         return found
 
     def strings(self) -> list[str]:
-        """All texts by number. Bytes that are not UTF-8 become U+FFFD."""
+        """Returns all texts by number. Bytes that are not UTF-8 become U+FFFD."""
         count = self.counts().strings
         if not count:
             return []
@@ -276,7 +276,7 @@ class Parser:
         return [str(text[first:last], "utf-8", "replace") for first, last in zip(ends, ends[1:], strict=False)]
 
     def tracks(self) -> npt.NDArray[np.int64]:
-        """pid and tid of every track, one row each."""
+        """Returns pid and tid of every track, one row each."""
         count = self.counts().tracks
         if not count:
             return np.empty((0, 2), np.int64)

@@ -42,9 +42,9 @@ Read = Callable[[memoryview], int]  # fills some of it; 0: over
 
 
 def load_chrome(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
-    """Reads a file, or what a binary file object gives; plain or gzip. name: what errors call it.
+    """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
 
-    Raises FileError if it is no trace. OSError if it cannot be read.
+    Raises FileError if it is not a trace, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb", buffering=0) as file:
@@ -58,7 +58,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
     head, notes = document.head, document.notes
     base = base_ns(head, notes)
     if MERGED in head:
-        notes.append("it holds the traces of several ranks: analyses of one rank are right for each rank's own trace")
+        notes.append("it holds the traces of several ranks; analyses of one rank need that rank's own trace")
     loaded = build(document.parser, base)
     start, end = _window(loaded.tables)
     description = describe(head, loaded)
@@ -100,7 +100,7 @@ class _Input:
         self._position = 0  # of the packed file
 
     def read(self, view: memoryview) -> int:
-        """Fills some of the view; 0: there is no more."""
+        """Fills part of the view; returns 0 at the end."""
         if self._packed:
             return self._unpack(view)
         if self._first:
@@ -124,7 +124,7 @@ class _Input:
                     rest += self._pull()
                 if not rest.startswith(_GZIP):
                     if rest:
-                        self._document.notes.append("behind the compressed data stands something else: it was not read")
+                        self._document.notes.append("the data after the end of the compressed data was not read")
                     self._packed, self._first = False, b""
                     self._file = _NOTHING
                     return 0
@@ -132,14 +132,14 @@ class _Input:
             elif self._unpacker.needs_input:
                 data = self._pull()
                 if not data:
-                    self._document.notes.append("the compressed file ends early: it was cut off")
+                    self._document.notes.append("the compressed file is truncated")
                     return 0
             try:
                 out = self._unpacker.decompress(data, min(len(view), UNPACKED_BYTES))
             except _UNPACK_ERROR as exc:
                 self._document.notes.append(
                     f"the compressed data is damaged before byte {self._position} of the file ({exc}): "
-                    "what comes behind was not read"
+                    "the rest was not read"
                 )
                 return 0
             if out:
@@ -154,10 +154,10 @@ class _Input:
 
 
 class _Nothing:
-    """A file that is over."""
+    """A file that has ended."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Nothing."""
+        """Returns no bytes."""
         return b""
 
 
@@ -183,7 +183,7 @@ class _Document:
         self._damaged: Counter[tuple[int, int]] = Counter()
 
     def read(self, source: _Input) -> None:
-        """All of it. Raises FileError if it is no trace."""
+        """Reads everything. Raises FileError if it is not a trace."""
         final = False
         while True:
             final = final or not self._fill(source)
@@ -192,16 +192,16 @@ class _Document:
                 rest = bytes(self._buffer[self._begin : self._end])
                 tail_lost = any(lost == native.LOST_TAIL for lost, _why in self._damage)
                 if not tail_lost and (rest.strip(b" \r\n\t\0") or (not final and self._more(source))):
-                    self.notes.append("behind the end of the trace stands something else: it was not read")
+                    self.notes.append("the data after the end of the trace was not read")
                 break
             if fed.status == native.NOT_JSON:
-                raise FileError(f"{self._name} is no trace: {self._beginning()}")
+                raise FileError(f"{self._name} is not a trace: {self._beginning()}")
             if final:
                 break
         self._finish()
 
     def _more(self, source: _Input) -> bool:
-        """Whether there is anything but white space."""
+        """Tells whether anything but white space follows."""
         view = self._buffer.data[:PACKED_BYTES]
         while count := source.read(view):
             if bytes(view[:count]).strip(b" \r\n\t\0"):
@@ -209,7 +209,7 @@ class _Document:
         return False
 
     def _fill(self, source: _Input) -> bool:
-        """Reads on behind what was not consumed. False: there is no more."""
+        """Reads more data after what was not consumed. Returns False at the end."""
         left = self._end - self._begin
         if self._begin:
             self._buffer[:left] = self._buffer[self._begin : self._end].copy()
@@ -229,7 +229,7 @@ class _Document:
         return alive
 
     def _feed(self, *, final: bool) -> Fed:
-        """All that is there, until more is wanted."""
+        """Feeds all available data, until more is needed."""
         while True:
             size = self._end - self._begin
             give_up = size >= MAX_EVENT_BYTES
@@ -262,20 +262,20 @@ class _Document:
             if not self.head and not self._damage:
                 what = "it is an empty object" if counts.closed else "it is empty"
             else:
-                what = "it has no list traceEvents"
+                what = "it has no traceEvents list"
                 if self.head:
                     what += f"; its members are {', '.join(list(self.head)[:8])}"
-            raise FileError(f"{self._name} is no trace: {'; '.join([what, *self.notes])}")
+            raise FileError(f"{self._name} is not a trace: {'; '.join([what, *self.notes])}")
         if not counts.events and self._damage:
-            raise FileError(f"{self._name} is no trace: {'; '.join([*self._damages(0), *self.notes])}")
+            raise FileError(f"{self._name} is not a trace: {'; '.join([*self._damages(0), *self.notes])}")
         if counts.list and counts.events and not counts.phases:
-            raise FileError(f"{self._name} is no trace: it is a list of objects, none of which is an event")
+            raise FileError(f"{self._name} is not a trace: it is a list of objects that are not events")
         self.notes += self._damages(counts.events)
         lost = [key[0] for key in self._damage]
         if counts.in_events and native.LOST_END not in lost:
-            self.notes.append(f"the file ends early, inside its list of events: {_read(counts.events)}")
+            self.notes.append(f"the file is truncated inside its list of events: {_read(counts.events)}")
         elif not counts.closed and not counts.in_events:
-            self.notes.append("the file ends early, behind its events")
+            self.notes.append("the file is truncated after its events")
         if counts.mended:
             verb = "is" if counts.mended == 1 else "are"
             self.notes.append(f"{_events(counts.mended)} {verb} no valid JSON (quotes, escapes, words): mended")
@@ -286,15 +286,15 @@ class _Document:
             where = ("bytes " if count > 1 else "byte ") + ", ".join(map(str, places))
             where += " and more" if count > SHOWN_PLACES else ""
             if lost == native.LOST_END:
-                yield f"the file ends in the middle of an event: {_read(events)}"
+                yield f"the file is truncated in the middle of an event: {_read(events)}"
             elif lost == native.LOST_ARGS:
                 yield f"{_events(count)} at {where} lost the arguments, which could not be read: {reason}"
             elif lost == native.LOST_HEAD:
-                yield f"what stands before the events could not be read from {where} on: {reason}"
+                yield f"the part before the events could not be read from {where} on: {reason}"
             elif lost == native.LOST_TAIL:
-                yield f"what stands behind the events could not be read from {where} on: {reason}"
+                yield f"the part after the events could not be read from {where} on: {reason}"
             elif lost == native.LOST_ITEM:
-                yield f"items of the list of events that are no events are left out: {count}, at {where}"
+                yield f"items in the list of events that are not events are left out: {count}, at {where}"
             else:
                 yield f"{_events(count)} at {where} could not be read: {reason}"
             if lost in (native.LOST_EVENT, native.LOST_END, native.LOST_ITEM):

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from kineto_trace.arrays.id_sets import is_in
 from kineto_trace.collectives.collective_arguments import collective_columns
 from kineto_trace.formats.chrome import device_events, host_events
-from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, Fields, Names
+from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, FieldNames, Fields
 from kineto_trace.formats.shared.viewer_rows import ANNOTATIONS, gpu_rows, sync_rows
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
 from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
 
-Render = Callable[[Columns, Names], Fields]
+Render = Callable[[Columns, FieldNames], Fields]
 Mask = npt.NDArray[np.bool_]
 OVERHEAD_PID = -1
 STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
@@ -23,7 +23,7 @@ STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one table that look alike. `chosen`: their places in the table; None: all of them."""
+    """Rows of one table with the same form. `chosen`: their places in the table; None for all."""
 
     kind: str
     columns: Mapping[str, AnyArray]
@@ -32,17 +32,17 @@ class Section:
 
     @property
     def count(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.columns["start"] if self.chosen is None else self.chosen)
 
     def block(self, first: int, last: int) -> Columns:
-        """The columns of some of the rows."""
+        """Returns the columns of some of the rows."""
         rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
         return {name: column[rows] for name, column in self.columns.items()}
 
 
 def sections(trace: Trace) -> list[Section]:
-    """All rows of a trace. Of rows of one thread that begin together the enclosing ones come first."""
+    """Returns all rows of a trace. Of rows of one thread that begin together, enclosing ones come first."""
     parts = _ops(trace)
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
@@ -99,7 +99,7 @@ def _linked_or_not(
 ) -> list[Section]:
     """Two sections: rows with a flow event right after them, and rows without."""
 
-    def with_flow(rows: Columns, names: Names) -> Fields:
+    def with_flow(rows: Columns, names: FieldNames) -> Fields:
         return [*render(rows, names), *flow(rows, names)]
 
     among = np.ones(len(linked), np.bool_) if among is None else among

@@ -60,7 +60,7 @@ Columns = dict[str, AnyArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Tracks:
+class ChromeTracks:
     """The pairs of pid and tid of a file, and the numbers of their threads. host: whether the host has rows there."""
 
     pid: Ints
@@ -71,15 +71,15 @@ class Tracks:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ChromeRows:
     """All rows of a file. strings: the texts of the file."""
 
     tables: Mapping[str, Table]
-    tracks: Tracks
+    tracks: ChromeTracks
     strings: list[str]
 
 
-def build(parser: Parser, base_ns: int) -> Loaded:
+def build(parser: Parser, base_ns: int) -> ChromeRows:
     """The tables of what was read; base_ns (Unix ns) is what all times are relative to."""
     strings = parser.strings()
     parts = {kind: columns for kind in KINDS if (columns := parser.take(kind))}
@@ -92,13 +92,13 @@ def build(parser: Parser, base_ns: int) -> Loaded:
     tables.update(_ops({kind: tables[kind] for kind in OP_TABLES if kind in tables}))
     if "cpu_op" in tables and "flow" in tables:
         tables["cpu_op"] = _with_torch_threads(tables["cpu_op"], tables["flow"], strings)
-    return Loaded(tables, tracks, strings)
+    return ChromeRows(tables, tracks, strings)
 
 
 # ---- threads
 
 
-def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -> Tracks:
+def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -> ChromeTracks:
     count = len(pairs)
     rows = np.zeros(count, np.int64)
     for kind in HOST_TABLES:
@@ -118,7 +118,7 @@ def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -
             taken.add(number)
             known[same] = number
         thread[track] = number or 0
-    return Tracks(pairs[:, 0].copy(), pairs[:, 1].copy(), thread, rows > 0, rows)
+    return ChromeTracks(pairs[:, 0].copy(), pairs[:, 1].copy(), thread, rows > 0, rows)
 
 
 def whole_number(value: int, strings: Sequence[str]) -> int | str:
@@ -140,7 +140,7 @@ def _number(value: int, strings: Sequence[str]) -> int | None:
 # ---- tables
 
 
-def _table(kind: str, columns: Columns, tracks: Tracks, strings: list[str]) -> Table:
+def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]) -> Table:
     schema = {column.name for column in SCHEMAS[kind]}
     track = columns.pop("track")
     present = columns["present"]
@@ -203,7 +203,7 @@ def _fill_times(columns: Columns, present: AnyArray) -> None:
         columns["start"][~timed] = columns["start"][timed].min()
 
 
-def _place_on_gpu(columns: Columns, track: AnyArray, tracks: Tracks, strings: Sequence[str]) -> None:
+def _place_on_gpu(columns: Columns, track: AnyArray, tracks: ChromeTracks, strings: Sequence[str]) -> None:
     host_pids = set(tracks.pid[tracks.host].tolist())
     by_track = {"device": np.zeros(len(tracks.pid), np.uint32), "stream": tracks.thread}
     for number, pid in enumerate(tracks.pid.tolist()):

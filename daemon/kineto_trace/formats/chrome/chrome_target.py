@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kineto_trace.formats.chrome.chrome_tables import MADE_UP, Loaded
+from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows
 from kineto_trace.formats.chrome.chrome_writer import OPTION_KEYS
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import TEXT_ID, Table
@@ -18,7 +18,7 @@ _THREAD = re.compile(r"thread -?\d+ \((.*)\)$", re.DOTALL)
 _NAME = msgspec.json.Decoder(dict[str, Any])
 
 
-class Description(NamedTuple):
+class TargetDescription(NamedTuple):
     """Beside the tables. devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, …"""
 
     target: TargetInfo
@@ -26,7 +26,7 @@ class Description(NamedTuple):
     versions: dict[str, int]
 
 
-def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
+def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
     """What the head and the metadata rows (ph "M") say."""
     pid = _main_pid(loaded)
     distributed = value(head, "distributedInfo")
@@ -52,7 +52,7 @@ def describe(head: Mapping[str, str], loaded: Loaded) -> Description:
         clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
         complete=ours.get("complete") is True,
     )
-    return Description(
+    return TargetDescription(
         target,
         tuple(item for item in devices if isinstance(item, dict)) if isinstance(devices, list) else (),
         {
@@ -77,7 +77,7 @@ def _count(found: Any) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < 2**31 else None
 
 
-def _main_pid(loaded: Loaded) -> int:
+def _main_pid(loaded: ChromeRows) -> int:
     """The process with the most rows of the host."""
     tracks = loaded.tracks
     if not tracks.rows.any():
@@ -86,7 +86,7 @@ def _main_pid(loaded: Loaded) -> int:
     return int(pids[np.argmax(np.bincount(places, tracks.rows[tracks.host]))])
 
 
-def _names(loaded: Loaded, pid: int) -> tuple[str, dict[int, str]]:
+def _names(loaded: ChromeRows, pid: int) -> tuple[str, dict[int, str]]:
     """The name of the process, and of its threads by number."""
     process, threads = "", {}
     numbers = {int(t): int(n) for t, n in zip(loaded.tracks.tid, loaded.tracks.thread, strict=True) if t > TEXT_ID}
@@ -101,7 +101,7 @@ def _names(loaded: Loaded, pid: int) -> tuple[str, dict[int, str]]:
     return process, threads
 
 
-def _metadata(loaded: Loaded, pid: int) -> list[tuple[str, int, str]]:
+def _metadata(loaded: ChromeRows, pid: int) -> list[tuple[str, int, str]]:
     """(what, tid, text) of the rows that name the process and its threads."""
     table = loaded.tables.get("other")
     if table is None or not table.origin:

@@ -17,7 +17,7 @@ from kineto_agent import __version__
 
 from kineto_trace.arrays.codec import RowWriter, Texts
 from kineto_trace.formats.chrome import metadata_events
-from kineto_trace.formats.chrome.chrome_fields import Names
+from kineto_trace.formats.chrome.chrome_fields import FieldNames
 from kineto_trace.formats.chrome.chrome_sections import Section, sections
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
@@ -38,21 +38,21 @@ BLOCK_ROWS = 64 * 1024
 
 
 def base_ns(time_ns: int) -> int:
-    """Kineto's baseTimeNanoseconds for a trace of this time."""
+    """Returns Kineto's baseTimeNanoseconds for a trace of this time."""
     return time_ns // TRIMONTH_NS * TRIMONTH_NS
 
 
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
-    """Writes the whole file into the sink. trace_name: what the file calls itself.
+    """Writes the whole file into the sink. trace_name: the file's name for itself.
 
-    A trace that was read from a Chrome trace gives that one back, with its own name.
+    A trace that was read from a Chrome trace is written back as it was, with its own name.
     """
     if is_verbatim(trace):
         write_verbatim(trace, sink)
         return
     base = base_ns(trace.window_start_ns)
     arguments, lines = _arguments(trace), _lines(trace)
-    names = Names(
+    names = FieldNames(
         texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
         arguments=Texts(
             [
@@ -99,7 +99,7 @@ def _lines(trace: Trace) -> list[bool]:
 
 
 def head_texts(trace: Trace, base: int) -> dict[str, str]:
-    """The members of the file beside its events, each as JSON text."""
+    """Returns the members of the file other than its events, each as JSON text."""
     target = trace.target
     values: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": list(trace.devices), "host_name": target.host}
     values.update((key, 1) for key, names in OPTION_KEYS.items() if any(map(target.options.get, names)))
@@ -135,7 +135,7 @@ def _stack_samples(trace: Trace) -> dict[str, Any]:
 
 
 def _clock(target: TargetInfo) -> dict[str, int]:
-    """What was measured of the host's clock."""
+    """Returns what was measured about the host's clock."""
     if target.clock_offset_ns is None:
         return {}
     if target.clock_uncertainty_ns is None:
@@ -148,7 +148,7 @@ def _header(trace: Trace, base: int) -> bytes:
     return ("{\n" + ",\n".join(lines) + ',\n"traceEvents": [\n').encode()
 
 
-def _write_section(section: Section, names: Names, sink: TextSink) -> None:
+def _write_section(section: Section, names: FieldNames, sink: TextSink) -> None:
     for first in range(0, section.count, BLOCK_ROWS):
         block = section.block(first, min(first + BLOCK_ROWS, section.count))
         sink.rows(RowWriter(section.render(block, names)), len(block["start"]))

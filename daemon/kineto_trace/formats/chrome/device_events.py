@@ -16,8 +16,8 @@ from kineto_trace.formats.chrome.chrome_fields import (
     CLOSE,
     AnyArray,
     Columns,
+    FieldNames,
     Fields,
-    Names,
     device_pid,
     event,
     external_id,
@@ -37,7 +37,7 @@ def _channel(rows: Columns) -> Fields:
     return numbers(("channel", rows["channel"]), ("channel_type", rows["channel_type"]))
 
 
-def kernel(rows: Columns, names: Names) -> Fields:
+def kernel(rows: Columns, names: FieldNames) -> Fields:
     """Kernels; everything that depends on the launch shape alone is one ready text."""
     shape, texts = names.shapes.texts(rows)
     head = numbers(
@@ -63,12 +63,12 @@ def kernel(rows: Columns, names: Names) -> Fields:
     ]
 
 
-def gpu_memcpy(rows: Columns, names: Names) -> Fields:
+def gpu_memcpy(rows: Columns, names: FieldNames) -> Fields:
     """Copies with one device."""
     return _memory("gpu_memcpy", rows, names, (("device", rows["device"]), ("context", rows["context"])))
 
 
-def gpu_memcpy_peer(rows: Columns, names: Names) -> Fields:
+def gpu_memcpy_peer(rows: Columns, names: FieldNames) -> Fields:
     """Copies between two devices."""
     ends = (
         ("fromDevice", rows["src_device"]),
@@ -81,12 +81,12 @@ def gpu_memcpy_peer(rows: Columns, names: Names) -> Fields:
     return _memory("gpu_memcpy", rows, names, ends)
 
 
-def gpu_memset(rows: Columns, names: Names) -> Fields:
+def gpu_memset(rows: Columns, names: FieldNames) -> Fields:
     """Sets."""
     return _memory("gpu_memset", rows, names, (("device", rows["device"]), ("context", rows["context"])))
 
 
-def _memory(category: str, rows: Columns, names: Names, where: Sequence[tuple[str, AnyArray]]) -> Fields:
+def _memory(category: str, rows: Columns, names: FieldNames, where: Sequence[tuple[str, AnyArray]]) -> Fields:
     bandwidth = rows["bytes"] / np.maximum(rows["duration"], 1)  # bytes per ns: GB/s
     head = numbers(*where, ("stream", rows["stream"]), ("correlation", rows["correlation"]), ("bytes", rows["bytes"]))
     return [
@@ -100,37 +100,37 @@ def _memory(category: str, rows: Columns, names: Names, where: Sequence[tuple[st
     ]
 
 
-def gpu_flow(rows: Columns, names: Names) -> Fields:
+def gpu_flow(rows: Columns, names: FieldNames) -> Fields:
     """The end of a flow at a GPU activity."""
     return flow("f", "ac2g", rows["correlation"], names, rows, device_pid(rows))
 
 
-def cuda_runtime(rows: Columns, names: Names) -> Fields:
+def cuda_runtime(rows: Columns, names: FieldNames) -> Fields:
     """Runtime calls."""
     return _api("cuda_runtime", rows, names)
 
 
-def cuda_driver(rows: Columns, names: Names) -> Fields:
+def cuda_driver(rows: Columns, names: FieldNames) -> Fields:
     """Driver calls."""
     return _api("cuda_driver", rows, names)
 
 
-def _api(category: str, rows: Columns, names: Names) -> Fields:
+def _api(category: str, rows: Columns, names: FieldNames) -> Fields:
     args = first(numbers(("cbid", rows["cbid"]), ("correlation", rows["correlation"])), ARGS)
     return [*event(category, names, rows, host_pid(names)), *args, *external_id(rows), CLOSE]
 
 
-def api_flow(rows: Columns, names: Names) -> Fields:
+def api_flow(rows: Columns, names: FieldNames) -> Fields:
     """The beginning of a flow at a call."""
     return flow("s", "ac2g", rows["correlation"], names, rows, host_pid(names))
 
 
-def cuda_sync(rows: Columns, names: Names) -> Fields:
+def cuda_sync(rows: Columns, names: FieldNames) -> Fields:
     """Stream and context synchronization: `device` holds a real device here."""
     return _sync(rows, names, [])
 
 
-def cuda_sync_event(rows: Columns, names: Names) -> Fields:
+def cuda_sync_event(rows: Columns, names: FieldNames) -> Fields:
     """Waits for an event: also which one."""
     wait = [
         Field(b',"wait_on_stream":', SIGNED, rows["wait_on_stream"]),
@@ -140,7 +140,7 @@ def cuda_sync_event(rows: Columns, names: Names) -> Fields:
     return _sync(rows, names, wait)
 
 
-def _sync(rows: Columns, names: Names, wait: Fields) -> Fields:
+def _sync(rows: Columns, names: FieldNames, wait: Fields) -> Fields:
     return [
         *event("cuda_sync", names, rows, Field(b"", SIGNED, rows["device"])),
         Field(ARGS + b'"cuda_sync_kind":"', TEXT, rows["name"], names.texts),
@@ -154,12 +154,12 @@ def _sync(rows: Columns, names: Names, wait: Fields) -> Fields:
     ]
 
 
-def sync_flow(rows: Columns, names: Names) -> Fields:
+def sync_flow(rows: Columns, names: FieldNames) -> Fields:
     """The end of a flow at a synchronization."""
     return flow("f", "ac2g", rows["correlation"], names, rows, Field(b"", SIGNED, rows["device"]))
 
 
-def overhead(rows: Columns, names: Names) -> Fields:
+def overhead(rows: Columns, names: FieldNames) -> Fields:
     """CUPTI's own work."""
     return [*event("overhead", names, rows, Field(b"-1")), Field(b"},\n")]
 

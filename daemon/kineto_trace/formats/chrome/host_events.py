@@ -11,8 +11,8 @@ from kineto_trace.formats.chrome.chrome_fields import (
     ARGS,
     CLOSE,
     Columns,
+    FieldNames,
     Fields,
-    Names,
     device_pid,
     event,
     flow,
@@ -24,17 +24,17 @@ _UNFINISHED = Texts([b',"finished":false', b""])  # by the column `finished`
 ANNOTATION_MARGIN_NS = 1  # by which Kineto lets an annotation stand out over its GPU work on both sides
 
 
-def cpu_op(rows: Columns, names: Names) -> Fields:
+def cpu_op(rows: Columns, names: FieldNames) -> Fields:
     """Operators."""
     return _op("cpu_op", rows, names)
 
 
-def user_annotation(rows: Columns, names: Names) -> Fields:
+def user_annotation(rows: Columns, names: FieldNames) -> Fields:
     """Ranges that the program named."""
     return _op("user_annotation", rows, names)
 
 
-def _op(category: str, rows: Columns, names: Names) -> Fields:
+def _op(category: str, rows: Columns, names: FieldNames) -> Fields:
     forward = np.where(rows["sequence"] == NO_SEQUENCE, -1, rows["forward_thread"].astype(np.int64))
     return [
         *event(category, names, rows, host_pid(names)),
@@ -49,17 +49,17 @@ def _op(category: str, rows: Columns, names: Names) -> Fields:
     ]
 
 
-def forward(rows: Columns, names: Names) -> Fields:
+def forward(rows: Columns, names: FieldNames) -> Fields:
     """The beginning of a link, at a forward operator."""
     return flow("s", "fwdbwd", rows["link"], names, rows, host_pid(names))
 
 
-def backward(rows: Columns, names: Names) -> Fields:
+def backward(rows: Columns, names: FieldNames) -> Fields:
     """The end of a link, at the backward operator."""
     return flow("f", "fwdbwd", rows["link"], names, rows, host_pid(names))
 
 
-def gpu_user_annotation(rows: Columns, names: Names) -> Fields:
+def gpu_user_annotation(rows: Columns, names: FieldNames) -> Fields:
     """Annotations around the GPU work that they caused."""
     around = {
         "start": rows["start"] - ANNOTATION_MARGIN_NS,
@@ -72,7 +72,7 @@ def gpu_user_annotation(rows: Columns, names: Names) -> Fields:
     ]
 
 
-def cpu_instant_event(rows: Columns, names: Names) -> Fields:
+def cpu_instant_event(rows: Columns, names: FieldNames) -> Fields:
     """Allocations and frees."""
     return [
         Field(b'{"ph":"i","cat":"cpu_instant_event","s":"t","name":"', TEXT, rows["name"], names.texts),
@@ -89,17 +89,17 @@ def cpu_instant_event(rows: Columns, names: Names) -> Fields:
     ]
 
 
-def python_sampled_root(rows: Columns, names: Names) -> Fields:
+def python_sampled_root(rows: Columns, names: FieldNames) -> Fields:
     """Outermost sampled Python frames."""
     return _sampled(rows, names, Field(b',"Python parent id":null'))
 
 
-def python_sampled(rows: Columns, names: Names) -> Fields:
+def python_sampled(rows: Columns, names: FieldNames) -> Fields:
     """Sampled Python frames with a caller; `parent` is the caller's row in the table."""
     return _sampled(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
 
 
-def _sampled(rows: Columns, names: Names, parent: Field) -> Fields:
+def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
     return [
         *event("python_function", names, rows, host_pid(names)),
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),
@@ -116,17 +116,17 @@ def _sampled(rows: Columns, names: Names, parent: Field) -> Fields:
     ]
 
 
-def python_call_root(rows: Columns, names: Names) -> Fields:
+def python_call_root(rows: Columns, names: FieldNames) -> Fields:
     """Outermost Python calls that a tracer saw."""
     return _call(rows, names, Field(b',"Python parent id":null'))
 
 
-def python_call(rows: Columns, names: Names) -> Fields:
+def python_call(rows: Columns, names: FieldNames) -> Fields:
     """Python calls that a tracer saw, with a caller."""
     return _call(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
 
 
-def _call(rows: Columns, names: Names, parent: Field) -> Fields:
+def _call(rows: Columns, names: FieldNames, parent: Field) -> Fields:
     return [
         *event("python_function", names, rows, host_pid(names)),
         Field(ARGS + b'"Python id":', SIGNED, rows["row"] + 1),

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from kineto_trace.arrays.codec import Texts
 from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python
-from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, Part
+from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart
 from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
@@ -40,9 +40,9 @@ class CaptureParts:
         self.ids: dict[int, list[str]] = {}  # of each track the pid and tid of Kineto's rows
         self._process = tracks.process(target.pid, target.process_name or "process")
 
-    def all(self) -> list[Part]:
+    def all(self) -> list[PacketPart]:
         """All parts that have rows. Of rows with the same interval the earlier part's are outside."""
-        makers: dict[str, Callable[[Table], Part]] = {
+        makers: dict[str, Callable[[Table], PacketPart]] = {
             "python_function": self._python,
             **dict.fromkeys(reversed(OP_TABLES), self._op),
             **dict.fromkeys(API_TABLES, self._call),
@@ -93,8 +93,8 @@ class CaptureParts:
 
     # ---- parts
 
-    def _part(self, table: Table, track: Numbers, fields: FieldList, **more: object) -> Part:
-        part = Part(
+    def _part(self, table: Table, track: Numbers, fields: FieldList, **more: object) -> PacketPart:
+        part = PacketPart(
             type=SLICE,
             category=table.kind,
             kind=table.kind,
@@ -110,7 +110,7 @@ class CaptureParts:
     def _fields(self) -> FieldList:
         return FieldList(self._annotations)
 
-    def _op(self, table: Table) -> Part:
+    def _op(self, table: Table) -> PacketPart:
         fields = self._fields()
         fields.signed("External id", table["id"])
         fields.optional("Sequence number", table["sequence"], NO_SEQUENCE)
@@ -121,7 +121,7 @@ class CaptureParts:
             fields.ready(table["finished"], [self._annotations.ready({"finished": False})])
         return self._part(table, self._threads(table), fields)
 
-    def _python(self, table: Table) -> Part:
+    def _python(self, table: Table) -> PacketPart:
         fields = self._fields()
         row = np.arange(1, len(table) + 1)
         fields.signed("Python id", row)
@@ -143,19 +143,19 @@ class CaptureParts:
             fields.optional("Python module id", table["module"], NO_MODULE)
         return self._part(table, self._threads(table), fields, start=start, end=end)
 
-    def _call(self, table: Table) -> Part:
+    def _call(self, table: Table) -> PacketPart:
         fields = self._fields()
         fields.unsigned("cbid", table["cbid"])
         fields.unsigned("correlation", table["correlation"])
         fields.optional("External id", table["external_id"])
         return self._part(table, self._threads(table), fields)
 
-    def _gpu_annotation(self, table: Table) -> Part:
+    def _gpu_annotation(self, table: Table) -> PacketPart:
         fields = self._fields()
         fields.signed("External id", table["external_id"])
         return self._part(table, self._streams(table["device"], base_rows(table)), fields)
 
-    def _gpu(self, table: Table) -> Part:
+    def _gpu(self, table: Table) -> PacketPart:
         fields = self._fields()
         if table.kind == "kernel":
             fields.optional("queued", table["queued"])
@@ -198,7 +198,7 @@ class CaptureParts:
         ):
             fields.optional(name, np.where(mask, table[column].astype(np.int64), -1), -1)
 
-    def _sync(self, table: Table) -> Part:
+    def _sync(self, table: Table) -> PacketPart:
         fields = self._fields()
         devices = [int(self._trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(self._trace.table(kind))]
         device = np.where(table["device"] < 0, min(devices, default=0), table["device"]).astype(np.int32)
@@ -218,12 +218,12 @@ class CaptureParts:
         fields.unsigned("context", table["context"])
         return self._part(table, self._streams(device, sync_base_rows(table)), fields, leaf=True)
 
-    def _overhead(self, table: Table) -> Part:
+    def _overhead(self, table: Table) -> PacketPart:
         track = self._tracks.group("overhead", "CUPTI overhead", self._process, OVERHEAD_RANK)
         self.ids[track] = [str(OVERHEAD_PID), "0"]
         return self._part(table, np.full(len(table), track, np.uint32), self._fields())
 
-    def _memory(self, table: Table) -> Part:
+    def _memory(self, table: Table) -> PacketPart:
         fields = self._fields()
         fields.signed("Bytes", table["bytes"])
         fields.optional("Total Reserved", table["total_reserved"], -1)
@@ -235,12 +235,12 @@ class CaptureParts:
 
     # ---- counters
 
-    def _counters(self) -> list[Part]:
+    def _counters(self) -> list[PacketPart]:
         """Memory of each device after each allocation or free, where the records say it."""
         return memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
 
 
-def memory_counters(table: Table, tracks: Tracks, process: int) -> list[Part]:
+def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPart]:
     """Counter tracks of the bytes allocated and reserved on each device."""
     if not len(table):
         return []
@@ -257,9 +257,9 @@ def memory_counters(table: Table, tracks: Tracks, process: int) -> list[Part]:
     return parts
 
 
-def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> Part:
+def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> PacketPart:
     """The values of one counter."""
-    return Part(
+    return PacketPart(
         type=COUNTER,
         category="",
         start=start,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Interner
-from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, Part, used_numbers
+from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
 from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
@@ -130,7 +130,7 @@ class FileParts:
 
     # ---- parts
 
-    def all(self) -> list[Part]:
+    def all(self) -> list[PacketPart]:
         """All parts that have rows."""
         parts = []
         for kind in ORDER:
@@ -143,9 +143,9 @@ class FileParts:
                 parts.append(self._part(table, INSTANT if kind == bits.MEMORY else SLICE, table.end(), kind))
         return parts
 
-    def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> Part:
+    def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> PacketPart:
         fields = self._arguments(table)
-        return Part(
+        return PacketPart(
             type=type_,
             category=table.origin["category"],
             kind=kind,
@@ -203,7 +203,7 @@ class FileParts:
 
     # ---- rows that are no activities
 
-    def _others(self, table: Table) -> list[Part]:
+    def _others(self, table: Table) -> list[PacketPart]:
         phase = table["phase"]
         parts = []
         complete = np.flatnonzero(phase == ord("X"))
@@ -222,7 +222,7 @@ class FileParts:
         if shown < len(table):
             known = set("XCMiIRBE") if 2 * len(begin) == np.count_nonzero(np.isin(phase, _PAIR)) else set("XCMiIR")
             kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - known))
-            self.notes.append(f"{len(table) - shown} events of the phases {kinds} have no form in this format")
+            self.notes.append(f"{len(table) - shown} events of the phases {kinds} cannot be expressed in this format")
         return parts
 
     def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:
@@ -240,7 +240,7 @@ class FileParts:
         fits = begins[first] & ~begins[second] & (level[first] == level[second]) & (track[first] == track[second])
         return rows[first[fits]], rows[second[fits]]
 
-    def _counters(self, table: Table) -> list[Part]:
+    def _counters(self, table: Table) -> list[PacketPart]:
         """One track for each counter and member of its arguments."""
         if not len(table):
             return []
@@ -269,7 +269,7 @@ class FileParts:
             amounts = [point[1] for point in points]
             whole = all(isinstance(value, int) and abs(value) < 2**63 for value in amounts)
             parts.append(
-                Part(
+                PacketPart(
                     type=COUNTER if whole else DOUBLE_COUNTER,
                     category="",
                     start=start,

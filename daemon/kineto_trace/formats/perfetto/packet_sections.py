@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Texts
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Ready
-from kineto_trace.formats.shared.native_packets import DOUBLE, OPTIONAL, READY, SIGNED, UNSIGNED, Field
+from kineto_trace.formats.shared.native_packets import DOUBLE, OPTIONAL, READY, SIGNED, UNSIGNED, PacketField
 
 AnyArray = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -21,7 +21,7 @@ NOT_READY = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PacketPart:
     """Rows that look alike. Times in Unix ns; one value per row in every array.
 
     type: of perfetto_native. category: its text, or the number of a text per row. leaf: nothing may stand inside them.
@@ -34,7 +34,7 @@ class Part:
     end: Ints
     track: Numbers
     name: npt.NDArray[np.int32] | None
-    fields: Sequence[Field] = ()
+    fields: Sequence[PacketField] = ()
     readies: Sequence[Sequence[Ready]] = ()
     leaf: bool = False
     value: AnyArray | None = None
@@ -49,20 +49,20 @@ class FieldList:
     """Collects the annotations of one part."""
 
     annotations: Annotations
-    fields: list[Field] = field(default_factory=list)
+    fields: list[PacketField] = field(default_factory=list)
     readies: list[Sequence[Ready]] = field(default_factory=list)
 
     def unsigned(self, name: str, column: AnyArray) -> None:
         """A number that every row has."""
-        self.fields.append(Field(self.annotations.name(name), UNSIGNED, column))
+        self.fields.append(PacketField(self.annotations.name(name), UNSIGNED, column))
 
     def signed(self, name: str, column: AnyArray) -> None:
         """Likewise, maybe negative."""
-        self.fields.append(Field(self.annotations.name(name), SIGNED, column))
+        self.fields.append(PacketField(self.annotations.name(name), SIGNED, column))
 
     def double(self, name: str, column: AnyArray) -> None:
         """Likewise, any number."""
-        self.fields.append(Field(self.annotations.name(name), DOUBLE, column.astype(np.float64, copy=False)))
+        self.fields.append(PacketField(self.annotations.name(name), DOUBLE, column.astype(np.float64, copy=False)))
 
     def optional(self, name: str, column: AnyArray, missing: int = 0) -> None:
         """A number that rows with the value `missing` do not have."""
@@ -70,12 +70,12 @@ class FieldList:
             return
         if column.dtype.kind == "u":  # to a signed type that holds the values
             column = column.astype(f"i{min(8, 2 * column.itemsize)}")
-        self.fields.append(Field(self.annotations.name(name), OPTIONAL, column, missing))
+        self.fields.append(PacketField(self.annotations.name(name), OPTIONAL, column, missing))
 
     def ready(self, column: AnyArray, entries: Sequence[Ready]) -> None:
         """Whole annotations: numbers into `entries`, NOT_READY (or any other number that is none): nothing."""
         table = Texts([entry.content for entry in entries])
-        self.fields.append(Field(0, READY, column, ready=table))
+        self.fields.append(PacketField(0, READY, column, ready=table))
         self.readies.append(entries)
 
     def texts(self, name: str, column: npt.NDArray[np.int32], strings: Sequence[str]) -> None:

@@ -88,9 +88,9 @@ def _library() -> ctypes.CDLL:
 
 
 def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
-    """Reads a file, or what a binary file object gives. name: what errors call it.
+    """Reads a file, or the content of a binary file object. name: used in errors.
 
-    What was lost is in Trace.notes. Raises FileError if it holds no track events, OSError if it cannot be read.
+    Trace.notes say what was lost. Raises FileError if it holds no track events, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb") as file:
@@ -141,7 +141,7 @@ class _Bytes:
         self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP) if self._first == _GZIP else None
 
     def read(self) -> bytes:
-        """Some more; none: it is over."""
+        """Returns more bytes; none at the end."""
         while self._unpacker is not None:
             data = b""
             if self._unpacker.eof:
@@ -152,12 +152,12 @@ class _Bytes:
             elif self._unpacker.needs_input:
                 data = self._pull()
                 if not data:
-                    self._notes.append("the compressed file ends early: it was cut off")
+                    self._notes.append("the compressed file is truncated")
                     return b""
             try:
                 found: bytes = self._unpacker.decompress(data, PIECE_BYTES)
             except _UNPACK_ERROR as exc:
-                self._notes.append(f"the compressed data is damaged ({exc}): what comes behind was not read")
+                self._notes.append(f"the compressed data is damaged ({exc}): the rest was not read")
                 return b""
             if found:
                 return found
@@ -177,7 +177,7 @@ class _Stream:
         self._left = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """At most so many bytes; none: over."""
+        """Returns at most so many bytes; none at the end."""
         while not self._left:
             piece = next(self._pieces, None)
             if piece is None:
@@ -187,7 +187,7 @@ class _Stream:
         return found
 
     def readinto(self, view: memoryview) -> int:
-        """Fills some of the view."""
+        """Fills part of the view."""
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
@@ -341,15 +341,15 @@ class _Packets:
                     break
             position, data = position + at, data[at:]
             if fed.status == _DAMAGED or len(data) > MAX_PACKET_BYTES:
-                self.notes.append(f"the file is damaged at byte {position}: what comes behind was not read")
+                self.notes.append(f"the file is damaged at byte {position}: the rest was not read")
                 return
             if not more:
                 if len(data):
-                    self.notes.append(f"the file ends in the middle of a packet, at byte {position}: it was cut off")
+                    self.notes.append(f"the file is truncated in the middle of a packet, at byte {position}")
                 return
 
     def _take(self) -> bytes:
-        """The text so far."""
+        """Returns the text produced so far."""
         size = ctypes.c_uint64()
         address = self._library.kp_reader_text(self._handle, ctypes.byref(size))
         text = ctypes.string_at(address, size.value) if size.value else b""
@@ -359,23 +359,23 @@ class _Packets:
     def _account(self) -> None:
         counts = self.counts
         if not counts.events and self.about is None:
-            what = f"{counts.packets} packets, none of which is an event of a track"
+            what = f"{counts.packets} packets, none of which is a track event"
             raise FileError(
-                f"{self._name} is no trace that can be read: {what} (TrackEvent); scheduling, samples and other "
+                f"{self._name} is not a trace that can be read: {what} (TrackEvent); scheduling, samples and other "
                 "sources of Perfetto are not read"
             )
         for count, what in (
             (counts.undecoded, "packets could not be read"),
-            (counts.unbegun, "ends of slices have no beginning in the file: they are left out"),
-            (counts.open, "slices have no end in the file: they end with the last event"),
-            (counts.legacy, "events have a form that is not read (legacy phases): they are left out"),
-            (counts.lost_state, "names or times refer to what is not in the file: they are shown as ?"),
+            (counts.unbegun, "ends of slices have no begin in the file and are left out"),
+            (counts.open, "slices have no end in the file and end with the last event"),
+            (counts.legacy, "events use legacy phases, which are not read, and are left out"),
+            (counts.lost_state, "names or times refer to data that is not in the file and are shown as ?"),
         ):
             if count:
                 self.notes.append(f"{count} {what}")
         if self.about is None:
             self.notes.append(
-                "a Perfetto trace of another program: its times are those of the clock of its track events"
+                "the Perfetto trace is from another program: its times are those of the clock of its track events"
             )
 
     # ---- what the caller of the native reader looks at

@@ -25,9 +25,9 @@ from kineto_trace.formats.perfetto import perfetto_proto as proto
 from kineto_trace.formats.perfetto.capture_packets import CaptureParts
 from kineto_trace.formats.perfetto.chrome_packets import FileParts
 from kineto_trace.formats.perfetto.flow_packets import Arrows, capture_arrows, file_arrows
-from kineto_trace.formats.perfetto.packet_sections import Ints, Numbers, Part, used_numbers
+from kineto_trace.formats.perfetto.packet_sections import Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_tracks import Tracks
-from kineto_trace.formats.shared.native_packets import READY, SEQUENCE_LIMIT, Kind, PacketWriter, nest_lanes
+from kineto_trace.formats.shared.native_packets import READY, SEQUENCE_LIMIT, PacketKind, PacketWriter, nest_lanes
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import StringTable, Trace
 from kineto_trace.model.trace_header import base_ns as file_base_ns
@@ -38,21 +38,21 @@ FLOW_BITS = 32  # the other bits of an arrow's id are the trace's
 
 
 class Appended(NamedTuple):
-    """What append_perfetto wrote. sequence: the first one that is free; notes: what is not as it was in the trace."""
+    """What append_perfetto wrote. sequence: first free one; notes: what differs from the trace."""
 
     sequence: int
     notes: tuple[str, ...]
 
 
 def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
-    """Writes the whole file into the sink. Returns notes on what is not as it was in the trace."""
+    """Writes the whole file into the sink. Returns notes on what differs from the trace."""
     return append_perfetto(trace, sink).notes
 
 
 def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE) -> Appended:
-    """Writes a trace behind others of the same file, whose packet sequences are below this one.
+    """Appends a trace to others in the same file, whose packet sequences are below this one.
 
-    Other traces of the file must not have its processes, nor its host, pid and rank.
+    Other traces in the file must not have its processes, nor its host, pid and rank.
     """
     tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
     make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
@@ -67,13 +67,13 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
     _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, _flow_base(tracks), sink)
     notes = list(content.notes)
     if layout.shortened:
-        notes.append(f"{layout.shortened} events overlap too many others of their track; their ends were moved")
+        notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
     if layout.earlier_ns:
-        notes.append(f"times before 0 are not possible: all of them are {layout.earlier_ns} ns later")
+        notes.append(f"times before 0 cannot be expressed: all times are {layout.earlier_ns} ns later")
     return Appended(sequence + len(layout.tracks), tuple(notes))
 
 
-def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[Part], layout: "_Layout") -> Arrows:
+def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[PacketPart], layout: "_Layout") -> Arrows:
     """Numbers of events."""
     if isinstance(content, CaptureParts) or not len(trace.table("flow")):
         return capture_arrows(trace, _offsets(parts))
@@ -111,7 +111,7 @@ def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) ->
     return json.dumps(values, ensure_ascii=False, sort_keys=True)
 
 
-def _offsets(parts: list[Part]) -> dict[str, int]:
+def _offsets(parts: list[PacketPart]) -> dict[str, int]:
     """For each table the number of its first event."""
     offsets: dict[str, int] = {}
     first = 0
@@ -143,7 +143,7 @@ class _Layout(NamedTuple):
     before_lanes: Ints  # the number of each of these
 
 
-def _lay_out(parts: list[Part], tracks: Tracks) -> _Layout:
+def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
     sizes = [len(part) for part in parts]
     if len(parts) > 255:
         raise ValueError(f"{len(parts)} parts of a trace, at most 255 fit")
@@ -199,7 +199,7 @@ class _File:
     """The events of all tracks with what is needed to write them."""
 
     trace: Trace
-    parts: list[Part]
+    parts: list[PacketPart]
     tracks: Tracks
     annotations: proto.Annotations
     layout: _Layout
@@ -223,7 +223,7 @@ class _File:
             rows = writer.track(sequence, first, last)
             sink.rows(rows, rows.count)
 
-    def _kind(self, part: Part, categories: StringTable) -> Kind:
+    def _kind(self, part: PacketPart, categories: StringTable) -> PacketKind:
         category: int | Numbers
         if isinstance(part.category, str):
             category = categories.add(part.category) + 1 if part.category else 0
@@ -232,7 +232,7 @@ class _File:
             ids = np.zeros(len(self.trace.strings) + 1, np.uint32)
             ids[numbers] = [categories.add(self.trace.strings[number]) + 1 for number in numbers.tolist()]
             category = ids[part.category]
-        return Kind(part.type, category, part.name, part.fields, part.value)
+        return PacketKind(part.type, category, part.name, part.fields, part.value)
 
     def _flows(self, arrows: Arrows, base: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """The ends of all arrows: place of the event and id, by place."""
@@ -243,7 +243,7 @@ class _File:
         order = np.argsort(at, kind="stable")
         return at[order].astype(np.uint64), np.concatenate([ids, ids])[order]
 
-    def _texts(self, kinds: list[Kind], categories: StringTable, first: int, last: int) -> bytes:
+    def _texts(self, kinds: list[PacketKind], categories: StringTable, first: int, last: int) -> bytes:
         """Everything that the events of a track refer to."""
         part, row = self.layout.part[first:last], self.layout.row[first:last]
         strings = self.trace.strings

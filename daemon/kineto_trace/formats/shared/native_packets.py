@@ -140,7 +140,7 @@ def nest_lanes(
     return Lanes(lane, end, nesting.deepest, nesting.shortened)
 
 
-class Field(NamedTuple):
+class PacketField(NamedTuple):
     """One debug annotation of all rows of a kind. `name`: id of its interned name.
 
     READY: the column is a number into `ready`, whose texts are whole annotations. OPTIONAL: signed, left out where it
@@ -156,14 +156,14 @@ class Field(NamedTuple):
     bit: int = ALWAYS
 
 
-class Kind(NamedTuple):
+class PacketKind(NamedTuple):
     """Rows of one table. category: id of the interned one (0: none), or one for each row. name: number per row, one
     below the id of the interned name. value: of counters, int64 or double."""
 
     type: int
     category: int | npt.NDArray[np.uint32]
     name: npt.NDArray[np.int32] | None
-    fields: Sequence[Field]
+    fields: Sequence[PacketField]
     value: AnyArray | None = None
 
 
@@ -176,7 +176,7 @@ class PacketWriter:
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[PacketKind],
         events: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint32], Ints, Ints],
         flows: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]],
         deepest: int,
@@ -205,7 +205,7 @@ class PacketWriter:
         )
 
     @staticmethod
-    def _set_kind(native: _Kind, kind: Kind, first: int) -> None:
+    def _set_kind(native: _Kind, kind: PacketKind, first: int) -> None:
         native.type, native.first_field, native.field_count = kind.type, first, len(kind.fields)
         if isinstance(kind.category, int):
             native.category = kind.category
@@ -249,7 +249,7 @@ def _checked(array: AnyArray, dtype: str) -> int:
     return array.ctypes.data
 
 
-def _native_field(field: Field) -> _Field:
+def _native_field(field: PacketField) -> _Field:
     native = _Field(field.name, field.operation, field.column.ctypes.data, field.column.itemsize)
     native.base = field.base
     if field.present is not None:

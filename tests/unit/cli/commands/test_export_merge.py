@@ -41,7 +41,9 @@ def test_programs_get_the_clock_of_each_rank(run: Run, job: Path, tmp_path: Path
     arguments = ("--rank", "0,2", "--clocks", str(clocks), "--align", "clock", "-o", str(path))
     found = run("-o", "json", "export", "--merge", str(job), *arguments).json()
     assert (found["path"], found["size_bytes"]) == (str(path), path.stat().st_size)
-    assert found["notes"] == [f"rank {rank}: 2 events of the phases be have no form in this format" for rank in (0, 2)]
+    assert found["notes"] == [
+        f"rank {rank}: 2 events of the phases be cannot be expressed in this format" for rank in (0, 2)
+    ]
     assert (found["reference_rank"], found["clock_uncertainty_ns"]) == (0, None)
     assert [(rank["rank"], rank["clock_offset_ns"], rank["clock_method"]) for rank in found["ranks"]] == [
         (0, 7, "given"),

@@ -107,8 +107,8 @@ def test_export_tells_what_it_wrote(run: Run, traces: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["-o", "t.xyz"], 2, "t.xyz has a suffix of no trace format"),
-        (["-o", "t.json", "--format", "nothing"], 2, "no trace format 'nothing'; there are: chrome"),
+        (["-o", "t.xyz"], 2, "t.xyz has no known trace suffix"),
+        (["-o", "t.json", "--format", "nothing"], 2, "no trace format is called 'nothing'; available: chrome"),
         (["-o", "/no/folder/t.json"], 5, "cannot write /no/folder/t.json: No such file or directory"),
         ([], 2, "Missing option '-o' / '--output'"),
     ],

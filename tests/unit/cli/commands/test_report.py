@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from kineto_trace.analysis.view_catalog import VIEWS
+from kineto_trace.catalog.view_catalog import VIEWS
 from kinetoctl.commands.report import OVERVIEW
 from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store
@@ -136,15 +136,15 @@ def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
         ([], 2, "name a trace"),
         (["/no/such.json"], 3, "there is no file /no/such.json\n"),
         (["/no/such*.json"], 3, "no file matches /no/such*.json\n"),
-        (["TRACE", "--view", "kernel_s"], 2, "no view 'kernel_s'; there are: "),
+        (["TRACE", "--view", "kernel_s"], 2, "no view is called 'kernel_s'; available: "),
         (["TRACE", "--view", "kernels", "--set", "depth=3"], 2, "none of the requested views has the option"),
         (
             ["TRACE", "--view", "kernels", "--columns", "nam"],
             2,
             "view kernels has no column nam; its columns are: rank, ",
         ),
-        (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "has no figures of plugin"),
-        (["BROKEN", "--view", "kernels"], 5, "is no trace"),
+        (["TRACE", "--view", "critical_path", "--compat", "plugin"], 2, "cannot reproduce the figures of plugin"),
+        (["BROKEN", "--view", "kernels"], 5, "is not a trace"),
         (["TRACE", "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], 2, "exclude each other"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tm
     ranks = lines[lines.index("ranks") + 2]
     assert ranks.split()[0] == "5" and "slow: it computes" in ranks
     assert sum("Communication is not hidden behind computation (on 6 ranks)" in line for line in lines) == 1
-    assert "note: ranks 0-5: savings overlap: they do not add up" in lines
+    assert "note: ranks 0-5: the savings overlap and must not be added up" in lines
 
 
 def test_a_url_is_read_like_a_folder_and_a_missing_rank_makes_a_part(run: Run, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from kineto_trace.collectives.rank_clocks import (
     MIN_COLLECTIVES,
     TIMESTAMP_NS,
     Blocking,
-    Clock,
+    RankClock,
     align,
     blocking,
     clock_of,
@@ -21,10 +21,10 @@ from kineto_trace.errors import FileError
 from support.trace_files import ranks
 from support.trace_files.merging import collectives, events_of
 
-UNKNOWN = Clock()
+UNKNOWN = RankClock()
 
 
-def errors(found: tuple[Clock, ...], truth: list[int], reference: int) -> list[int]:
+def errors(found: tuple[RankClock, ...], truth: list[int], reference: int) -> list[int]:
     """How far each rank is from where it belongs, relative to the reference."""
     apart = found[reference].offset_ns - truth[reference]
     return [clock.offset_ns - true - apart for clock, true in zip(found, truth, strict=True)]
@@ -54,7 +54,7 @@ def test_what_was_measured_before_is_never_made_worse(
 ) -> None:
     measured = [true + data.draw(st.integers(-margin, margin)) for true in truth]
     found = collectives(np.random.default_rng(seed), truth, count, jitter_ns=5_000, wait_ns=200_000)
-    result = align(range(len(truth)), [Clock(value, margin, "given") for value in measured], found)
+    result = align(range(len(truth)), [RankClock(value, margin, "given") for value in measured], found)
     for place, error in enumerate(errors(result.clocks, truth, result.reference)):
         uncertainty = result.clocks[place].uncertainty_ns
         assert uncertainty is not None
@@ -63,8 +63,8 @@ def test_what_was_measured_before_is_never_made_worse(
 
 def test_few_collectives_refine_nothing() -> None:
     found = collectives(np.random.default_rng(1), [0, 50_000], MIN_COLLECTIVES - 1, jitter_ns=0, wait_ns=0)
-    result = align([3, 5], [UNKNOWN, Clock(7)], found)
-    assert result.clocks == (Clock(0, 0), Clock(7))
+    result = align([3, 5], [UNKNOWN, RankClock(7)], found)
+    assert result.clocks == (RankClock(0, 0), RankClock(7))
     assert result.uncertainty_ns is None
     assert "clocks of ranks 5 are not refined: they share fewer than 8 numbered" in result.notes[0]
 
@@ -72,9 +72,11 @@ def test_few_collectives_refine_nothing() -> None:
 def test_a_clock_that_drifts_contradicts_itself_and_stays_what_it_was() -> None:
     first, second = collectives(np.random.default_rng(1), [0, 0], 200, jitter_ns=0, wait_ns=0)
     drift = np.linspace(-2_000_000, 2_000_000, 200).astype(np.int64)
-    result = align([0, 1], [UNKNOWN, Clock(7)], [first, Blocking(first.key, second.start + drift, second.end + drift)])
-    assert result.clocks[1] == Clock(7)
-    assert "contradict each other: no offset fits them all (clocks that drift?)" in result.notes[0]
+    result = align(
+        [0, 1], [UNKNOWN, RankClock(7)], [first, Blocking(first.key, second.start + drift, second.end + drift)]
+    )
+    assert result.clocks[1] == RankClock(7)
+    assert "contradict each other: no offset fits them all (the clocks may drift)" in result.notes[0]
 
 
 def test_some_wrong_matches_do_not_count_and_many_are_a_contradiction() -> None:
@@ -92,14 +94,14 @@ def test_some_wrong_matches_do_not_count_and_many_are_a_contradiction() -> None:
     assert (result.clocks[1].collectives, abs(result.clocks[1].offset_ns - truth[1]) < 2_000) == (90, True)
     refused = align([0, 1], [UNKNOWN] * 2, [first, wrong(11)])
     assert refused.clocks[1] == UNKNOWN
-    assert "11 of 100 collectives end at quite other times than the rest" in refused.notes[0]
+    assert "11 of 100 collectives end at very different times than the rest" in refused.notes[0]
 
 
 def test_collectives_that_contradict_the_measured_uncertainty_refine_nothing() -> None:
     found = collectives(np.random.default_rng(1), [0, 10_000_000], 50, jitter_ns=0, wait_ns=0)
-    given_ = [Clock(0, 10, "given"), Clock(0, 20, "given")]
+    given_ = [RankClock(0, 10, "given"), RankClock(0, 20, "given")]
     result = align([0, 1], given_, found)
-    assert result.clocks == (Clock(0, 0, "given"), Clock(0, 30, "given"))
+    assert result.clocks == (RankClock(0, 0, "given"), RankClock(0, 30, "given"))
     assert "contradict the uncertainty of the given offsets" in result.notes[0]
 
 
@@ -119,7 +121,7 @@ def test_ranks_of_other_groups_are_joined_over_ranks_that_share_with_both() -> N
 
 
 def test_the_rank_with_the_smallest_uncertainty_is_the_reference() -> None:
-    clocks = [Clock(1, 300, "trace"), Clock(2, 100, "trace"), Clock(3, 100, "trace"), Clock(4)]
+    clocks = [RankClock(1, 300, "trace"), RankClock(2, 100, "trace"), RankClock(3, 100, "trace"), RankClock(4)]
     result = align(range(4), clocks, None)
     assert result.reference == 1
     assert [clock.uncertainty_ns for clock in result.clocks] == [400, 0, 200, None]
@@ -145,15 +147,15 @@ def test_only_numbered_blocking_collectives_count() -> None:
 def test_offsets_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "clocks.json"
     path.write_text(json.dumps({"0": {"offset_ns": 1500, "uncertainty_ns": 200}, "7": -3}))
-    assert read_clocks(path) == {0: Clock(1500, 200, "given"), 7: Clock(-3, None, "given")}
+    assert read_clocks(path) == {0: RankClock(1500, 200, "given"), 7: RankClock(-3, None, "given")}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[1]", "expected an object like"),
-        ("{", "is no JSON"),
-        ('{"a": 1}', "expected a rank like 3, got 'a'"),
+        ("{", "is not valid JSON"),
+        ('{"a": 1}', "expected a rank such as 3, got 'a'"),
         ('{"1": 1.5}', "rank 1: offset_ns: expected a whole number of nanoseconds, got 1.5"),
         ('{"1": {"offset_ns": 1, "uncertainty_ns": -1}}', "rank 1: uncertainty_ns: expected nanoseconds"),
         ('{"1": {"offset": 1}}', "rank 1: unknown key 'offset'"),
@@ -168,17 +170,17 @@ def test_a_wrong_file_of_offsets_says_where(tmp_path: Path, text: str, message: 
 
 
 def test_what_a_trace_says_of_its_clock_counts_if_it_is_a_number() -> None:
-    assert clock_of(5, 3) == Clock(5, 3, "trace")
-    assert clock_of(5, None) == replace(Clock(5), method="trace")
+    assert clock_of(5, 3) == RankClock(5, 3, "trace")
+    assert clock_of(5, None) == replace(RankClock(5), method="trace")
     assert (clock_of(None, 3), clock_of(True, 3), clock_of(1 << 62, 3)) == (UNKNOWN, UNKNOWN, UNKNOWN)
 
 
 def test_ranks_of_the_host_of_the_reference_have_its_clock() -> None:
     found = collectives(np.random.default_rng(1), [0, 0, 70_000], 50, jitter_ns=9_000, wait_ns=90_000)
     result = align(range(3), [UNKNOWN] * 3, found, ["a", "a", "b"])
-    assert result.clocks[1] == Clock(0, TIMESTAMP_NS, "host")
+    assert result.clocks[1] == RankClock(0, TIMESTAMP_NS, "host")
     assert (result.clocks[2].method, result.notes) == ("collectives", ())
-    measured = [Clock(5, 400, "trace"), Clock(5, 400, "trace"), Clock(9, 400, "trace")]
+    measured = [RankClock(5, 400, "trace"), RankClock(5, 400, "trace"), RankClock(9, 400, "trace")]
     alone = align(range(3), measured, None, ["a", "a", "a"])
     assert [clock.uncertainty_ns for clock in alone.clocks] == [0, TIMESTAMP_NS, 800]
 

@@ -111,9 +111,7 @@ def test_a_target_without_sources_gives_an_empty_trace(tmp_path: Path) -> None:
 def test_records_of_an_unknown_format_are_left_out_with_a_warning(tmp_path: Path) -> None:
     add_stacks(make_spool(tmp_path, "mlp-cupti26"), [(1, 9, 1)], format="python_stacks/99")
     conversion = convert_target(tmp_path, formats=[])
-    assert conversion.warnings[0] == (
-        "python_stacks: records of format 'python_stacks/99' are unknown here and left out"
-    )
+    assert conversion.warnings[0] == ("python_stacks: records of the unknown format 'python_stacks/99' are left out")
     assert conversion.records_undecoded == 1
 
 
@@ -132,11 +130,11 @@ def test_what_a_crash_cut_off_is_said(tmp_path: Path) -> None:
     buffers.write_bytes(buffers.read_bytes()[:-100])
     conversion = convert_target(tmp_path, formats=[])
     assert conversion.chunks_torn == 1
-    assert conversion.warnings == ("cupti: the last data was cut off when the daemon ended",)
+    assert conversion.warnings == ("cupti: the last data was truncated when the daemon ended",)
 
 
 def test_an_unknown_format_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no output format 'pdf'; there are: chrome, chrome-json, perfetto"):
+    with pytest.raises(FormatError, match="no output format is called 'pdf'; available: chrome, chrome-json, perfetto"):
         convert_target(tmp_path / "none", formats=["pdf"])
 
 

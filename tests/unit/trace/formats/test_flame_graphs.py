@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from kineto_trace.formats.flame_graphs import NO_LAUNCH, Graph, folded, speedscope, stacks
+from kineto_trace.formats.flame_graphs import NO_LAUNCH, FlameGraph, folded, speedscope, stacks
 from kineto_trace.model.context import Context
 from support.trace_files.traces import target, trace
 
@@ -33,12 +33,12 @@ SAMPLES: list[dict[str, Any]] = [
 ]
 
 
-def lines(rows: dict[str, list[dict[str, Any]]], graph: Graph, **changes: Any) -> set[str]:
+def lines(rows: dict[str, list[dict[str, Any]]], graph: FlameGraph, **changes: Any) -> set[str]:
     return set(folded(stacks(Context(trace(rows, **changes)), graph)).decode().splitlines())
 
 
 def test_host_time_is_what_each_frame_ran_itself_summed_over_equal_stacks() -> None:
-    assert lines(ROWS, Graph.HOST, target=target(threads={70: "MainThread"})) == {
+    assert lines(ROWS, FlameGraph.HOST, target=target(threads={70: "MainThread"})) == {
         "thread 70 (MainThread);step 400",  # 1000 - 300 - 300
         "thread 70 (MainThread);step;aten::linear 400",  # twice 300 - 100
         "thread 70 (MainThread);step;aten::linear;aten::mm 200",
@@ -47,18 +47,18 @@ def test_host_time_is_what_each_frame_ran_itself_summed_over_equal_stacks() -> N
 
 
 def test_gpu_time_stands_below_the_stack_that_launched_it() -> None:
-    assert lines(ROWS, Graph.GPU) == {
+    assert lines(ROWS, FlameGraph.GPU) == {
         "thread 70;step;aten::linear;aten::mm;gemm 42",
         f"{NO_LAUNCH};a:b 7",  # a semicolon would part it
     }
 
 
 def test_samples_count_where_a_frame_ran_itself() -> None:
-    assert lines({"python_function": SAMPLES}, Graph.SAMPLES) == {"thread 70;main 1", "thread 70;main;f 4"}
+    assert lines({"python_function": SAMPLES}, FlameGraph.SAMPLES) == {"thread 70;main 1", "thread 70;main;f 4"}
 
 
 def test_a_trace_without_anything_of_the_kind_has_no_stacks() -> None:
-    for graph in Graph:
+    for graph in FlameGraph:
         assert folded(stacks(Context(trace({})), graph)) == b""
 
 
@@ -77,13 +77,13 @@ def test_a_stack_deeper_than_pythons_recursion_limit_is_no_problem() -> None:
         | {"self_samples": int(row == depth - 1)}
         for row in range(depth)
     ]
-    [line] = lines({"python_function": deep}, Graph.SAMPLES)
+    [line] = lines({"python_function": deep}, FlameGraph.SAMPLES)
     assert line == "thread 70;" + ";".join(["f"] * depth) + " 1"
 
 
 def test_speedscope_has_a_profile_for_each_graph_with_weight() -> None:
     context = Context(trace(ROWS))
-    value = json.loads(speedscope({graph: stacks(context, graph) for graph in Graph}, "t.json"))
+    value = json.loads(speedscope({graph: stacks(context, graph) for graph in FlameGraph}, "t.json"))
     assert value["$schema"] == "https://www.speedscope.app/file-format-schema.json"
     names = [frame["name"] for frame in value["shared"]["frames"]]
     shown = [

@@ -5,13 +5,13 @@ from typing import Any
 
 import kineto_trace
 import pytest
-from kineto_trace.collectives.rank_clocks import Clock
+from kineto_trace.collectives.rank_clocks import RankClock
 from kineto_trace.errors import FileError, FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.merge.id_renumbering import FIRST_FREE_TID, Numbers, number, pids_of_a_rank
 from kineto_trace.merge.merged_export import merge_traces
-from kineto_trace.merge.rank_trace import Facts, Process, look_at
+from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, look_at
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
@@ -83,10 +83,10 @@ def test_processes_and_threads_of_ranks_are_apart_and_in_the_order_of_ranks(tmp_
 
 
 def test_more_processes_than_usual_get_more_numbers() -> None:
-    one = Facts(
+    one = RankTraceFacts(
         source=Source(path=Path("x"), rank=0), rank=0, host="", tids=(5, 1 << 40), earliest_ns=0, window_ns=(0, 0),
-        base_ns=0, events=1, head={}, clock=Clock(), blocking=None, notes=(),
-        processes=tuple(Process(pid, "", "", False) for pid in range(1001)),
+        base_ns=0, events=1, head={}, clock=RankClock(), blocking=None, notes=(),
+        processes=tuple(TraceProcess(pid, "", "", False) for pid in range(1001)),
     )  # fmt: skip
     numbers = Numbers(pids_of_a_rank([one]))
     assert (number(one, 0, numbers).pids[0], number(one, 1, numbers).pids[-1]) == (10_000, 21_000)
@@ -102,7 +102,7 @@ def test_more_processes_than_usual_get_more_numbers() -> None:
 def test_an_offset_moves_every_time_of_its_rank_by_exactly_that(tmp_path: Path, offset: int, name: str) -> None:
     sources = write_job(tmp_path, NO_SKEW)
 
-    def times(clocks: dict[int, Clock]) -> list[dict[str, list[int]]]:
+    def times(clocks: dict[int, RankClock]) -> list[dict[str, list[int]]]:
         merge_traces(sources, tmp_path / name, clocks=clocks, refine=False)
         tables = open_trace(tmp_path / name).tables
         found = []
@@ -117,7 +117,7 @@ def test_an_offset_moves_every_time_of_its_rank_by_exactly_that(tmp_path: Path, 
             found.append(own)
         return found
 
-    before, after = times({}), times({1: Clock(offset, 5, "given")})
+    before, after = times({}), times({1: RankClock(offset, 5, "given")})
     assert sum(len(column) for column in before[1].values()) > 70
     assert after[1] == {kind: [time + offset for time in column] for kind, column in before[1].items()}
     assert (after[0], after[2]) == (before[0], before[2])
@@ -184,7 +184,7 @@ def test_times_below_zero_move_all_ranks_together(tmp_path: Path) -> None:
         path.write_text(json.dumps(document_))
         sources.append(Source(path=path, rank=rank))
     for name in ("m.json", "m.pftrace"):
-        merge_traces(sources, tmp_path / name, clocks={1: Clock(-50_000)}, refine=False)
+        merge_traces(sources, tmp_path / name, clocks={1: RankClock(-50_000)}, refine=False)
         assert sorted(open_trace(tmp_path / name).table("cpu_op")["start"].tolist()) == [0, 50_000]
 
 
@@ -200,7 +200,7 @@ def test_captures_and_files_of_any_form_go_together(tmp_path: Path) -> None:
     chosen = find_traces(sources[0].path, tmp_path / "rank1.pftrace", tmp_path / "captured")
     merged = merge_traces(chosen, tmp_path / "m.json", refine=False)
     assert merged.ranks == (0, 1, 2)
-    assert merged.alignment.clocks[merged.alignment.reference] == Clock(9, 0, "trace")
+    assert merged.alignment.clocks[merged.alignment.reference] == RankClock(9, 0, "trace")
     found = split(document(tmp_path / "m.json"))
     assert [sum(event.get("cat") == "kernel" for event in found[rank]) for rank in range(3)] == [12, 12, 1]
     start = open_trace(tmp_path / "m.json").table("kernel")["start"]
@@ -228,14 +228,14 @@ def test_what_cannot_be_merged_is_told(tmp_path: Path) -> None:
     sources = write_job(tmp_path, NO_SKEW)
     path = tmp_path / "m.json"
     merge_traces(sources, path)
-    with pytest.raises(FileError, match="is itself a merged trace"):
+    with pytest.raises(FileError, match="is already a merged trace"):
         merge_traces([Source(path=path, rank=9)], tmp_path / "n.json")
     with pytest.raises(FileError, match="rank 1 is in two traces"):
         merge_traces([sources[1], replace(sources[0], rank=1)], path)
     with pytest.raises(FormatError, match="cannot be merged as 'speedscope'"):
         merge_traces(sources, tmp_path / "m.speedscope.json")
     with pytest.raises(FileError, match="there is an offset for rank 8, but no trace of it"):
-        merge_traces(sources, path, clocks={8: Clock(1)})
+        merge_traces(sources, path, clocks={8: RankClock(1)})
     undated = ranks.document([ranks.event("cpu_op", "a", 10, 1)], rank=7)
     del undated["baseTimeNanoseconds"]
     (tmp_path / "u.json").write_text(json.dumps(undated))

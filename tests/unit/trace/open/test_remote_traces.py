@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.view_runner import run_view, text_bytes
+from kineto_trace.catalog.view_runner import run_view, text_bytes
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
@@ -53,10 +53,12 @@ def test_a_pattern_chooses_captures_and_a_file_url_is_one_trace(bucket: str, tmp
 
 def test_captures_of_several_fleets_are_no_one_job(bucket: str, tmp_path: Path) -> None:
     upload(f"{bucket}/h0/c9", tmp_path, {0: 50}, fleet="f2")
-    with pytest.raises(FileError, match=r"has the captures of 2 fleets: name one by --fleet or a pattern \(f2, f1\)"):
+    with pytest.raises(
+        FileError, match=r"has the captures of 2 fleets; choose one with --fleet or a pattern \(f2, f1\)"
+    ):
         find_traces(bucket)
     assert kernels(bucket, fleet="f2")[0] == [(0, 100)]
-    with pytest.raises(FileError, match=r"no capture there has the label kineto.fleet=f3; there are: f2, f1"):
+    with pytest.raises(FileError, match=r"no capture has the label kineto.fleet=f3; labels found: f2, f1"):
         find_traces(bucket, fleet="f3")
 
 
@@ -98,8 +100,8 @@ def test_a_missing_and_a_changed_object_are_named_and_the_rest_is_there(bucket: 
     assert found == [(0, 20)]
     assert [note.partition("bucket")[2] for note in notes[:3]] == [
         "/h0/c0/101-7000000001: columns/kernel.parquet is no longer there",
-        "/h1/c1/102-7000000002: columns/kernel.parquet is not what was uploaded: its SHA-256 is another one",
-        "/h1/c1/103-7000000003: columns/kernel.parquet is shorter than it was when it was listed",
+        "/h1/c1/102-7000000002: columns/kernel.parquet is not the file that was uploaded: its SHA-256 differs",
+        "/h1/c1/103-7000000003: columns/kernel.parquet is shorter than when it was listed",
     ]
 
 
@@ -112,7 +114,7 @@ def test_a_manifest_that_names_a_folder_elsewhere_is_refused_and_nothing_is_writ
     (capture.parent / "trace.json").write_bytes(data)
     document = {"version": 1, "block_bytes": upload_manifest.BLOCK_BYTES, "capture": {}, "damaged": {}}
     (capture / "manifest.json").write_text(json.dumps({**document, "files": {f"{key}/trace.json": stored}}))
-    with pytest.raises(FileError, match="is no file below the capture's folder"):
+    with pytest.raises(FileError, match="is not a file below the capture's folder"):
         find_traces(f"file://{tmp_path}/bucket")
 
 
@@ -121,7 +123,7 @@ def test_a_trace_whose_url_ends_in_dots_is_not_fetched_one_folder_up(tmp_path: P
     (tmp_path / "bucket/trace.json").write_text("{}")
     trace = RemoteTrace(url=f"file://{tmp_path}/bucket/x/..", files=(RemoteFile(name="trace.json", size_bytes=2),))
     (tmp_path / "here/inner").mkdir(parents=True)
-    with pytest.raises(FileError, match="its last part is no name of a folder"):
+    with pytest.raises(FileError, match="its last part is not a valid folder name"):
         fetch(trace, tmp_path / "here/inner")
     assert list((tmp_path / "here").iterdir()) == [tmp_path / "here/inner"]
 
@@ -147,7 +149,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "bucket/x").mkdir(parents=True)
     (tmp_path / "bucket/evil.json").write_text("{}")
     trace = RemoteTrace(url=f"file://{tmp_path}/bucket/x", files=(RemoteFile(name=name, size_bytes=2),))
-    with pytest.raises(FileError, match="is no name of a file in it"):
+    with pytest.raises(FileError, match="is not a valid name of a file in it"):
         remote_traces._Fetcher(trace, tmp_path / "here").get(name)
     assert not (tmp_path / "evil.json").exists()
 
@@ -161,7 +163,7 @@ def test_what_was_damaged_or_is_unfinished_is_said(bucket: str, tmp_path: Path) 
     assert problems[f"{bucket}/h2/c2/104-7000000004"] == (
         "104-7000000004/columns/kernel.parquet was damaged before it could be uploaded (has another SHA-256)"
     )
-    assert problems[f"{bucket}/h3/c3/105-7000000005"] == "there is no manifest: its upload has not finished"
+    assert problems[f"{bucket}/h3/c3/105-7000000005"] == "there is no manifest, so its upload has not finished"
 
 
 def test_other_files_that_are_traces_count_too(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ def test_files_fetched_as_a_whole_can_be_opened(bucket: str, tmp_path: Path) -> 
     ("url", "problem"),
     [
         ("ftp://h/p", "traces are read from s3://, gs://, az://, file:// and from this machine, not from 'ftp'"),
-        ("file:///nonexistent/place", "there is nothing"),
+        ("file:///nonexistent/place", "nothing found"),
     ],
 )
 def test_other_urls_are_refused(url: str, problem: str) -> None:
@@ -196,7 +198,7 @@ def test_other_urls_are_refused(url: str, problem: str) -> None:
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(FileError, match=r"gcsfs is not installed: pip install 'kinetod\[gcs\]'"):
+    with pytest.raises(FileError, match=r"gcsfs is not installed: run pip install 'kinetod\[gcs\]'"):
         find_traces("gs://bucket/x")
 
 

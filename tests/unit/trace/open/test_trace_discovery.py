@@ -72,7 +72,7 @@ def test_a_rank_that_is_there_twice_is_said(tmp_path: Path) -> None:
     sources = find_traces(tmp_path)
     assert [source.rank for source in sources] == [2, 2]
     assert rank_notes(sources) == [
-        f"rank 2 is in 2 traces, and each of them counts: {tmp_path}/a.json, {tmp_path}/b.json"
+        f"rank 2 is in 2 traces, and all of them count: {tmp_path}/a.json, {tmp_path}/b.json"
     ]
     assert rank_notes(sources[:1]) == []
 
@@ -119,7 +119,7 @@ def test_patterns_and_doubles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("none.json", "there is no file"), ("none*.json", "no file is called"), ("empty", "is a folder without a trace")],
+    [("none.json", "does not exist"), ("none*.json", "no file matches"), ("empty", "is a folder without traces")],
 )
 def test_a_path_without_traces_is_an_error(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "empty").mkdir()

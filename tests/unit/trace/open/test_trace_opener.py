@@ -63,19 +63,19 @@ def packed_tar(path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: path.write_bytes(b""), "is empty: the profiler that wrote it has not finished"),
-        (lambda path: path.write_bytes(gzip.compress(b"")), "nothing in it but the head of a gzip file"),
+        (lambda path: path.write_bytes(gzip.compress(b"")), "contains nothing but a gzip header"),
         (lambda path: path.write_bytes(b"\x1f\x8bnot really"), "is damaged"),
-        (sqlite_file, "is an SQLite database, no trace"),
-        (tar_file, "is a tar archive, no trace: unpack it"),
-        (packed_tar, "is a tar archive, no trace: unpack it"),
+        (sqlite_file, "is an SQLite database, not a trace"),
+        (tar_file, "is a tar archive, not a trace: unpack it"),
+        (packed_tar, "is a tar archive, not a trace: unpack it"),
         (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(90)), "is a zip archive"),
         (lambda path: path.write_bytes(pickle.dumps({"segments": []})), "is a pickle"),
         (lambda path: path.write_bytes(b"<html></html>"), "is HTML"),
-        (lambda path: path.write_bytes(b"\nhello there, this is no trace"), "is no trace: it begins with"),
-        (lambda path: path.write_bytes(b"\n"), "is no trace: it begins with"),
-        (lambda path: path.write_bytes(b"step,loss\n"), "is no trace: it begins with b'step,loss"),
-        (lambda path: path.mkdir(), "is a folder without a trace in it"),
-        (os.mkfifo, "is no file"),
+        (lambda path: path.write_bytes(b"\nhello there, this is no trace"), "is not a trace: it begins with"),
+        (lambda path: path.write_bytes(b"\n"), "is not a trace: it begins with"),
+        (lambda path: path.write_bytes(b"step,loss\n"), "is not a trace: it begins with b'step,loss"),
+        (lambda path: path.mkdir(), "is a folder without traces"),
+        (os.mkfifo, "is neither a file nor a folder"),
         (lambda path: None, "cannot read .*: No such file or directory"),
     ],
 )
@@ -124,12 +124,12 @@ def test_what_a_raw_target_lost_is_in_the_notes(tmp_path: Path) -> None:
     folder = make_spool(tmp_path, "mlp-cupti130001")
     buffers = folder / "raw" / "cupti" / "buffers.bin"
     buffers.write_bytes(buffers.read_bytes()[:-100])
-    assert open_trace(folder).notes == ("cupti: the last data was cut off when the daemon ended",)
+    assert open_trace(folder).notes == ("cupti: the last data was truncated when the daemon ended",)
 
 
 def test_a_target_without_records_says_so(tmp_path: Path) -> None:
     target().write(tmp_path)
-    with pytest.raises(FileError, match="of which nothing was recorded"):
+    with pytest.raises(FileError, match="without recorded data"):
         open_trace(tmp_path)
 
 

@@ -42,13 +42,13 @@ def test_a_file_ends_at_a_gap_and_is_called_cut(tmp_path: Path) -> None:
     add_file(tmp_path, [(0, b"abc"), (2, b"ghi")], size=9)
     written = write_attachments(tmp_path)
     assert (tmp_path / "memory_snapshot.pickle").read_bytes() == b"abc"
-    assert written.cut == ("the memory-snapshot file is not whole: 3 of 9 bytes are there",)
+    assert written.cut == ("the memory-snapshot file is incomplete: 3 of 9 bytes are present",)
 
 
 def test_a_source_that_never_came_to_its_end_left_a_cut_file(tmp_path: Path) -> None:
     add_file(tmp_path, [(0, b"abc")])
     assert write_attachments(tmp_path).cut == (
-        "the memory-snapshot file is not whole: it ends after 3 bytes, since its source did not come to its end",
+        "the memory-snapshot file is incomplete: it ends after 3 bytes, because its source did not finish",
     )
 
 
@@ -61,7 +61,7 @@ def test_a_file_of_which_nothing_came_is_missing_and_told(tmp_path: Path) -> Non
     add_file(tmp_path, [], size=9)
     written = write_attachments(tmp_path)
     assert written.files == ()
-    assert written.cut == ("the memory-snapshot file is not whole: 0 of 9 bytes are there",)
+    assert written.cut == ("the memory-snapshot file is incomplete: 0 of 9 bytes are present",)
     assert not (tmp_path / "memory_snapshot.pickle").exists()
 
 
@@ -96,7 +96,7 @@ def test_files_come_beside_a_trace(tmp_path: Path) -> None:
     conversion = convert_target(target_dir, formats=["chrome"])
     assert conversion.traced
     assert [file.format for file in conversion.files] == ["chrome", "memory-snapshot"]
-    assert conversion.cut == ("the memory-snapshot file is not whole: 3 of 4 bytes are there",)
+    assert conversion.cut == ("the memory-snapshot file is incomplete: 3 of 4 bytes are present",)
     assert not [warning for warning in conversion.warnings if "memory_snapshot" in warning]
 
 

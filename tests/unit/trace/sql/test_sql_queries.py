@@ -8,7 +8,7 @@ import pytest
 from kineto_trace.errors import QueryError, ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.sql import Database
-from kineto_trace.sql.arrow_tables import Source
+from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import VIEWS, Answer, View
 from support.trace_files.traces import trace
@@ -50,8 +50,8 @@ EXAMPLES: Mapping[str, View] = {
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Database]:
     sources = [
-        Source("a", Context(trace({"kernel": [{"name": "k", "duration": 2000}]}))),
-        Source("b", Context(trace({"kernel": [{"name": "k", "duration": 5000}]}), rank=1)),
+        SqlSource("a", Context(trace({"kernel": [{"name": "k", "duration": 2000}]}))),
+        SqlSource("b", Context(trace({"kernel": [{"name": "k", "duration": 5000}]}), rank=1)),
     ]
     with pytest.MonkeyPatch.context() as patch:
         for name, view in EXAMPLES.items():
@@ -156,6 +156,6 @@ def test_columns_of_one_name_are_told_apart(database: Database) -> None:
 
 
 def test_what_was_lost_of_a_trace_is_a_note_of_every_answer() -> None:
-    sources = [Source("a", Context(trace({}, notes=("the end is missing",)))), Source("b", Context(trace({})))]
+    sources = [SqlSource("a", Context(trace({}, notes=("the end is missing",)))), SqlSource("b", Context(trace({})))]
     with Database(sources) as both:
         assert both.query("SELECT 1").notes == ("a: the end is missing",)

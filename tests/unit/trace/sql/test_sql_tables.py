@@ -8,7 +8,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_PRIORITY, SCHEMAS
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database, find_table, sql_tables
-from kineto_trace.sql.arrow_tables import Source
+from kineto_trace.sql.arrow_tables import SqlSource
 from support.trace_files.traces import START_NS, trace
 
 ROWS = {
@@ -30,13 +30,13 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Database]:
-    with Database([Source("a.json", Context(trace(ROWS)))]) as database:
+    with Database([SqlSource("a.json", Context(trace(ROWS)))]) as database:
         yield database
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Database]:
-    sources = [Source(f"rank{rank}.json", Context(trace(ROWS), rank=rank)) for rank in (0, 3)]
+    sources = [SqlSource(f"rank{rank}.json", Context(trace(ROWS), rank=rank)) for rank in (0, 3)]
     with Database(sources) as database:
         yield database
 
@@ -108,13 +108,13 @@ def test_traces_are_described(two: Database) -> None:
 
 def test_devices_are_rows() -> None:
     device = {"id": 0, "name": "H200", "totalGlobalMem": 5, "computeMajor": 9, "computeMinor": 0, "numSms": 132}
-    with Database([Source("a", Context(trace({}, devices=(device,))))]) as database:
+    with Database([SqlSource("a", Context(trace({}, devices=(device,))))]) as database:
         rows = database.query("SELECT device, name, compute_major, properties->>'numSms' AS sms FROM devices").rows()
     assert rows == [{"device": 0, "name": "H200", "compute_major": 9, "sms": "132"}]
 
 
 def test_every_table_can_be_read_whole_even_if_it_is_empty() -> None:
-    with Database([Source("a", Context(trace({})))]) as database:
+    with Database([SqlSource("a", Context(trace({})))]) as database:
         for name in (*SCHEMAS, "events"):
             result = database.query(f"SELECT * FROM {name}")
             assert result.table.column_names == [column.name for column in find_table(name).columns]
@@ -150,7 +150,7 @@ CHROME = {
 def from_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     path = tmp_path_factory.mktemp("chrome") / "trace.json"
     path.write_text(json.dumps(CHROME))
-    with Database([Source("trace.json", Context(open_trace(path)))]) as database:
+    with Database([SqlSource("trace.json", Context(open_trace(path)))]) as database:
         yield database
 
 

@@ -9,7 +9,7 @@ import pytest
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns, make_result
-from kineto_trace.view_api.view import VIEWS, Answer, View, view
+from kineto_trace.view_api.view import VIEWS, Answer, Compat, View, view
 from support.trace_files.traces import trace
 
 SCHEMA = columns(("name", "text", "", "a name"), ("time_us", "float", "us", "a time"), ("calls", "int", "", "how many"))
@@ -93,5 +93,26 @@ def test_no_contribution_gives_an_empty_result(plain: View) -> None:
 
 def test_one_trace_is_a_job_of_one_rank(plain: View) -> None:
     assert plain(context(5, rank=4)).rows() == [{"rank": 4, "name": "k5", "time_us": 0.005, "calls": 0}]
-    with pytest.raises(ViewError, match="no option most; there are: least"):
+    with pytest.raises(ViewError, match="no option most; available: least"):
         plain(context(5), most=1)
+
+
+def test_a_variant_gives_another_tools_figures_with_the_options_that_it_takes(plain: View) -> None:
+    @plain.variant(Compat.HTA)
+    def rounded(_: Context) -> Answer:
+        """compat=hta: one row."""
+        return Answer({"name": ["all"], "time_us": [1], "calls": [1]})
+
+    assert plain.description == "One row per kernel.\n\ncompat=hta: one row."
+    assert plain.compat == {Compat.HTA}
+    assert plain(context(3, 9), compat=Compat.HTA, least=5).values("name") == ["all"]
+    assert plain(context(3, 9), least=5).values("name") == ["k9"]
+    with pytest.raises(ViewError, match="cannot reproduce the figures of plugin; it supports: hta"):
+        plain(context(), compat=Compat.PLUGIN)
+
+
+def test_a_variant_has_the_reduce_of_its_view_or_its_own(plain: View) -> None:
+    counted = View("counted", lambda _: 1, SCHEMA[2:], frozenset(), lambda parts: Answer({"calls": [len(parts)]}))
+    counted.variant(Compat.HTA)(lambda _: 2)
+    counted.variant(Compat.PLUGIN, reduce=lambda parts: Answer({"calls": [parts[0][1]]}))(lambda _: 7)
+    assert [counted(context(), compat=compat).values("calls") for compat in Compat] == [[1], [7], [1]]

@@ -36,7 +36,7 @@ def test_unreadable_records_are_counted_in_the_verdict() -> None:
 
 
 def test_a_cut_file_makes_the_verdict_partial_and_is_named() -> None:
-    cut = ["the memory-snapshot file is not whole: 3 of 9 bytes are there"]
+    cut = ["the memory-snapshot file is incomplete: 3 of 9 bytes are present"]
     assert final(DONE, recorded=True, dropped=0, cut=cut) == Final(pb.VERDICT_PARTIAL, "FILE_INCOMPLETE", cut[0])
     also = final(EXITED, recorded=True, dropped=0, cut=cut)
     assert also == Final(pb.VERDICT_PARTIAL, "TARGET_EXITED", f"it ended; {cut[0]}")

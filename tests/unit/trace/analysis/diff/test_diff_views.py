@@ -1,6 +1,6 @@
 import pytest
 from kineto_trace.analysis.diff.diff_views import diff_kernels, diff_ops, diff_steps
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from support.trace_files.traces import trace

@@ -101,10 +101,10 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives() -> Non
     assert "aligned by the ends" in aligned.notes[0] and "5000.0 us apart" in aligned.notes[0]
     trusted = over(collective_instances, rank0, rank1, hosts=("a", "b"), align="clock")
     assert trusted.values("start_skew_us") == [5030.0, 5010.0, 4990.0]
-    assert "the clocks of ranks 1 are taken for right, though nothing is known of them" in trusted.notes
+    assert "the clocks of ranks 1 are taken as they are: nothing is known about them" in trusted.notes
     for found in (aligned, trusted):
         assert found.values("skew_uncertainty_us") == [None, None, None]
-    with pytest.raises(ViewError, match="'gps' is none of auto, clock, collectives"):
+    with pytest.raises(ViewError, match="'gps' is not valid; expected one of auto, clock, collectives"):
         over(collective_instances, rank0, rank1, align="gps")
 
 
@@ -155,7 +155,7 @@ def test_ranks_of_one_host_have_one_clock_whatever_it_says() -> None:
     ranks = (numbered(400, 0), "a", own), (numbered(400, 1), "a", own), (numbered(0, 1), "b", measured(0, 90))
     found = on_hosts(collective_summary, *(ranks[:2]))
     assert (found.values("mean_start_skew_us"), found.values("skew_uncertainty_us")) == ([20.0], [2.0])
-    assert found.notes == ("all ranks are of one host: their clocks are one, and right to 1 us",)
+    assert found.notes == ("all ranks ran on one host: they share a clock, which is exact to 1 us",)
     found = on_hosts(collective_instances, *ranks, align="clock")
     assert set(found.values("skew_uncertainty_us")) == {190.0}
 
@@ -253,9 +253,9 @@ def test_the_summary_puts_sizes_and_groups_together_that_are_alike() -> None:
     assert rows() == [(1024, "3, 4", 2), (1028, "4", 1), (1200, "3", 1), (4000, "3, 4", 2)]
     assert rows(sizes="log2") == [(1069, "3, 4", 4), (4000, "3, 4", 2)]
     assert rows(sizes="all", groups="each") == [(2017, "4", 3), (2075, "3", 3)]
-    with pytest.raises(ViewError, match="option sizes: 'log10' is none of exact, log2, all"):
+    with pytest.raises(ViewError, match="option sizes: 'log10' is not valid; expected one of exact, log2, all"):
         rows(sizes="log10")
-    with pytest.raises(ViewError, match="option groups: 'x' is none of alike, each"):
+    with pytest.raises(ViewError, match="option groups: 'x' is not valid; expected one of alike, each"):
         rows(groups="x")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
 from kineto_trace.analysis.distributed.straggler_views import stragglers
-from kineto_trace.analysis.view_runner import run_views
+from kineto_trace.catalog.view_runner import run_views
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
@@ -85,7 +85,7 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     found = over(rank_waits, *ranks)
     assert (len(found), found.notes) == (
         0,
-        ("no collective is seen on several ranks: nobody is seen to wait for anybody",),
+        ("no collective appears on more than one rank, so waiting cannot be measured",),
     )
     assert over(rank_table, *ranks).values("waiting_us") == [0.0, 0.0]
 
@@ -113,7 +113,7 @@ def test_ranks_that_count_their_steps_differently_are_matched_by_the_time() -> N
         ("42", 3, 1),
         ("43", 1, None),
     ]
-    note = "ranks count their steps differently; these have the numbers of rank 0, by the time: 1 (-34)"
+    note = "ranks count their steps differently; by time, these get the numbers of rank 0: 1 (-34)"
     assert found.notes == (note,)
     assert note in over(rank_table, *ranks).notes
 
@@ -128,11 +128,11 @@ def test_four_real_ranks_have_their_steps_and_waits_beside_each_other() -> None:
 
 
 def test_traces_without_anything_give_no_rows_that_say_something() -> None:
-    assert over(step_spread, [], []).notes == ("the traces have no event that a step could be made of",)
+    assert over(step_spread, [], []).notes == ("the traces have no events to form a step from",)
     assert len(over(rank_waits, [], [])) == 0
     found = over(rank_table, [], [])
     assert found.values("about") == [None, None]
-    assert "who waits for whom cannot be told" in found.notes[-1]
+    assert "who waits for whom is unknown" in found.notes[-1]
 
 
 def test_a_straggler_whose_lateness_is_within_the_clocks_doubt_is_marked(ranks: list[list[Event]]) -> None:

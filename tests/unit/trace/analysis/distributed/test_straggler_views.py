@@ -49,16 +49,16 @@ def test_only_the_wanted_steps_count() -> None:
         (0, False, 0.0),
         (1, False, 0.0),
     ]
-    with pytest.raises(ViewError, match=r"in the steps \[7\]; there are: \[1, 2, 3\]"):
+    with pytest.raises(ViewError, match=r"in the steps \[7\]; available: \[1, 2, 3\]"):
         over(*RANKS, steps=7)
-    with pytest.raises(ViewError, match="'x' is no list of numbers"):
+    with pytest.raises(ViewError, match="'x' is not a list of numbers"):
         over(*RANKS, steps="x")
 
 
 def test_a_rank_alone_waits_for_nobody() -> None:
     found = over(RANKS[0])
     assert found.values("candidate") == [False]
-    assert "nobody waited for anybody" in found.notes[-1]
+    assert "waiting cannot be measured" in found.notes[-1]
 
 
 OLD = [

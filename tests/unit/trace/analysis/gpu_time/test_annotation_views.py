@@ -1,5 +1,5 @@
 import pytest
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import Compat
 from support.trace_files.hta_events import Event, context, event, gpu, launch, rows
@@ -31,7 +31,7 @@ def test_names_of_the_allowlist_are_never_others(events: list[Event], hta: bool)
 
 
 def test_annotations_are_on_the_gpu_or_the_cpu() -> None:
-    with pytest.raises(ViewError, match="must be gpu or cpu"):
+    with pytest.raises(ViewError, match="use gpu or cpu"):
         rows([], "gpu_annotations", "name", hta=False, on="tpu")
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.view_runner import run_view
+from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import ViewError
-from kineto_trace.formats.flame_graphs import Graph, folded, stacks
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, stacks
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
@@ -91,7 +91,7 @@ def test_samples_of_one_thread_alone(trace: Trace) -> None:
 
 
 def test_an_unknown_grouping_is_refused(trace: Trace) -> None:
-    with pytest.raises(ViewError, match="by is 'file'; it can be function or line"):
+    with pytest.raises(ViewError, match="by='file' is not valid; use function or line"):
         run_view("python_samples", trace, by="file")
 
 
@@ -109,16 +109,16 @@ def test_threads_without_python_are_there_with_name_and_share(trace: Trace) -> N
 
 
 def test_flame_graphs_have_lines_and_leave_idle_samples_to_a_graph_of_their_own(trace: Trace) -> None:
-    def lines(graph: Graph) -> set[str]:
+    def lines(graph: FlameGraph) -> set[str]:
         return set(folded(stacks(Context(trace), graph)).decode().splitlines())
 
     main = "thread 7 (MainThread);t.py(10): train"
-    assert lines(Graph.SAMPLES) == {
+    assert lines(FlameGraph.SAMPLES) == {
         f"{main};line 11 2",
         f"{main};line 12 6",
         f"{main};line 12;waiting for the GIL 2",
     }
-    assert lines(Graph.IDLE) == {"thread 8 (wait_for_end);threading.py(1): wait;line 5 10"}
+    assert lines(FlameGraph.IDLE) == {"thread 8 (wait_for_end);threading.py(1): wait;line 5 10"}
 
 
 def test_the_file_tells_lines_states_and_names_to_any_viewer(folder: Path) -> None:
@@ -181,7 +181,7 @@ def test_samples_of_older_captures_are_not_called_idle_or_running() -> None:
     value = made({"python_function": [{"name": "f", "samples": 2, "self_samples": 2}]}, sample_period_ns=PERIOD_NS)
     result = run_view("python_samples", value)
     assert [(row["running"], row["idle"]) for row in result.rows()] == [(2, 0)]
-    assert result.notes == ("these samples do not say whether their threads ran: idle ones are among them",)
+    assert result.notes == ("these samples do not say whether their threads ran, so idle threads are among them",)
 
 
 def test_a_trace_of_the_gpu_alone_says_so() -> None:

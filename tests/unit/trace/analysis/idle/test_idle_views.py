@@ -50,7 +50,7 @@ def test_activities_that_overlap_leave_no_gap_but_in_hta_a_negative_one() -> Non
 
 
 def test_gaps_without_a_launch_are_told_of() -> None:
-    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.catalog.view_catalog import find_view
     from support.trace_files.hta_events import context
 
     result = find_view("idle_breakdown")(context([gpu("a", 0, 5, 1), gpu("b", 9, 1, 2)]))

@@ -69,7 +69,7 @@ def test_the_backward_threads_work_is_under_the_annotation_to_hta() -> None:
 
 
 def test_an_op_that_is_not_there_is_told_of() -> None:
-    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.catalog.view_catalog import find_view
     from support.trace_files.hta_events import context
 
     result = find_view("frequent_sequences")(context(run("aten::x", 0, "ab", 1)), op="nothing")

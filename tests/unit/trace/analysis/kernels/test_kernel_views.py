@@ -108,4 +108,4 @@ def test_how_much_of_the_time_uses_tensor_cores_and_could() -> None:
 def test_without_kernels_there_is_a_note() -> None:
     context = Context(traces.trace({}))
     for found in (kernels(context), kernels_by_op(context), tensor_core_use(context)):
-        assert found.notes == ("the trace has no kernel",)
+        assert found.notes == ("the trace has no kernels",)

@@ -36,7 +36,7 @@ def test_a_launch_that_outlives_its_operator_is_of_the_one_around_to_hta() -> No
 
 
 def test_hta_fails_where_a_launch_has_no_kernel() -> None:
-    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.catalog.view_catalog import find_view
     from kineto_trace.view_api.view import Compat
     from support.trace_files.hta_events import context
 

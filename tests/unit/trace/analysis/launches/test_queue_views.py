@@ -60,7 +60,7 @@ def test_hta_tells_only_of_the_last_stream_that_was_full(events: list[Event]) ->
 
 
 def test_activities_without_a_launch_are_not_counted_but_told_of() -> None:
-    from kineto_trace.analysis.view_catalog import find_view
+    from kineto_trace.catalog.view_catalog import find_view
     from support.trace_files.hta_events import context
 
     result = find_view("queue_length")(context([gpu("k", 5, 1, 1), event("cpu_op", "a", 0, 1)]))

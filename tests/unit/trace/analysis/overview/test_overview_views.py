@@ -71,7 +71,7 @@ def test_steps_can_end_on_the_device() -> None:
     result = step_breakdown(Context(two_steps()), step_ends="device")
     assert result.values("total_us") == [120, 100, 110]
     assert result.values("kernel_us") == [40, 40, 40]
-    with pytest.raises(ViewError, match="step_ends is one of host, device, not 'gpu'"):
+    with pytest.raises(ViewError, match="step_ends='gpu' is not valid; use host or device"):
         step_breakdown(Context(two_steps()), step_ends="gpu")
 
 
@@ -87,7 +87,7 @@ def test_a_trace_without_steps_is_one_step() -> None:
     result = step_breakdown(Context(traces.trace(rows)))
     assert result.values("step") == ["all", "average"]
     assert result.values("total_us") == [60, 60]
-    assert "all of it counts as one step" in result.notes[0]
+    assert "the whole trace counts as one step" in result.notes[0]
     plugin = step_breakdown(Context(traces.trace(rows)), compat=Compat.PLUGIN)
     assert plugin.values("step") == ["0", "average"]
     assert plugin.values("total_us") == pytest.approx([20, 20], abs=0.01)

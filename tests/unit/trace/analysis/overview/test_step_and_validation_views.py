@@ -1,6 +1,6 @@
 from typing import Any
 
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from support.trace_files.hta_events import context, event, gpu, launch, op, rows, step
 
 

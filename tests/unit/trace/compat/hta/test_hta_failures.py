@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat
 from support.trace_files.hta_events import Event, context, event, gpu, launch, op, step

@@ -117,7 +117,7 @@ def test_with_the_plug_ins_figures_external_ids_decide() -> None:
 def test_a_path_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ViewError, match=r"0-9.* node 0 has 4 children"):
         diff_tree(BASE, OTHER, path="0-9")
-    with pytest.raises(ViewError, match="is no path"):
+    with pytest.raises(ViewError, match="is not the path of a node"):
         diff_tree(BASE, OTHER, path="1-x")
 
 

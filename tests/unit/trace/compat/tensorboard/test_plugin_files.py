@@ -11,7 +11,7 @@ from kineto_trace.analysis.overview.gpu_utilization import plugin_sm_efficiency
 from kineto_trace.analysis.overview.overview_views import gpu_summary, gpu_utilization, sm_efficiency
 from kineto_trace.compat.tensorboard.plugin_communication import plugin_rank
 from kineto_trace.compat.tensorboard.plugin_nodes import microseconds
-from kineto_trace.compat.tensorboard.plugin_steps import Clock
+from kineto_trace.compat.tensorboard.plugin_steps import TickClock
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.view import Compat
@@ -154,7 +154,7 @@ def test_the_plug_in_s_buckets_have_the_precision_of_doubles() -> None:
 def test_times_are_the_doubles_nearest_to_what_the_file_says() -> None:
     times = np.array([1_312, -1_312, 4_306_452_651_095_381, 1_712_195_495_506_752_875])
     assert microseconds(times).tolist() == [1.312, -1.312, 4306452651095.381, 1712195495506752.875]
-    assert Clock(5, 1 << 10).unix_ns(np.array([1024, 512, -512])).tolist() == [1005, 505, -495]
+    assert TickClock(5, 1 << 10).unix_ns(np.array([1024, 512, -512])).tolist() == [1005, 505, -495]
 
 
 def devices(worker: str, rank: int) -> tuple[int, RankDevices]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kineto_trace.compat.tensorboard.plugin_steps import (
     UNIX_NS,
-    Launches,
+    DeviceLaunches,
     StepRanges,
     on_device,
     plugin_roles,
@@ -22,11 +22,11 @@ def steps_of(*ranges: tuple[int, int]) -> StepRanges:
     return StepRanges(tuple(str(n) for n in range(len(ranges))), low, high, np.zeros(len(ranges), np.int64), UNIX_NS)
 
 
-def launches_of(*rows: tuple[int, int, int, int]) -> Launches:
+def launches_of(*rows: tuple[int, int, int, int]) -> DeviceLaunches:
     """(start and end of the call, start and end of the device event); a call at 0-0 is none."""
     columns = [np.array([row[place] for row in rows], np.int64) for place in range(4)]
     call = np.where(columns[1] > 0, np.arange(len(rows)), -1)
-    return Launches(columns[0], columns[1], call, columns[2], columns[3])
+    return DeviceLaunches(columns[0], columns[1], call, columns[2], columns[3])
 
 
 def ranges(found: StepRanges) -> list[tuple[int, int]]:

@@ -137,7 +137,7 @@ def test_a_document_that_is_cut_gives_what_is_there() -> None:
     trace, strings = decode(cut)
     assert names(trace.tables["cpu_op"], strings) == ["0", "1"]
     assert trace.undecoded == 1
-    assert trace.warnings == ("1 of the traces that torch's profiler wrote are cut: they end early",)
+    assert trace.warnings == ("1 of the traces that torch's profiler wrote are truncated",)
 
 
 def test_what_is_no_trace_at_all_is_counted() -> None:

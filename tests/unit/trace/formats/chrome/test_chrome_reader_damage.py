@@ -27,19 +27,19 @@ def read(*rows: str, end: str = "]}") -> Trace:
         (b" \n", "it is empty"),
         (b"hello", "it begins with b'hello', not with a JSON object or list"),
         (b"{}", "it is an empty object"),
-        (b'{"a":1,"b":[]}', "it has no list traceEvents; its members are a, b"),
-        (b'{"traceEvents":null}', "it has no list traceEvents; its members are traceEvents"),
-        (b"[1,2]", "items of the list of events that are no events are left out: 2, at bytes 1, 3"),
-        (b'[{"a":1}]', "it is a list of objects, none of which is an event"),
-        (b'[{"ph":"X"', "the file ends in the middle of an event: 0 events were read"),
-        (gzip.compress(b"[" + GOOD.encode(), mtime=0)[:40], "the compressed file ends early: it was cut off"),
+        (b'{"a":1,"b":[]}', "it has no traceEvents list; its members are a, b"),
+        (b'{"traceEvents":null}', "it has no traceEvents list; its members are traceEvents"),
+        (b"[1,2]", "items in the list of events that are not events are left out: 2, at bytes 1, 3"),
+        (b'[{"a":1}]', "it is a list of objects that are not events"),
+        (b'[{"ph":"X"', "the file is truncated in the middle of an event: 0 events were read"),
+        (gzip.compress(b"[" + GOOD.encode(), mtime=0)[:40], "the compressed file is truncated"),
         (gzip.compress(b"[]", mtime=0)[:10] + b"\xff" * 8, "the compressed data is damaged before byte 18 of the file"),
     ],
 )
 def test_what_is_no_trace_is_named(data: bytes, says: str) -> None:
     with pytest.raises(FileError) as caught:
         load(data)
-    assert str(caught.value).startswith("trace.json is no trace: ")
+    assert str(caught.value).startswith("trace.json is not a trace: ")
     assert says in str(caught.value)
 
 
@@ -51,19 +51,19 @@ def test_a_trace_without_events_is_one(text: str) -> None:
 
 def test_a_file_that_ends_in_an_event_says_so() -> None:
     trace = read(GOOD, GOOD, GOOD[:50], end="")
-    assert trace.notes == ("the file ends in the middle of an event: 2 events were read",)
+    assert trace.notes == ("the file is truncated in the middle of an event: 2 events were read",)
     assert trace.losses.undecoded == 1
 
 
 @pytest.mark.parametrize("end", ["", ","])
 def test_a_file_that_ends_between_events_says_so(end: str) -> None:
     trace = read(GOOD, end=end)
-    assert trace.notes == ("the file ends early, inside its list of events: 1 event was read",)
+    assert trace.notes == ("the file is truncated inside its list of events: 1 event was read",)
     assert trace.losses.undecoded == 0
 
 
 def test_a_file_that_ends_behind_its_events_says_so() -> None:
-    assert read(GOOD, end="]").notes == ("the file ends early, behind its events",)
+    assert read(GOOD, end="]").notes == ("the file is truncated after its events",)
 
 
 def test_every_cut_of_a_file_gives_the_events_before_it() -> None:
@@ -79,14 +79,14 @@ def test_a_cut_compressed_file_gives_what_is_there() -> None:
     rows = ",\n".join(named(f"op {n * n}") for n in range(5000))
     trace = load(gzip.compress(f"[{rows}]".encode())[:-2000])
     assert 1000 < len(trace.table("cpu_op")) < 5000
-    assert trace.notes[0] == "the compressed file ends early: it was cut off"
+    assert trace.notes[0] == "the compressed file is truncated"
 
 
 def test_bytes_behind_the_trace_are_told_of() -> None:
-    note = ("behind the end of the trace stands something else: it was not read",)
+    note = ("the data after the end of the trace was not read",)
     assert read(GOOD, end="]} more").notes == note
     packed = gzip.compress(f"[{GOOD}]".encode())
-    assert load(packed + b"more").notes == ("behind the compressed data stands something else: it was not read",)
+    assert load(packed + b"more").notes == ("the data after the end of the compressed data was not read",)
     assert load(packed + bytes(512)).notes == ()
 
 
@@ -122,7 +122,7 @@ def test_each_of_many_such_events_in_a_row_is_read() -> None:
 
 def test_items_that_are_no_events_are_counted() -> None:
     trace = read(GOOD, "null", "[1,2]")
-    assert trace.notes == ("items of the list of events that are no events are left out: 2, at bytes 115, 121",)
+    assert trace.notes == ("items in the list of events that are not events are left out: 2, at bytes 115, 121",)
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_heads_that_are_no_json_are_mended() -> None:
 def test_a_damaged_head_does_not_hide_the_events() -> None:
     trace = load('{"a":1,"b" @ "c":2,"traceEvents":[' + GOOD + "]}")
     assert names(trace, "cpu_op") == ["good"]
-    assert trace.notes == ("what stands before the events could not be read from byte 7 on: a colon is missing",)
+    assert trace.notes == ("the part before the events could not be read from byte 7 on: a colon is missing",)
 
 
 def test_a_damaged_tail_is_told_of() -> None:
     trace = read(GOOD, end='],"tail":@}')
-    assert trace.notes[0].startswith("what stands behind the events could not be read from byte")
+    assert trace.notes[0].startswith("the part after the events could not be read from byte")
 
 
 def test_bytes_that_are_no_utf8_become_replacement_characters() -> None:

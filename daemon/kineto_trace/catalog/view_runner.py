@@ -13,8 +13,8 @@ Theory of operation
     Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
     caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
     small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
-    under the same paths. Traces in an object store (remote.py) are read by whoever works on them, into a temporary
-    folder that is gone afterwards: the caller reads manifests alone.
+    under the same paths. Traces in an object store (remote_traces.py) are fetched by workers into a temporary folder,
+    which is removed afterwards: the caller reads manifests alone.
 """
 
 import os
@@ -31,7 +31,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kineto_trace.analysis.view_catalog import find_view
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
@@ -56,20 +56,23 @@ _one_trace = threading.Lock()  # in this process, at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One view that is wanted, and its options."""
+    """One requested view with its options."""
 
     view: str
     compat: Compat = Compat.NONE
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def keywords(self) -> dict[str, Any]:
-        """For the calls of a View."""
+        """Returns the keyword arguments for the calls of a View."""
         return {"compat": Compat(self.compat), **self.options}
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What came of one trace. values: for each request; errors: why there is none, else None. notes: of the trace."""
+    """What one trace contributed.
+
+    values: one per request; errors: why a value is missing, otherwise None. notes: of the trace.
+    """
 
     source: Source
     values: list[Any]
@@ -86,11 +89,11 @@ def run_view(
     executor: Executor | None = None,
     **options: Any,
 ) -> Result:
-    """The result of one view over one or many traces.
+    """Returns the result of one view over one or many traces.
 
-    sources: an opened trace or its context; or paths (files, folders, patterns), or what find_traces() has found.
-    options: the view's own. Raises ViewError for a view, option or compat that does not exist, FileError if there is
-    no trace that can be read, TraceError if the view works on none of them.
+    sources: an open trace or its context; or paths (files, folders, patterns); or what find_traces() has found.
+    options: those of the view. Raises ViewError for a view, option or compat that does not exist, FileError if no trace
+    can be read, TraceError if the view fails on all of them.
     """
     request = Request(view=view, compat=_compat(compat), options=options)
     if isinstance(sources, (Context, Trace)):
@@ -102,7 +105,7 @@ def run_view(
 def run_views(
     requests: Sequence[Request | str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
 ) -> list[Result]:
-    """The results of several views over the same traces, each of which is opened once. Raises like run_view."""
+    """Returns the results of several views over the same traces, opening each trace once. Raises like run_view."""
     wanted = [Request(view=entry) if isinstance(entry, str) else entry for entry in requests]
     for request in wanted:
         find_view(request.view).check(_compat(request.compat), request.options)
@@ -118,12 +121,12 @@ def run_views(
 
 
 def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
-    """Opens one trace and computes what the views need of it. Runs in a worker; raises nothing."""
+    """Opens one trace and computes what the views need from it. Runs in a worker and never raises."""
     return _contribute(source, requests, alone=False)
 
 
 def trace_notes(trace: Trace) -> tuple[str, ...]:
-    """What to know of every figure of this trace: what was lost before or while it was read."""
+    """Returns the notes that apply to every figure of this trace: what was lost when it was recorded or read."""
     losses = trace.losses
     notes = list(trace.notes)
     if losses.dropped:
@@ -137,7 +140,7 @@ def trace_notes(trace: Trace) -> tuple[str, ...]:
 
 @contextmanager
 def pool(sources: Sequence[Source], workers: int | None = None) -> Iterator[Executor]:
-    """Fresh processes for these traces: one per core, but no more than fit into the free memory."""
+    """Starts fresh processes for these traces: one per core, but no more than fit into free memory."""
     count = workers or max(1, min(len(sources), _cores(), _fitting(sources)))
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as executor:
         yield executor
@@ -145,11 +148,11 @@ def pool(sources: Sequence[Source], workers: int | None = None) -> Iterator[Exec
 
 @contextmanager
 def cluster(address: str) -> Iterator[Executor]:
-    """The executor of a Dask cluster, such as tcp://scheduler:8786. Raises TraceError."""
+    """Returns the executor of a Dask cluster, such as tcp://scheduler:8786. Raises TraceError."""
     try:
         from distributed import Client
     except ImportError as exc:
-        raise TraceError("a cluster needs Dask: pip install 'kinetod[dask]'") from exc
+        raise TraceError("a cluster needs Dask: run pip install 'kinetod[dask]'") from exc
     try:
         client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as exc:
@@ -169,7 +172,7 @@ def cluster(address: str) -> Iterator[Executor]:
 
 
 def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> Contribution:
-    """alone: there is no other trace, so that errors are the caller's."""
+    """Computes one contribution. alone: it is the only trace, so errors are raised to the caller."""
     with _one_trace, ExitStack() as stack:
         values: list[Any] = [None] * len(requests)
         errors: list[str | None] = [None] * len(requests)
@@ -194,7 +197,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
 
 
 def _opened(source: Source, stack: ExitStack) -> Trace:
-    """The trace; one in an object store is here as long as the stack is open. Raises TraceError."""
+    """Opens the trace. A trace in an object store is available while the stack is open. Raises TraceError."""
     return open_trace(source.path) if source.remote is None else stack.enter_context(open_remote(source.remote))
 
 
@@ -214,7 +217,7 @@ def _result(future: "Future[Contribution]", source: Source, requests: Sequence[R
     try:
         return future.result()
     except BrokenProcessPool:
-        text = "the process that read it died: out of memory, or a script without `if __name__ == '__main__'`"
+        text = "the process that read it died: it ran out of memory, or the script has no `if __name__ == '__main__'`"
         return Contribution(source, nothing, [text] * len(requests), died=True)
     except Exception as exc:  # noqa: BLE001 - of a cluster: a worker that was killed, a file that it does not see, …
         return Contribution(source, nothing, [_text(exc)] * len(requests))
@@ -241,7 +244,7 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
     if not there:
         if len(texts) == 1:
             raise FileError(texts[0])
-        raise FileError(f"view {request.view} works on none of {len(texts)} traces; the first one: {texts[0]}")
+        raise FileError(f"view {request.view} fails on all {len(texts)} traces; the first error: {texts[0]}")
     partials = [(entry.source.rank, entry.values[place]) for entry in there]
     result = view.combine(partials, **request.keywords())
     notes = [
@@ -253,12 +256,12 @@ def _combined(request: Request, place: int, contributions: Sequence[Contribution
 
 
 def _without(entry: Contribution, place: int) -> str:
-    """Its error without the path that begins the text, or that is in it anyway."""
+    """Returns its error without the path, which the note states anyway."""
     return (entry.errors[place] or "").removeprefix(f"{entry.source.place}: ")
 
 
 def _with_notes(result: Result, notes: Iterable[str]) -> Result:
-    """Each note once; those that many ranks have as one."""
+    """Adds notes. Each note appears once; notes that many ranks share become one."""
     said: dict[str, list[int]] = {}
     for note in (*result.notes, *notes):
         match = _RANKS_NOTE.match(note)
@@ -272,7 +275,7 @@ def _with_notes(result: Result, notes: Iterable[str]) -> Result:
 
 
 def _spans(ranks: Sequence[int]) -> str:
-    """0-3, 7 for 0, 1, 2, 3, 7."""
+    """Formats 0, 1, 2, 3, 7 as 0-3, 7."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -289,7 +292,7 @@ def _compat(compat: Compat | str) -> Compat:
     try:
         return Compat(compat)
     except ValueError:
-        raise ViewError(f"no compat {compat!r}; there are: {', '.join(Compat)}") from None
+        raise ViewError(f"compat={compat!r} is not valid; use one of {', '.join(Compat)}") from None
 
 
 def _sources(sources: Paths | Iterable[Paths]) -> list[Source]:
@@ -298,7 +301,7 @@ def _sources(sources: Paths | Iterable[Paths]) -> list[Source]:
     paths = [entry for entry in entries if not isinstance(entry, Source)]
     found = given + (find_traces(*paths) if paths else [])
     if not found:
-        raise FileError("no trace was named")
+        raise FileError("no trace was given")
     return found
 
 
@@ -307,7 +310,7 @@ def _few(sources: Sequence[Source]) -> bool:
 
 
 def text_bytes(source: Source) -> int:
-    """About how much JSON a trace is, to tell what it takes to read it."""
+    """Estimates how many bytes of JSON a trace is, which determines the cost of reading it."""
     path = source.path
     try:
         if source.remote is not None:
@@ -331,13 +334,13 @@ def _cores() -> int:
 
 
 def _fitting(sources: Sequence[Source]) -> int:
-    """How many of the largest trace fit into the memory that is free now."""
+    """Returns how many traces of the largest size fit into free memory."""
     largest = max(map(text_bytes, sources)) * MEMORY_RATIO
     return max(1, int(_free_memory() / largest)) if largest else len(sources)
 
 
 def _free_memory(proc: Path = Path("/proc")) -> float:
-    """Bytes; unknown: no limit."""
+    """Returns the free memory in bytes; infinity if it is unknown."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import kineto_trace
 import pytest
-from kineto_trace.analysis import view_runner
-from kineto_trace.analysis.view_runner import Request, cluster, run_view, run_views, trace_notes
+from kineto_trace.catalog import view_runner
+from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views, trace_notes
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
@@ -92,12 +92,12 @@ def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatc
         result = run_view(FATAL, sources, executor=executor)
     assert result.values("rank") == [0, 2]
     assert "rank 1 is missing" in result.notes[0]
-    assert "the process that read it died: out of memory" in result.notes[0]
+    assert "the process that read it died: it ran out of memory" in result.notes[0]
 
 
 def test_if_all_fail_that_is_an_error(tmp_path: Path) -> None:
     sources = ranks(tmp_path, 0, 0)
-    with pytest.raises(FileError, match=r"works on none of 2 traces; the first one: .*rank0.kineto: there are no kern"):
+    with pytest.raises(FileError, match=r"fails on all 2 traces; the first error: .*rank0.kineto: there are no kern"):
         run_view(LONGEST, sources)
 
 
@@ -105,20 +105,20 @@ def test_the_error_of_a_single_trace_is_the_callers(tmp_path: Path) -> None:
     (source,) = ranks(tmp_path, 0)
     with pytest.raises(TraceError, match=r"^there are no kernels$"):
         run_view(LONGEST, source)
-    with pytest.raises(FileError, match="there is no file"):
+    with pytest.raises(FileError, match="does not exist"):
         run_view(LONGEST, tmp_path / "none")
 
 
 def test_what_is_wrong_with_the_question_is_said_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ViewError, match="no view 'nothing'"):
+    with pytest.raises(ViewError, match="no view is called 'nothing'"):
         run_view("nothing", tmp_path)
-    with pytest.raises(ViewError, match="has no option most; there are: least"):
+    with pytest.raises(ViewError, match="has no option most; available: least"):
         run_view(LONGEST, tmp_path, most=3)
-    with pytest.raises(ViewError, match="no compat 'nsys'; there are: none, plugin, hta"):
+    with pytest.raises(ViewError, match="compat='nsys' is not valid; use one of none, plugin, hta"):
         run_view(LONGEST, tmp_path, compat="nsys")
-    with pytest.raises(ViewError, match="has no figures of hta"):
+    with pytest.raises(ViewError, match="cannot reproduce the figures of hta"):
         run_view(LONGEST, tmp_path, compat="hta")
-    with pytest.raises(FileError, match="no trace was named"):
+    with pytest.raises(FileError, match="no trace was given"):
         run_view(LONGEST, [])
 
 
@@ -127,7 +127,7 @@ def test_a_rank_that_is_there_twice_counts_twice_and_is_said(tmp_path: Path) -> 
         save_columns(trace({"kernel": [{"name": "k", "duration": 3}]}, target=target(rank=4)), tmp_path / name)
     result = run_view(LONGEST, [tmp_path])
     assert result.values("rank") == [4, 4]
-    assert f"rank 4 is in 2 traces, and each of them counts: {tmp_path}/a, {tmp_path}/b" in result.notes
+    assert f"rank 4 is in 2 traces, and all of them count: {tmp_path}/a, {tmp_path}/b" in result.notes
 
 
 def test_an_opened_trace_and_its_context_will_do() -> None:

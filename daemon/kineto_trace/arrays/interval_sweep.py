@@ -13,30 +13,30 @@ Ints = npt.NDArray[np.int64]
 
 
 class Merged(NamedTuple):
-    """Intervals of which none begins before the ones in front of it have ended."""
+    """Intervals in order, none of which begins before the previous ones have ended."""
 
     start: Ints
     end: Ints
 
     def length(self) -> int:
-        """Sum of ends less sum of starts."""
+        """Returns the sum of the ends minus the sum of the starts."""
         return int(self.end.sum() - self.start.sum())
 
 
 class Sweep(NamedTuple):
-    """What runs from `time` to `next_time`: the sum of the values of the sets (which are powers of two)."""
+    """What runs from `time` to `next_time`, as the sum of the values of the sets (powers of two)."""
 
     running: Ints
     time: Ints
     next_time: Ints
 
     def lengths(self) -> Ints:
-        """How long each stretch lasts."""
+        """Returns the length of each stretch."""
         return self.next_time - self.time
 
 
 def merge(start: Ints, end: Ints, order: Ints) -> Merged:
-    """The intervals, those joined that overlap or touch. order: of the starts (HtaFrame.order)."""
+    """Joins intervals that overlap or touch. order: of the starts (HtaFrame.order)."""
     if not len(start):
         return Merged(start, end)
     start, end = start[order], end[order]
@@ -46,7 +46,7 @@ def merge(start: Ints, end: Ints, order: Ints) -> Merged:
 
 
 def sweep(sets: list[tuple[int, Merged]], *, one_by_one: bool) -> Sweep:
-    """What runs when. one_by_one: the order is made anew with each set."""
+    """Determines what runs when. one_by_one: sort again after adding each set."""
     status, time = np.empty(0, np.int64), np.empty(0, np.int64)
     for value, merged in sets:
         count = len(merged.start)

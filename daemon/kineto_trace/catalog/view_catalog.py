@@ -11,6 +11,21 @@ from kineto_trace.analysis.kernels import counter_views, kernel_sequence_views, 
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import memory_views, tensor_views  # noqa: F401
 from kineto_trace.analysis.overview import overview_views, step_views, validation_views  # noqa: F401
+from kineto_trace.compat.views import (  # noqa: F401
+    hta_annotation_views,
+    hta_critical_path_views,
+    hta_event_views,
+    hta_gpu_time_views,
+    hta_idle_views,
+    hta_launch_views,
+    hta_queue_views,
+    hta_step_views,
+    hta_straggler_views,
+    plugin_distributed_views,
+    plugin_memory_views,
+    plugin_module_views,
+    plugin_operator_views,
+)
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import VIEWS, View
 
@@ -18,8 +33,8 @@ __all__ = ["VIEWS", "find_view"]
 
 
 def find_view(name: str) -> View:
-    """The view of this name. Raises ViewError."""
+    """Returns the view with this name. Raises ViewError if there is none."""
     found = VIEWS.get(name)
     if found is None:
-        raise ViewError(f"no view {name!r}; there are: {', '.join(sorted(VIEWS))}")
+        raise ViewError(f"no view is called {name!r}; available: {', '.join(sorted(VIEWS))}")
     return found

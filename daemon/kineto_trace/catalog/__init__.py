@@ -1,0 +1,1 @@
+"""Registers all views, and runs them over one or many traces."""
