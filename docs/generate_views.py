@@ -28,7 +28,8 @@ TABLES_HEAD = """
 Beside the views, `kinetoctl query` knows these tables. All have the columns `rank` (of the process in its job) and
 `trace` (name of the file, folder or capture) in front.
 """
-_MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w))")  # an underscore inside a word is none
+# An underscore inside a word is none, and a bracket only where a second pair makes a link of it.
+_MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w)|\[(?=[^\]]*\][\[(]))")
 
 
 def escaped(text: str) -> str:
