@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
-.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs protos clean install
+.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
 
 install: $(STAMP)
 
@@ -23,14 +23,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests
+	$(BIN)/mypy tests examples
 	$(BIN)/lint-imports
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, fuzz).
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz).
 EXTRAS := nvidia amd s3 gcs azure dask kubernetes
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
@@ -111,6 +111,19 @@ views: $(STAMP)
 # The table of settings in docs/configuration.md and deploy/config/config.toml, from the code.
 config-docs: $(STAMP)
 	$(BIN)/python docs/generate_config.py
+
+# The images of README.md and docs/, from the code and a real capture.
+images: $(STAMP)
+	$(BIN)/python docs/generate_images.py
+
+# The documentation as a website in build/site. Nothing is fetched once the extra `docs` is installed.
+DOCS_STAMP := $(VENV)/.docs
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
 
 # Every role against every call, over the Unix socket, loopback and TLS; then a hostile user beside another one; as root.
 HOSTILE_SECONDS ?= 600

@@ -30,7 +30,8 @@ In addition to the views, `kinetoctl query` offers these tables. All begin with 
 its job) and `trace` (name of the file, folder or capture).
 """
 _LIST = re.compile(r"(?<=:)\n- ")  # its first item; not all renderers begin a list inside a paragraph
-_MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w))")  # an underscore inside a word is none
+# An underscore inside a word is none, and a bracket only where a second pair makes a link of it.
+_MARKUP = re.compile(r"([*<]|(?<!\w)_|_(?!\w)|\[(?=[^\]]*\][\[(]))")
 
 
 def escaped(text: str) -> str:

@@ -16,7 +16,7 @@ from pinned.pins import BUILD, FOLDER, RUNTIME, LockError, normal, read
 from support.peers.kubernetes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-DEVELOPERS = {"dev", "fuzz"}  # no image and no package has them
+DEVELOPERS = {"dev", "docs", "fuzz"}  # no image and no package has them
 EXTRAS = {name: lines for name, lines in PROJECT["project"]["optional-dependencies"].items() if name not in DEVELOPERS}
 DIGEST = "0" * 64
 
