@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import psutil
@@ -31,5 +32,9 @@ def test_the_demo_ends_with_a_trace_and_leaves_nothing_else(tmp_path: Path) -> N
     assert any("demo_target.py" in name and name.endswith(work) for name in names)
     assert "SHA-256 verified" in result.stdout
     assert "json.load reads it back:" in result.stderr
+    assert "warning" not in result.stdout
+    assert "[5/5] kinetoctl report --view python_samples" in result.stderr
+    assert re.search(r"^FUNCTION +LINE .*\n.*demo_target.py", result.stdout, re.MULTILINE)
+    assert f"kinetoctl open {path}" in result.stderr
     left = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if "kineto-demo-" in str(p.info["cmdline"])]
     assert left == []
