@@ -13,19 +13,23 @@ from typing import Any
 import grpc
 import pytest
 from kineto_agent.protocol import arena, wire
+from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
+from support.waiting import slowdown
 
 SECOND_NS = 10**9
 OWN = pb.Selector(pids=[os.getpid()])
+DEADLINE_NS = round(700 * slowdown()) * 10**6  # short, since some tests wait for it
+DEADLINE = f"{DEADLINE_NS // 10**6}ms"
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     with running_daemon(
-        "--agent-deadline", "700ms", "--process-deadline", "700ms", "--max-duration", "1min"
+        "--agent-deadline", DEADLINE, "--process-deadline", DEADLINE, "--max-duration", "1min"
     ) as started:
         yield started
 
@@ -224,7 +228,7 @@ def test_an_agent_that_never_answers_has_failed(stub: ProfilerStub, agent: Scrip
     agent.await_start()
     target = only_target(watch_to_end(stub, created.id))
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "AGENT_SILENT")
-    assert "did not answer within 700 ms" in target.reason
+    assert f"did not answer within {format_duration(DEADLINE_NS)}" in target.reason
     assert not target.collected_ns
     assert agent.expect(wire.Cancel).capture_id == created.id
 
@@ -288,7 +292,7 @@ def test_calls_with_the_same_key_at_once_make_one_capture(stub: ProfilerStub, ag
     calls = [stub.CreateCapture.future(request, timeout=10) for _ in range(10)]
     (capture_id,) = {call.result().id for call in calls}
     agent.capture()
-    watch_to_end(stub, capture_id)
+    assert only_target(watch_to_end(stub, capture_id)).verdict == pb.VERDICT_DONE
 
 
 def test_a_running_capture_cannot_be_deleted_a_finished_one_is_gone(

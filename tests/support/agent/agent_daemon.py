@@ -16,6 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypeVar
 from kineto_agent.protocol import arena, wire
 
 from support.agent.line_at import line_at
+from support.waiting import scaled
 
 DEADLINE_S = 20.0
 M = TypeVar("M")
@@ -122,7 +123,7 @@ class Connection:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.socket.settimeout(DEADLINE_S)
+        self.socket.settimeout(scaled(DEADLINE_S))
         self.arenas: List[ArenaReader] = []
         self.states: List[str] = []
 
@@ -186,7 +187,7 @@ class Daemon:
     def __init__(self, path: str) -> None:
         self.path = path
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.settimeout(DEADLINE_S)
+        self.listener.settimeout(scaled(DEADLINE_S))
         self.listener.bind(path)
         self.listener.listen(64)
         self.connections: List[Connection] = []

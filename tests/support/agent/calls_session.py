@@ -18,6 +18,7 @@ from kineto_agent.sources.python.call_tracing import PythonCallsSource
 from kineto_agent.system.threads import start_thread
 
 from support.agent.arenas import ArenaReader
+from support.waiting import scaled
 
 COPY_PERIOD_S = 0.01
 USED = (os, threading, time)  # by plans
@@ -51,7 +52,7 @@ class Agent:
     def do(self, action: Any) -> Any:
         """What the action gives or raises there."""
         self._actions.put(action)
-        value, error = self._results.get(timeout=25)
+        value, error = self._results.get(timeout=scaled(25))
         if error is not None:
             raise error
         return value

@@ -24,10 +24,12 @@ from typing import Any, Optional, TypeVar
 
 REPOSITORY = Path(__file__).parents[3]
 if __name__ == "__main__":
-    sys.path[:0] = [str(REPOSITORY / "agent")]
+    sys.path[:0] = [str(REPOSITORY / "agent"), str(REPOSITORY / "tests")]
 
 from kineto_agent.protocol import arena, wire  # noqa: E402
 from kineto_agent.sources.arena_writer import ArenaWriter  # noqa: E402
+
+from support.waiting import scaled  # noqa: E402
 
 DEADLINE_S = 20.0
 STRINGS_BYTES = 64 * 1024
@@ -60,7 +62,7 @@ class ScriptedAgent:
         self._path = socket_path
         self._hello = hello
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(DEADLINE_S)
+        self.sock.settimeout(scaled(DEADLINE_S))
         self.start: Optional[wire.Start] = None
         self.writer: Optional[ArenaWriter] = None
         self._window_start_ns = 0

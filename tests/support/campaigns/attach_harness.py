@@ -34,7 +34,7 @@ from typing import Protocol
 from support.agent.python_child import environment
 from support.attach_targets.control import EXIT_AT, LAPS, LONGEST, PAGE_BYTES, READY, STOP
 from support.attach_targets.machine import LIBRARY
-from support.waiting import until
+from support.waiting import scaled, until
 
 TESTS = Path(__file__).resolve().parents[2]
 MACHINE_C = TESTS / "support" / "attach_targets" / "machine.c"
@@ -136,7 +136,7 @@ class RunningTarget:
         laps, since = self._last
         if self.words[LAPS] != laps or self.kind.startswith("for_good"):
             self._last = (self.words[LAPS], time.monotonic())
-        elif time.monotonic() - since > HANG_S:
+        elif time.monotonic() - since > scaled(HANG_S):
             raise Ended("hung", f"no lap in {HANG_S:g} s")
 
     def take_longest_ns(self) -> int:
@@ -161,7 +161,7 @@ class RunningTarget:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)
         try:
-            output, _ = self.process.communicate(timeout=HANG_S)
+            output, _ = self.process.communicate(timeout=scaled(HANG_S))
         except subprocess.TimeoutExpired:
             raise Ended("hung", f"it did not end within {HANG_S:g} s") from None
         return self.process.returncode, output
@@ -173,7 +173,7 @@ class RunningTarget:
 
     def report(self) -> list[str]:
         """Like finish, of a target that has ended after its laps."""
-        output, _ = self.process.communicate(timeout=HANG_S)
+        output, _ = self.process.communicate(timeout=scaled(HANG_S))
         return self._judge(self.process.returncode, output)
 
     def _judge(self, status: int, output: bytes) -> list[str]:

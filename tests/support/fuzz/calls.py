@@ -24,6 +24,7 @@ from support.fuzz import mutate
 from support.fuzz.link import Link
 from support.fuzz.loop import Case, Failure
 from support.service.daemon import Daemon, running_daemon
+from support.waiting import scaled
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Profiler"]
 METHODS = [method.name for method in SERVICE.methods]
@@ -115,7 +116,7 @@ class Calls:
         try:
             path = f"/kineto.v1.Profiler/{name}" if name.isascii() and name.isprintable() else "/x"
             method: Any = self._daemon.channel().unary_stream(path)
-            answers = method(data, timeout=LONG_S if name in LONG else TIMEOUT_S)
+            answers = method(data, timeout=LONG_S if name in LONG else scaled(TIMEOUT_S))
             for number, answer in enumerate(answers):
                 if SECRET in answer:
                     raise Failure(f"{name} told the secret")

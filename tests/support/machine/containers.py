@@ -17,7 +17,7 @@ from typing import Optional, Sequence, Tuple
 
 import pytest
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 INIT = Path(__file__).with_name("container_init.py")
 ALL = ("pid", "mount", "net", "uts", "ipc")
@@ -97,7 +97,7 @@ class Contained:
 
     def end(self) -> Tuple[bytes, bytes]:
         """Say the line that ends it; what it still had to say on its output and error output."""
-        output, errors = self.process.communicate(b"\n", timeout=20)
+        output, errors = self.process.communicate(b"\n", timeout=scaled(20))
         return output, errors
 
 

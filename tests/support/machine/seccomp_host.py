@@ -59,10 +59,13 @@ class Host:
 
     def ask(self, do: str, **fields: Any) -> Any:
         """One question, its answer."""
+        from support.waiting import scaled  # the host runs this file alone
+
+        deadline_s = scaled(DEADLINE_S)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         while b"\n" not in self._heard:
-            ready, _write, _error = select.select([self.process.stdout], [], [], DEADLINE_S)
+            ready, _write, _error = select.select([self.process.stdout], [], [], deadline_s)
             assert ready, "no answer"
             data = os.read(self.process.stdout.fileno(), 1 << 16)
             assert data, "it ended"

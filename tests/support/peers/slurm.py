@@ -28,7 +28,7 @@ from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.service.cli import Result
 from support.service.daemon import IMPORT_PATH, REPOSITORY
-from support.waiting import until
+from support.waiting import scaled, until
 
 ADA, BOB = 61001, 61002
 USERS = {"ada": ADA, "bob": BOB}
@@ -182,7 +182,7 @@ class Cluster:
     def run(self, *command: str, uid: int = 0, environ: Mapping[str, str] | None = None) -> Result:
         """A command of a user on the login node."""
         process = self.start(*command, uid=uid, environ=environ)
-        output, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=scaled(DEADLINE_S))
         return Result(process.returncode, output, errors)
 
     def start(
@@ -226,7 +226,7 @@ class Cluster:
         request = pb.ListProcessesRequest(selector=pb.Selector(job_ids=map(str, ids), helpers=True))
 
         def states() -> list[int]:
-            answers = (stub.ListProcesses(request, timeout=DEADLINE_S) for stub in self.stubs())
+            answers = (stub.ListProcesses(request, timeout=scaled(DEADLINE_S)) for stub in self.stubs())
             return [process.agent_state for answer in answers for process in answer.processes]
 
         expected = [pb.AGENT_STATE_READY] * count
@@ -246,7 +246,7 @@ class Cluster:
 
     def on(self, node: str, *command: str) -> str:
         """What a command of root's prints on a node."""
-        output, errors = self.start(*command, node=node).communicate(timeout=DEADLINE_S)
+        output, errors = self.start(*command, node=node).communicate(timeout=scaled(DEADLINE_S))
         return output + errors
 
     def _init_of(self, node: str) -> int:

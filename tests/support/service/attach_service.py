@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.service.daemon import IMPORT_PATH
-from support.waiting import until
+from support.waiting import scaled, until
 
 SERVICE_UID, CALLER_UID, OWNER_UID = 64990, 64991, 64992
 CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin")  # as in the unit; a test compares
@@ -35,7 +35,7 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
 
 

@@ -22,6 +22,8 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
+from support.waiting import scaled
+
 TIMEOUT_S = 20
 OK = "OK"
 
@@ -47,7 +49,7 @@ def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000
     """Makes a call; of a stream at most so many messages."""
     stub: Any = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
     try:
-        found = getattr(stub, name)(request, timeout=TIMEOUT_S)
+        found = getattr(stub, name)(request, timeout=scaled(TIMEOUT_S))
         if isinstance(found, Message):
             return Answer(OK, messages=(found,))
         messages = []

@@ -13,7 +13,7 @@ import pytest
 from kinetoctl.__main__ import main
 
 from support.service.daemon import IMPORT_PATH, Daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 DEADLINE_S = 60
 
@@ -53,7 +53,9 @@ def run_process(
 ) -> Result:
     """Run kinetoctl as a process of its own. prefix: a command that runs the command behind it."""
     command = [*prefix, *kinetoctl(*arguments)]
-    done = subprocess.run(command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(
+        command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=scaled(DEADLINE_S)
+    )
     return Result(done.returncode, done.stdout, done.stderr)
 
 

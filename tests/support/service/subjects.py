@@ -13,7 +13,7 @@ from pathlib import Path
 from kinetod.attach.inspect.process_inspection import Access, Executable, OwnFacts, ProcessFacts, Seccomp
 from kinetod.attach.policy.preconditions import Subject
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 DEADLINE_S = 20.0
@@ -51,7 +51,7 @@ def python(
     process = subprocess.Popen([*prefix, executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        ready, _write, _error = select.select([process.stdout], [], [], DEADLINE_S)
+        ready, _write, _error = select.select([process.stdout], [], [], scaled(DEADLINE_S))
         assert ready and process.stdout.readline().strip().isdigit()
         yield process.pid
     finally:

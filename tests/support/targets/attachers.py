@@ -13,6 +13,7 @@ from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 from support.agent.agent_daemon import Connection
 from support.campaigns.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 from support.service.approvals import approval_of
+from support.waiting import scaled
 
 
 class HelperAttacher:
@@ -21,7 +22,7 @@ class HelperAttacher:
     name = "kinetod"
 
     def __init__(self, deadline_s: float = DEADLINE_S, *, wait_for_leave: bool = False) -> None:
-        self._deadline_s = deadline_s
+        self._deadline_s = scaled(deadline_s)
         self._wait_for_leave = wait_for_leave
         self._runner = asyncio.Runner()
         self._helpers = AttachHelpers(1)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kinetod.attach.attach_types import Bootstrap
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 DEADLINE_S = 30.0
 PYENV = Path.home() / ".pyenv" / "versions"
@@ -82,7 +82,7 @@ class EngineTarget:
         )
         self.pid = self.process.pid
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it did not come up"
+        assert select.select([self.process.stdout], [], [], scaled(DEADLINE_S))[0], "it did not come up"
         assert self.process.stdout.readline() == b"up\n"
 
     def bootstrap(self, text: bytes = b"x") -> Bootstrap:
@@ -108,7 +108,7 @@ class EngineTarget:
     def finish(self) -> dict[str, Any]:
         """Let it end and hear its report; fails when it did not end well."""
         self._stop.touch()
-        output, errors = self.process.communicate(timeout=DEADLINE_S)
+        output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         assert self.process.returncode == 0, (self.process.returncode, errors.decode())
         assert errors == b"", errors.decode()
         report: dict[str, Any] = json.loads(output)
@@ -117,7 +117,7 @@ class EngineTarget:
     def end(self) -> None:
         """Kill it if it lives."""
         self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=scaled(DEADLINE_S))
 
 
 @contextmanager
