@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     "CAP_SYS_ADMIN" not in own.capabilities or own.seccomp.mode != 0 or own.machine != "x86-64",
     reason="reading seccomp filters takes CAP_SYS_ADMIN and no filter of one's own",
 )
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 START = f"""
 import ctypes, os, sys, threading, time
 sys.path.insert(0, {str(TESTS)!r})

@@ -10,7 +10,7 @@ import pytest
 from kinetoctl import api
 from support.campaigns.fleet import Fleet, running_fleet
 
-DOCUMENT = Path(__file__).parents[2] / "docs/orchestration.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/orchestration.md"
 HOSTS, AGENTS = 2, 1
 
 

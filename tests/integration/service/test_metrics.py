@@ -18,7 +18,7 @@ from support.service.daemon import Daemon, error_of, running_daemon
 from support.waiting import until
 
 LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"
-SLURM = Path(__file__).parents[2] / "deploy/slurm"
+SLURM = Path(__file__).parents[3] / "deploy/slurm"
 
 
 @pytest.fixture(scope="module")

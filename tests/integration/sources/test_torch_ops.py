@@ -18,7 +18,7 @@ from support.targets import programs
 from support.waiting import until
 
 pytestmark = pytest.mark.torch
-PROGRAM = Path(__file__).parents[1] / "support" / "targets" / "torch_program.py"
+PROGRAM = Path(__file__).parents[2] / "support" / "targets" / "torch_program.py"
 SECOND_NS = 10**9
 INPUTS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 Rows = list[dict[str, Any]]

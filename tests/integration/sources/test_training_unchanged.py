@@ -12,7 +12,7 @@ from support.service.daemon import running_daemon
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-TRAINING = Path(__file__).parents[1] / "support" / "targets" / "seeded_training.py"
+TRAINING = Path(__file__).parents[2] / "support" / "targets" / "seeded_training.py"
 CAPTURES = (
     (),
     ("--record-shapes",),
