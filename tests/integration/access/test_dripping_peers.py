@@ -22,6 +22,8 @@ from support.peers.dripping import BODY, HEAD, HTTP2, Dripping, dripping
 from support.peers.s3 import credentials
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 
+pytestmark = pytest.mark.slow
+
 STOPS_S = 15.0  # half of what systemd and the kubelet give it
 
 

@@ -9,6 +9,8 @@ import pytest
 from campaign.fuzz_service import DOORS
 from support.fuzz.loop import run
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = {"raw": 12, "link": 30, "agent": 100, "calls": 60}
 SEED = 3
 

@@ -11,7 +11,7 @@ from support.campaigns.hostile import Hostile
 from support.service.calls_as import OK, CallsAs
 from support.service.daemon import Daemon, running_daemon
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")]
 
 ADA, BOB = 61001, 61002
 

@@ -10,6 +10,8 @@ from support.campaigns.attach_harness import RunningTarget, campaign, table
 from support.machine.cgroups import ROOT
 from support.targets.attachers import HelperAttacher
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE_S = 2.0  # on a machine that is busy
 REFUSED = {
     "few_addresses": "32 MiB are left below its limit RLIMIT_AS",

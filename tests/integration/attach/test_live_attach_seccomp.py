@@ -16,10 +16,13 @@ from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
 own = read_own()
-pytestmark = pytest.mark.skipif(
-    "CAP_SYS_ADMIN" not in own.capabilities or own.seccomp.mode != 0 or own.machine != "x86-64",
-    reason="reading seccomp filters takes CAP_SYS_ADMIN and no filter of one's own",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "CAP_SYS_ADMIN" not in own.capabilities or own.seccomp.mode != 0 or own.machine != "x86-64",
+        reason="reading seccomp filters takes CAP_SYS_ADMIN and no filter of one's own",
+    ),
+]
 TESTS = Path(__file__).parents[2]
 START = f"""
 import ctypes, os, sys, threading, time

@@ -28,6 +28,8 @@ SAY = "import sys\ndef say(what):\n  sys.stdout.write('%s\\n' % what); sys.stdou
 # Ends when a line comes; says then whether a loop's result is what it must be.
 BUSY = """
 import select
+
+pytestmark = pytest.mark.slow
 def work():
   total = 0
   for number in range(1000): total += number

@@ -24,6 +24,8 @@ from support.service.daemon import Daemon, running_daemon
 from support.targets.fake_program import FakeProgram, sockets
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def program() -> Iterator[FakeProgram]:

@@ -9,7 +9,10 @@ from support.waiting import until
 ATTACHES = 20
 LAPS_BETWEEN = 5
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # the second run takes as long as the first
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+]  # the second run takes as long as the first
 
 
 def test_weights_of_a_run_with_20_attaches_are_those_of_an_undisturbed_one(attacher: HelperAttacher) -> None:

@@ -2,9 +2,12 @@
 
 from contextlib import ExitStack
 
+import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import RemoteAgent
 from support.service.daemon import running_daemon, watch_to_end
+
+pytestmark = pytest.mark.slow
 
 SECOND_NS = 10**9
 AGENTS = 64

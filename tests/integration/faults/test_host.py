@@ -18,6 +18,8 @@ from support.campaigns.faults_host import (
 from support.service.daemon import watch_to_end
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600
 
 

@@ -10,6 +10,8 @@ from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.campaigns.fleet import FAR, FINE, REFUSING, UNSTEADY, Fleet, running_fleet
 from support.service.daemon import watch_to_end
 
+pytestmark = pytest.mark.slow
+
 SECOND_NS = 10**9
 HOUR_S = 3600
 KINDS = (FINE, FINE, UNSTEADY, FAR, REFUSING)

@@ -9,6 +9,8 @@ import pytest
 from support.peers.slurm import BOB, TASK, Cluster, running_cluster, why_not
 from support.service.cli import Result
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:

@@ -9,7 +9,7 @@ from kineto_trace.decode.torch.torch_comms import comms_text
 from support.agent.python_child import environment
 from support.targets import torch_forks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 PLAN = """
 import ctypes, json, sys
 from support.targets import torch_collectives

@@ -13,7 +13,7 @@ from kineto_trace.spool.raw_records import Chunk, RawSource
 from support.agent.python_child import environment
 from support.targets import torch_forks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 PLAN = """
 import json, torch
 from pathlib import Path

@@ -17,7 +17,7 @@ import pytest
 from support.service.cli import run_process
 from support.service.daemon import Daemon
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 # Trains, in lockstep with another process if it is given a socket to it, and marks each of its true steps.
 RANK = """

@@ -4,7 +4,7 @@ import pytest
 from support.campaigns.profiler_stress import stress
 from support.service.daemon import running_daemon
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def test_own_traces_are_whole_and_every_capture_says_what_became_of_it() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from gpu.zoo import run
 
+pytestmark = pytest.mark.slow
+
 COMMON = (
     "--stand-ins", "--device", "cpu", "--jobs", "4", "--defaults", "1", "--each", "1", "--kinds", "python_function",
     "--duration-s", "0.2", "--before-s", "0.5", "--after-s", "1", "--rounds", "1",

@@ -10,7 +10,7 @@ from support.service.calls_as import OK, CallsAs, plain_python
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")]
 
 ADA, BOB = 61001, 61002
 STORE_BYTES = 168 << 10  # a capture of these takes 8 KiB, a share is five of them and a little

@@ -12,6 +12,8 @@ from support.service.cli import run_process
 from support.trace_files.job_views import FATAL
 from support.trace_files.uploaded import upload
 
+pytestmark = pytest.mark.slow
+
 distributed = pytest.importorskip("distributed")
 RANKS = 4
 MISSING = 3

@@ -15,7 +15,7 @@ from support.waiting import until
 
 OTHER = 61001
 CAPTURES = 3
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="plays another user: needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.getuid() != 0, reason="plays another user: needs root")]
 
 # Looks for everything that it may rename, replace or remove below the store, until it is told to end. Prints how
 # often it looked and what it achieved.

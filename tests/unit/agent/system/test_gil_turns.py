@@ -54,3 +54,4 @@ def test_without_such_a_thread_nothing_is_told() -> None:
     turns.rest(5)
     turns.work()
     turns.end()
+    assert turns._bit == 0

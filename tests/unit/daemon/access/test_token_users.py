@@ -19,6 +19,7 @@ from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.token_reviews import Reviews
 from kinetod.permissions.role_policy import Action, Caller, Role, Thing, Via, may
 from support.peers import api_server as fake
+from support.waiting import soon
 
 NAME = "unix-abstract:kinetod-1"
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
@@ -143,8 +144,7 @@ def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster:
         users = KubernetesUsers(Reviews(api), NodePods(api, "node-1"), number_of=number_of, audiences=tuple)
         payer.set("mallory")
         every = asyncio.create_task(users.caller(PEER, {"authorization": [b"Bearer mallory-s"]}, frozenset()))
-        while len(cluster.asked("subjectaccessreviews")) < 5:
-            await asyncio.sleep(0.01)
+        await soon(lambda: len(cluster.asked("subjectaccessreviews")) >= 5, "the API server is asked about five pods")
         payer.set("ada")
         one = await users.caller(PEER, ADA, frozenset({"uid-llama-0"}))
         await every

@@ -20,6 +20,8 @@ SUPPORT = Path(__file__).parents[3]
 COMMAND = (sys.executable, "-P", str(SUPPORT / "support/service/hostile_decoder.py"))
 TRY = """
 import os, pathlib
+
+pytestmark = pytest.mark.slow
 try:
 {code}
 except OSError as exc:

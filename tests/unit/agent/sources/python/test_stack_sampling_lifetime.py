@@ -166,6 +166,7 @@ print("at once" if together > 0.2 * len(set(both)) else "in turn")
 """
 
 
+@pytest.mark.slow
 def test_subinterpreters_are_sampled_and_survive_also_with_a_gil_of_their_own() -> None:
     expected = "at once\n" if sys.version_info >= (3, 12) else "in turn\n"
     assert run(INTERPRETERS) == (0, expected, "")

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from support.targets import torch_forks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def run(plan: str) -> str:

@@ -108,6 +108,7 @@ print(json.dumps({"calls": calls, "shapes": shapes, "way": outcome.metadata["way
     assert found["way"] == "torch.profiler: a test"
 
 
+@pytest.mark.slow
 @torch
 def test_the_program_goes_on_while_a_session_ends_and_memory_does_not_grow(tmp_path: Path) -> None:
     found = run(

@@ -18,6 +18,7 @@ from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.machine import native
 from support.machine.descriptors import open_files
 from support.targets.live_target import PROGRAM, LiveTarget, pythons
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 Start = Callable[..., LiveTarget]
@@ -30,7 +31,7 @@ def name_of(path: str) -> str:
     return next(part for part in reversed(Path(path).parts) if "3." in part)
 
 
-@pytest.fixture(params=pythons(), ids=name_of)
+@pytest.fixture(params=other_versions_slow(pythons()), ids=name_of)
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     targets: list[LiveTarget] = []
 

@@ -12,10 +12,11 @@ from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_entry import TURNS_OFFSET, Handed
 from kinetod.attach.methods.turns_code import CODE
 from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
-every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
+every_python = pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 # It does not rest, and gets nowhere.
 _WAITS = "lock = modules['_thread'].allocate_lock()\nlock.acquire()\nlock.acquire(timeout=30)\n"
 _FOR_EVER = struct.pack("<i", -1)

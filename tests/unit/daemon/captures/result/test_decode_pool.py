@@ -12,6 +12,7 @@ from kinetod.base.fair_slots import payer
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
 from kinetod.sandbox import decode_tries
+from support.waiting import soon
 
 SECOND_NS = 10**9
 ANSWER = """
@@ -260,8 +261,7 @@ def test_a_daemon_that_is_stopped_while_it_decodes_does_not_count_as_a_try(tmp_p
         pool = WorkerPool(1, command=COMMAND)
         await pool.start()
         job = asyncio.create_task(pool.convert(tmp_path / "hang", [], deadline_ns=60 * SECOND_NS))
-        while pool.pids():  # until the worker has the job
-            await asyncio.sleep(0)
+        await soon(lambda: not pool.pids(), "the worker has the job")
         job.cancel()
         await asyncio.wait([job])
         await pool.stop()
