@@ -55,7 +55,7 @@ class ArenaReader:
         return int.from_bytes(self.map[self.descriptor(index) : self.descriptor(index) + 4], "little")
 
     def states(self) -> list[int]:
-        """Of all buffers."""
+        """State of each buffer."""
         return [self.state(index) for index in range(self.fixed["buffer_count"])]
 
     def ready(self) -> list[Buffer]:
@@ -112,7 +112,7 @@ def split(buffer: Buffer, sizes: dict[int, int]) -> list[bytes]:
 
 
 def count_kinds(buffers: list[Buffer], sizes: dict[int, int]) -> Counter[int]:
-    """How many records by activity kind."""
+    """Number of records by activity kind."""
     return Counter(_KIND.unpack_from(record)[0] for buffer in buffers for record in split(buffer, sizes))
 
 
@@ -126,12 +126,12 @@ class Recycler(threading.Thread):
         self.taken: list[Buffer] = []
 
     def run(self) -> None:
-        """Poll each millisecond."""
+        """Poll every millisecond until the end."""
         while not self._ended.wait(0.001):
             self.sweep()
 
     def sweep(self) -> None:
-        """Take what is READY now."""
+        """Take every buffer that is READY now."""
         for buffer in self._reader.ready():
             self.taken.append(buffer)
             self._reader.free(buffer.slot)

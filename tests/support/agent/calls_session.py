@@ -50,7 +50,7 @@ class Agent:
                 self._results.put((None, exc))
 
     def do(self, action: Any) -> Any:
-        """What the action gives or raises there."""
+        """Returns or raises what the action does on the agent's thread."""
         self._actions.put(action)
         value, error = self._results.get(timeout=scaled(25))
         if error is not None:

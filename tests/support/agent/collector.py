@@ -91,7 +91,7 @@ def request(
     options: dict[str, Any] | None = None,
     named: bool = True,
 ) -> SourceRequest:
-    """What to record."""
+    """A request to record these activities."""
     return SourceRequest(frozenset(types), limit_bytes, options or {}, named)
 
 

@@ -136,7 +136,7 @@ def profiled(profile: Any) -> Counter[tuple[str, int, int, int]]:
 
 
 def model() -> Any:
-    """A small one."""
+    """A small model with a few layers."""
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
 

@@ -56,7 +56,7 @@ def hello_message(**changes: Any) -> wire.Hello:
 
 
 class ScriptedAgent:
-    """One connection."""
+    """One connection of an agent to the daemon."""
 
     def __init__(self, socket_path: Path, **hello: Any) -> None:
         self._path = socket_path
@@ -75,11 +75,11 @@ class ScriptedAgent:
         self.close()
 
     def connect(self) -> None:
-        """To the daemon's agent socket."""
+        """Connects to the daemon's agent socket."""
         self.sock.connect(str(self._path))
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self.sock.close()
         if self.writer is not None:
             self.writer.close()
@@ -88,11 +88,11 @@ class ScriptedAgent:
     # frames
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
-        """One frame."""
+        """Sends one message."""
         self.send_raw(wire.encode(message), fds)
 
     def send_raw(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Any bytes as one packet."""
+        """Sends any bytes as one packet."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.sock.sendmsg([frame], rights)
 
@@ -120,12 +120,12 @@ class ScriptedAgent:
         self.expect(wire.Welcome)
 
     def await_start(self) -> wire.Start:
-        """The capture request."""
+        """Waits for the capture request."""
         self.start = self.expect(wire.Start)
         return self.start
 
     def state(self, name: str) -> None:
-        """Reports a transition."""
+        """Reports that the capture is in another state."""
         assert self.start is not None
         now_ns = time.time_ns()
         if name == "COLLECT":
@@ -165,7 +165,7 @@ class ScriptedAgent:
         words.release()
 
     def result(self, outcome: str = "done", reason_code: str = "", reason: str = "") -> None:
-        """The end of the capture."""
+        """Reports the end of the capture."""
         assert self.start is not None
         counts = self.writer.counts() if self.writer is not None else None
         source = {"records": counts.records, "dropped": counts.dropped, "bytes": counts.bytes} if counts else {}
@@ -232,7 +232,7 @@ class RemoteAgent:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the agent's process."""
         return self.process.pid
 
     def tell(self, line: str) -> None:
@@ -254,7 +254,7 @@ class RemoteAgent:
             assert self.told() == "ok", f"{line} failed"
 
     def kill(self) -> None:
-        """SIGKILL and reap."""
+        """Sends SIGKILL and waits for the end of the process."""
         self.process.kill()
         self.process.wait()
         if self._hold >= 0:

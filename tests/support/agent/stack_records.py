@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     cpu_us: int = 0
 
     def packed(self) -> bytes:
-        """The record."""
+        """The sample as bytes of a record."""
         return STACK_SAMPLE.pack(*self)
 
 
@@ -56,7 +56,7 @@ def recording(
     threads: Mapping[int, bytes] | None = None,
     **changes: Any,
 ) -> RawSource:
-    """What the daemon stored of it."""
+    """What the daemon has stored of these samples."""
     data = b"".join(sample.packed() for sample in samples)
     count = len(data) // STACK_SAMPLE.size
     values: dict[str, Any] = {

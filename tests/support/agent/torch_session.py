@@ -99,7 +99,7 @@ def documents(data: bytes) -> list[bytes]:
 
 
 def rss_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 

@@ -65,7 +65,7 @@ class Calls:
             os.write(self._orders[1], what)
 
     def close(self) -> None:
-        """Ends the waker."""
+        """Ends the thread that wakes sleepers."""
         os.close(self._orders[1])
         os.waitpid(self.waker, 0)
 

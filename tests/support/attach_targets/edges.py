@@ -36,7 +36,7 @@ class Late(Target):
 
 
 def main() -> None:
-    """Raises SystemExit."""
+    """Runs the program. Raises SystemExit."""
     words = [b"started"]
     control = Control(sys.argv[1])
     work = Loop(MallocWork())

@@ -20,7 +20,7 @@ class Seen:
         self.foreign: List[str] = []
 
     def code(self, code: Any, what: str) -> None:
-        """An event in that code."""
+        """Counts an event of this code object."""
         named = code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
         if (named or threading.get_ident() != self._main) and len(self.foreign) < MOST_FOREIGN:
             self.foreign.append("%s %s %s" % (what, code.co_filename, code.co_name))

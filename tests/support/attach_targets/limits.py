@@ -64,7 +64,7 @@ class Work(Target):
 
 
 def stopping() -> Target:
-    """By SIGSTOP."""
+    """Stops the process by SIGSTOP at times."""
     own = os.getpid()
     return Work(lambda: os.kill(own, signal.SIGSTOP), lambda: os.kill(own, signal.SIGCONT))
 
@@ -130,7 +130,7 @@ def _addresses() -> int:
 
 
 def few_threads(folder: Path) -> Target:
-    """As many as it has."""
+    """Limits the process to two threads, which it has already."""
     target = Work()
     (folder / "pids.max").write_text("2")
     return target

@@ -56,7 +56,7 @@ class MallocWork:
             libc.free.argtypes = [ctypes.c_void_p]
 
     def __call__(self) -> int:
-        """Always the same number."""
+        """Does the work. The result is always the same number."""
         total = 0
         for libc in self._libraries:
             blocks = []

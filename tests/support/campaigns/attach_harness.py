@@ -69,7 +69,7 @@ class Attacher(Protocol):
         """One attach, and the detach where there is one."""
 
     def close(self) -> None:
-        """End what was started."""
+        """Ends the processes that it has started."""
 
 
 class Ended(Exception):
@@ -121,16 +121,16 @@ class RunningTarget:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Pid of the target."""
         return self.process.pid
 
     def wait_ready(self) -> None:
-        """Raises Ended."""
+        """Waits until the target may be attached to. Raises Ended."""
         until(lambda: self.words[READY] or self.process.poll() is not None, f"{self.kind} is ready", 120)
         self.check()
 
     def check(self) -> None:
-        """Whether it lives and goes on. Raises Ended."""
+        """Raises Ended unless the target is alive and makes progress."""
         if self.process.poll() is not None:
             raise Ended("lost", f"it ended with status {self.process.returncode}: {self.errors()[-500:]}")
         laps, since = self._last
@@ -146,12 +146,12 @@ class RunningTarget:
         return longest
 
     def held(self) -> tuple[int, int]:
-        """How many threads and descriptors it has."""
+        """Number of the target's threads and of its descriptors."""
         proc = Path(f"/proc/{self.pid}")
         return len(list((proc / "task").iterdir())), len(list((proc / "fd").iterdir()))
 
     def errors(self) -> str:
-        """What it wrote to standard error."""
+        """What the target has written to standard error."""
         return self._errors.read_text("utf-8", "replace")
 
     def end(self) -> tuple[int, bytes]:
@@ -220,7 +220,7 @@ class Row:
         return [f"{count} x {reason}" for reason, count in found.most_common()]
 
     def cells(self) -> list[str]:
-        """Of the table."""
+        """Cells of the row in the table of results."""
         good = [attempt for attempt in self.attempts if attempt.outcome == "success"]
         methods = Counter(attempt.method for attempt in good)
         stops = [attempt.stopped_ns for attempt in good if attempt.stopped_ns]
@@ -330,7 +330,7 @@ _versions: dict[str, str] = {}
 
 
 def version_of(python: str | Path) -> str:
-    """E.g. 3.11.7."""
+    """Version of an interpreter, such as 3.11.7."""
     if str(python) not in _versions:
         command = [python, "-c", "import platform; print(platform.python_version())"]
         _versions[str(python)] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

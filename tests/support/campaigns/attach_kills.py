@@ -39,7 +39,7 @@ class LoneHelper:
         self._socket.settimeout(ANSWER_S)
 
     def warm(self) -> None:
-        """It has answered once."""
+        """Waits until the helper has answered once."""
         self.ask(os.getpid())
         self.answer()
 
@@ -63,7 +63,7 @@ class LoneHelper:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.process.kill()
         self.process.wait()
         self._socket.close()

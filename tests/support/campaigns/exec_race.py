@@ -123,7 +123,7 @@ class _Steps:
 
 
 class _Target:
-    """ada's process."""
+    """The process of ada that is traced."""
 
     def __init__(self, race: Race, uid: int, *, agent: bool) -> None:
         become = [str(race.become), str(uid), race.python, "-I", "-S", str(race.bobs)]

@@ -70,7 +70,7 @@ class Begun:
 
 @dataclass
 class Tally:
-    """What came out, over all moments."""
+    """Outcomes, counted over all moments."""
 
     moments: int = 0
     longest_s: float = 0.0  # until it served again
@@ -130,7 +130,7 @@ class Site:
         self.agents.remove(process)
 
     def pids(self) -> set[int]:
-        """Of the agents."""
+        """Pids of the agents."""
         return {process.pid for process in self.agents}
 
     def children(self, module: str) -> list[psutil.Process]:
@@ -169,7 +169,7 @@ class Site:
             return  # the channel was closed with the daemon: asked again once it is back
 
     def begin_in_background(self, *pids: int, milliseconds: int = 300) -> threading.Thread:
-        """The same, while something else is done."""
+        """Begins a capture on a thread, while something else is done."""
         thread = threading.Thread(target=self.begin, args=pids, kwargs={"milliseconds": milliseconds})
         thread.start()
         return thread
@@ -269,7 +269,7 @@ class Site:
         self.tally.before = until(self._measure_at_rest, "the daemon is at rest", state=self._processes)
 
     def note_after(self) -> None:
-        """Nothing may have grown."""
+        """Raises AssertionError if anything has grown since `note_before`."""
         assert self.tally.before is not None
         before = self.tally.before
 

@@ -42,7 +42,7 @@ class Grounds:
 
 @dataclass(frozen=True)
 class Figures:
-    """A process at rest."""
+    """Memory and descriptors of a process at rest."""
 
     rss_mib: float
     descriptors: int

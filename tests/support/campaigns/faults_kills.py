@@ -40,7 +40,7 @@ def kill_daemon(site: Site, chance: random.Random) -> None:
 
 
 def kill_target(site: Site, chance: random.Random) -> None:
-    """One of the processes that are traced."""
+    """Kills one of the processes that are traced."""
     victim = chance.choice(site.agents)
     site.begin(*site.pids())
     pause(chance.uniform(0, LONGEST_S))

@@ -54,7 +54,7 @@ class ObligingAgent(threading.Thread):
         self._daemon = daemon
 
     def run(self) -> None:
-        """Until the daemon goes."""
+        """Carries out captures until the daemon goes."""
         with ScriptedAgent(self._daemon.agent_socket) as agent:
             agent.sock.settimeout(None)
             agent.hello()
@@ -162,7 +162,7 @@ class Calls:
         return "no gRPC: closed"
 
     def processes(self) -> dict[str, int]:
-        """The daemon."""
+        """The process under test: the daemon."""
         return {"daemon": self._daemon.pid}
 
     def settle(self) -> None:
@@ -250,7 +250,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Calls]:
-    """The door."""
+    """The door, opened with a running daemon."""
     from support.fuzz.link import SETTINGS
 
     outside = folder / "outside"

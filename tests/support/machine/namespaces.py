@@ -19,13 +19,13 @@ class Namespace:
     address: str
 
     def command(self, *arguments: str) -> list[str]:
-        """The same command inside of it."""
+        """The same command, run in the namespace."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
 
 @contextlib.contextmanager
 def namespaces(count: int) -> Iterator[list[Namespace]]:
-    """So many. Raises NoNamespaces."""
+    """That many namespaces. Raises NoNamespaces."""
     made = []
     try:
         for number in range(count):

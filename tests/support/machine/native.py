@@ -87,7 +87,7 @@ def _launching_device_code() -> Path:
 
 
 def collector_sources() -> list[Path]:
-    """All of the collector."""
+    """All C files of the collector."""
     return sorted(COLLECTOR.rglob("*.c"))
 
 
@@ -166,7 +166,7 @@ class FakeCuda:
         self._library.fake_kineto_begin()
 
     def kineto_end(self) -> int:
-        """It ends; the number of kernels that it got."""
+        """Ends Kineto's session. Returns how many kernels it got."""
         return int(self._library.fake_kineto_end())
 
     def written(self, kind: int) -> int:

@@ -87,7 +87,7 @@ class _Apt:
         self._options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
 
     def has(self, package: str) -> bool:
-        """Whether the suite has it."""
+        """Whether the suite has the package."""
         return _run(["apt-cache", *self._options, "show", package], check=False) == 0
 
     def update(self) -> None:

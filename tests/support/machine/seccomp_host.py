@@ -27,7 +27,7 @@ _SET_NO_NEW_PRIVS, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 
 
 def returns(action: int) -> Instruction:
-    """RET action."""
+    """Instruction that returns the action."""
     return (0x06, 0, 0, action)
 
 
@@ -86,7 +86,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """In the calling thread."""
+    """Installs the filter in the calling thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(program, len(program))
     described = _Program(len(program) // 8, ctypes.addressof(buffer))

@@ -20,7 +20,7 @@ class ShiftedClock:
         self._seconds = ctypes.c_int64.from_buffer(self._map)
 
     def environ(self) -> dict[str, str]:
-        """For the environment of those processes."""
+        """Variables that make processes use this clock."""
         library = build("shifted_clock.so", [FAKES / "shifted_clock.c"], ("-shared", "-fPIC", "-O2"))
         return {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(self._path)}
 

@@ -19,7 +19,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads."""
+    """Children of all threads of a process."""
     found = []
     for path in (PROC / str(pid) / "task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def _kb(pid: int, file: str, field: str) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident now."""
+    """Resident memory of a process now."""
     return _kb(pid, "status", "VmRSS")
 
 

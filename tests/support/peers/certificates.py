@@ -23,7 +23,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority."""
 
     def __init__(self, name: str = "authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())

@@ -29,7 +29,7 @@ class Dripping:
         self.met = threading.Event()
 
     def serve(self) -> None:
-        """Until it is closed."""
+        """Serves until it is closed."""
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -49,7 +49,7 @@ class Dripping:
                         return
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self._stopped.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -16,7 +16,7 @@ _PIECE = 1 << 16
 
 
 def credentials() -> dict[str, str]:
-    """For the environment of a daemon."""
+    """Variables with the credentials, for the environment of a daemon."""
     return {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -89,7 +89,7 @@ class S3:
         return [each["Key"] for each in self.fs.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])]
 
     def content(self, name: str) -> bytes:
-        """Of one object."""
+        """Content of one object."""
         data: bytes = self.fs.cat_file(f"{BUCKET}/{name}")
         return data
 

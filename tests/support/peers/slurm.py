@@ -198,7 +198,7 @@ class Cluster:
         )  # fmt: skip
 
     def kinetoctl(self, *arguments: str, uid: int) -> Result:
-        """kinetoctl of a user."""
+        """Runs kinetoctl as a user of the cluster."""
         return self.run(*KINETOCTL, *arguments, uid=uid, environ={"KINETO_HOST_ADDRESS": self.template})
 
     def submit(self, *options: str, uid: int = ADA) -> int:
@@ -240,12 +240,12 @@ class Cluster:
         return [ProfilerStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]  # generated code
 
     def end_jobs(self) -> None:
-        """Until no job is left."""
+        """Cancels all jobs and waits until none is left."""
         self.run("scancel", "--partition=test")
         until(lambda: not self.run("squeue", "--noheader").stdout, "no job is left", DEADLINE_S, state=self.logs)
 
     def on(self, node: str, *command: str) -> str:
-        """What a command of root's prints on a node."""
+        """Runs a command as root on a node. Returns its output."""
         output, errors = self.start(*command, node=node).communicate(timeout=scaled(DEADLINE_S))
         return output + errors
 
@@ -258,7 +258,7 @@ class Cluster:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def close(self) -> None:
-        """Ends everything in it."""
+        """Ends all processes of the cluster."""
         for channel in self._channels:
             channel.close()
         self._process.communicate()  # it ends with its standard input

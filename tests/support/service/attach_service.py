@@ -40,7 +40,7 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
 
 
 class Service:
-    """A running one."""
+    """A running attach helper service."""
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root = root
@@ -79,14 +79,14 @@ class Service:
             os.dup2(self._listener.fileno(), _LISTEN_FD)
 
     def stop(self) -> None:
-        """Ends it, if it runs."""
+        """Stops the service if it runs."""
         if self.process is not None:
             self.process.terminate()
             assert self.process.wait(20) == 0, self.log()
             self.process = None
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """What the service has logged so far."""
         return self._log.read_text()
 
     def logged(self, text: str) -> None:

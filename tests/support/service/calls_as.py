@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def only(self) -> Any:
-        """The one message."""
+        """The only message of the answer."""
         assert self.code == OK, self
         (message,) = self.messages
         return message
@@ -84,11 +84,11 @@ class CallsAs:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the process that makes the calls."""
         return self._process.pid
 
     def call(self, address: str, name: str, request: Message, *, most: int = 1000) -> Answer:
-        """As the function `call`."""
+        """Does what the function `call` does, in that process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         text = json_format.MessageToDict(request)
         kind = type(request).__name__

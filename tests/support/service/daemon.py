@@ -87,7 +87,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the running daemon."""
+        """Pid of the running daemon."""
         assert self.process is not None
         return self.process.pid
 

@@ -156,7 +156,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
 @dataclass(frozen=True)
 class FakeServer:
-    """Where it listens."""
+    """A running server: its address and its profiler."""
 
     address: str
     profiler: FakeProfiler

@@ -38,5 +38,5 @@ def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: in
 
 
 def file_path(store: Store, capture: pb.Capture) -> Path:
-    """Of its one file."""
+    """Path of the capture's only file."""
     return store.target_dir(capture.id, key_of(capture.targets[0])) / FILE

@@ -61,7 +61,7 @@ def python(
 
 @contextlib.contextmanager
 def zombie() -> Iterator[int]:
-    """One that nobody waits for."""
+    """A process that has ended and that nobody waits for."""
     process = subprocess.Popen([SLEEP, "0"])
     until(lambda: state(process.pid) == "Z", "it has ended")
     yield process.pid
@@ -70,7 +70,7 @@ def zombie() -> Iterator[int]:
 
 @contextlib.contextmanager
 def stopped() -> Iterator[int]:
-    """By SIGSTOP."""
+    """A process that is stopped by SIGSTOP."""
     with python() as pid:
         os.kill(pid, signal.SIGSTOP)
         until(lambda: state(pid) == "T", "it is stopped")
@@ -79,7 +79,7 @@ def stopped() -> Iterator[int]:
 
 @contextlib.contextmanager
 def traced() -> Iterator[tuple[int, int]]:
-    """By strace; both pids."""
+    """A process that strace traces. Yields both pids."""
     with python() as pid:
         tracer = subprocess.Popen(["strace", "-q", "-o", "/dev/null", "-p", str(pid)], stderr=subprocess.DEVNULL)
         try:
@@ -93,7 +93,7 @@ def traced() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def uninterruptible(folder: Path) -> Iterator[int]:
-    """In state D."""
+    """A process in state D."""
     source, program = folder / "vfork.c", folder / "vfork"
     source.write_text(VFORK)
     subprocess.run([os.environ.get("CC") or "cc", "-Wno-deprecated-declarations", source, "-o", program], check=True)
@@ -107,7 +107,7 @@ def uninterruptible(folder: Path) -> Iterator[int]:
 
 
 def executable(**changes: object) -> Executable:
-    """A usual Python's."""
+    """What a usual Python's executable looks like."""
     usual = {"path": "/usr/bin/python3.11", "deleted": False, "bits": 64, "machine": "x86-64", "frozen": ""}
     return Executable(**{**usual, **changes})  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ def process_facts(**changes: object) -> ProcessFacts:
 
 
 def own_facts(**changes: object) -> OwnFacts:
-    """A user's daemon."""
+    """What a daemon of an ordinary user knows of itself."""
     usual = {
         "uid": 1000,
         "pids": frozenset((100, 99)),
@@ -153,5 +153,5 @@ def own_facts(**changes: object) -> OwnFacts:
 
 
 def subject(process: ProcessFacts | None = None, own: OwnFacts | None = None, **parts: object) -> Subject:
-    """What the rules look at."""
+    """A process as the rules see it."""
     return Subject(process=process or process_facts(), own=own or own_facts(), **parts)  # type: ignore[arg-type]

@@ -68,11 +68,11 @@ class HelperAttacher:
         return "success", ""
 
     def pids(self) -> set[int]:
-        """Of the helper processes."""
+        """Pids of the helper processes."""
         return self._helpers.pids()
 
     def close(self) -> None:
-        """End the helpers."""
+        """Ends the helper processes."""
         with contextlib.suppress(RuntimeError):
             self._runner.run(self._helpers.stop())
         self._runner.close()

@@ -93,7 +93,7 @@ class EngineTarget:
         return Bootstrap(time.time_ns(), source.encode())
 
     def until_marked(self, times: int = 1) -> None:
-        """Until the bootstrap has run so often."""
+        """Waits until the bootstrap has run that many times."""
 
         def marked() -> bool:
             assert self.process.poll() is None, self.state()
@@ -102,7 +102,7 @@ class EngineTarget:
         until(marked, f"the bootstrap has run {times} times", state=self.state)
 
     def state(self) -> str:
-        """How it is, for messages."""
+        """State of the target, for messages."""
         return f"{self.mark.stat().st_size} marks, exit status {self.process.poll()}"
 
     def finish(self) -> dict[str, Any]:
@@ -115,14 +115,14 @@ class EngineTarget:
         return report
 
     def end(self) -> None:
-        """Kill it if it lives."""
+        """Kills the target if it is alive."""
         self.process.kill()
         self.process.communicate(timeout=scaled(DEADLINE_S))
 
 
 @contextmanager
 def engine_target(folder: Path, kind: str = "", executable: str = sys.executable) -> Iterator[EngineTarget]:
-    """Ended in any case."""
+    """A running target, which is ended in any case."""
     target = EngineTarget(folder, kind, executable)
     try:
         yield target
@@ -141,5 +141,5 @@ def pythons() -> Sequence[str]:
 
 
 def version_of(executable: str) -> str:
-    """For test names."""
+    """Version of an interpreter, for the names of tests."""
     return Path(executable).parts[-3] if executable != sys.executable else "this"

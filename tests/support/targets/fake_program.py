@@ -43,7 +43,7 @@ class FakeProgram:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the program."""
         return self.process.pid
 
     def __enter__(self) -> Self:
@@ -64,7 +64,7 @@ class FakeProgram:
         return self.process.stdout.readline().strip()
 
     def serves(self) -> bool:
-        """Whether the collector's thread is there."""
+        """Whether the collector's thread runs in the program."""
         return "kineto-agent" in self.ask("threads").split()
 
 

@@ -126,11 +126,11 @@ class LiveTarget:
         return connection, hello
 
     def threads(self) -> int:
-        """How many threads the kernel knows."""
+        """Number of the target's threads, as the kernel counts them."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def descriptors(self) -> dict[int, str]:
-        """What is open there."""
+        """The target's open descriptors."""
         return open_files(self.pid)
 
     def until_alone(self) -> None:
@@ -143,7 +143,7 @@ class LiveTarget:
         return self.process.returncode, errors
 
     def kill(self) -> None:
-        """End it, if it lives."""
+        """Kills the target if it is alive."""
         self.process.kill()
         self.process.communicate(timeout=scaled(DEADLINE_S))
         for connection in self._connections:

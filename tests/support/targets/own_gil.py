@@ -58,13 +58,13 @@ ALL_INSIDE = frozenset(f"inside_{number}" for number in range(INTERPRETERS))
 
 
 def pythons_with_own_gils() -> list[Path]:
-    """Those of this machine."""
+    """Interpreters of this machine whose sub-interpreters have a GIL of their own."""
     test = "import sys; sys.exit(sys.version_info < (3, 12))"
     return [python for python in pythons() if subprocess.run([python, "-c", test], check=False).returncode == 0]
 
 
 class Trace(NamedTuple):
-    """What came of one."""
+    """The outcome of one capture."""
 
     verdict: str
     warnings: tuple[str, ...]
@@ -72,7 +72,7 @@ class Trace(NamedTuple):
 
 
 class Target:
-    """The program."""
+    """The program that runs the interpreters."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._end = folder / "end"

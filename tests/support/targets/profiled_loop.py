@@ -48,7 +48,7 @@ class Small:
         self.data = torch.randn(16, 32)
 
     def step(self) -> None:
-        """One step."""
+        """Trains one step."""
         self.optimizer.zero_grad()
         (self.model(self.data) - self.data).square().mean().backward()
         self.optimizer.step()

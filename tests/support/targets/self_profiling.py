@@ -130,7 +130,7 @@ class Listener:
 
     @contextmanager
     def profile(self) -> Iterator[Count]:
-        """One session."""
+        """Records one session."""
         count = Count()
         self.kernels = 0
         self._cupti.cuptiActivityRegisterCallbacks(*self._callbacks)

@@ -15,7 +15,7 @@ FATAL = "test_fatal"
 
 
 def register() -> None:
-    """Once per process."""
+    """Registers the views, once per process."""
     if LONGEST in VIEWS:
         return
 
@@ -49,7 +49,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """In the process of the tests."""
+    """Removes the views from the process of the tests."""
     for name in (LONGEST, SPREAD, FATAL):
         VIEWS.pop(name, None)
 

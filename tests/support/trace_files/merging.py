@@ -82,7 +82,7 @@ def write_job(
 
 
 def document(path: Path) -> dict[str, Any]:
-    """A Chrome trace as JSON."""
+    """A Chrome trace as a JSON document."""
     data = path.read_bytes()
     found: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     return found
