@@ -16,7 +16,7 @@ from kinetod.hooks import hook_runner
 from kinetod.hooks.hook_runner import MAX_WAITING, HookRunner, configured
 from kinetod.hooks.hook_types import Ended, Outcome, Result
 from support.service.kept import ended_capture
-from support.waiting import soon
+from support.waiting import scaled, soon
 
 FAILED = Outcome(result=Result.FAILED, text="no", again=True)
 OK = Outcome(result=Result.OK)
@@ -179,7 +179,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_runner, "STOP_S", 0.05)
+    monkeypatch.setattr(hook_runner, "STOP_S", scaled(0.1))
     quick, stuck = Hook(), Hook(name="stuck")
     stuck.open.clear()
     before = count("dropped")

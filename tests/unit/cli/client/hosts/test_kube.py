@@ -20,7 +20,7 @@ from kinetoctl.kubectl import main as kubectl_kineto
 from kubernetes.config import incluster_config
 from support.peers import api_server as fake
 from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping
-from support.waiting import until
+from support.waiting import scaled, until
 
 TOKEN = "ada-s"
 CERTIFICATES = {"KINETO_TLS_CA": "/etc/ca.pem"}
@@ -178,7 +178,7 @@ def test_an_api_server_that_answers_byte_by_byte_is_given_up(
         began, cluster.port = time.monotonic(), server.port
         with pytest.raises(KubeFailed, match=r"gives no answer: it has not come to its end after 0.5 s"):
             found(cluster, "training/llama-0")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < scaled(10)
 
 
 def test_an_answer_without_an_end_is_not_kept(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
