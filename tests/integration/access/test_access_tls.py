@@ -21,6 +21,8 @@ from support.service.cli import run_here
 from support.service.daemon import Daemon, DaemonFailed, running_daemon
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 ROOT_URI = "spiffe://cluster/root"
 SETTINGS = f"""
 [access]

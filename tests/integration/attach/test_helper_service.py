@@ -30,7 +30,7 @@ from support.service.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, 
 from support.service.calls_as import plain_python
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 T = TypeVar("T")
 METHODS = ("pending-call", "native-thread")
 UNITS = Path(__file__).parents[3] / "deploy/systemd"

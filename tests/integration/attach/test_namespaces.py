@@ -24,12 +24,12 @@ from support.service.daemon import Daemon
 from support.targets.attachers import HelperAttacher
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 SAY = "import sys\ndef say(what):\n  sys.stdout.write('%s\\n' % what); sys.stdout.flush()\n"
 # Ends when a line comes; says then whether a loop's result is what it must be.
 BUSY = """
 import select
-
-pytestmark = pytest.mark.slow
 def work():
   total = 0
   for number in range(1000): total += number

@@ -9,6 +9,8 @@ from support.service.cli import Result, run_process, wait_for_agent
 from support.service.daemon import Daemon
 from support.targets.programs import crunching, program
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pid(daemon: Daemon) -> Iterator[int]:

@@ -18,6 +18,8 @@ from support.service.daemon import Daemon, running_daemon
 from support.targets.programs import crunching, program, ready_pids
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 HOSTS, AGENTS = 3, 2
 AHEAD_S = 5  # the clock of every second host
 SPREAD_NS = 5_000_000

@@ -28,7 +28,7 @@ from support.service.cli import Result, environment, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 POD_UID = f"5a0ddeca-1111-2222-3333-{os.getpid():012x}"  # others may run these tests beside this process
 TOKENS = {"ada-s": "ada", "bob-s": "bob"}
 

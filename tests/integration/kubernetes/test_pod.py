@@ -23,7 +23,7 @@ from support.service.cli import run_process
 from support.service.daemon import IMPORT_PATH
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 MODULES = {
     "/opt/kinetod/bin/kinetod": ["-m", "kinetod"],
     "/opt/kinetod/bin/kinetod-attach": ["-m", "kinetod.attach_helper"],

@@ -15,7 +15,10 @@ from support.service.cli import Result, run_process
 from support.service.daemon import Daemon
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)"),
+]
 
 PROGRAM = """
 import os, sys

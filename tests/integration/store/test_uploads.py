@@ -19,6 +19,8 @@ from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import FILE, put_capture
 from support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 LARGE = random.Random(1).randbytes(2 * PART_BYTES + 1000)  # three parts
 SMALL = b"a small trace"
 KEY = "prefix/gpu-7/c{number}"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from kineto_trace.arrays import spilled_memory
 
+pytestmark = pytest.mark.slow
+
 BEGIN = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
 from kineto_trace.arrays import spilled_memory
-
-pytestmark = pytest.mark.slow
 folder = Path(sys.argv[1])
 (folder / "raw/cupti").mkdir(parents=True)
 (folder / "raw/cupti/buffers.bin").write_bytes(bytes(4 << 20))

@@ -16,6 +16,8 @@ from support.agent.collector import calling, fake_cuda, maps_with, recording, re
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 from support.machine.sanitize import DRIVERS
 
+pytestmark = pytest.mark.slow
+
 KERNEL = 10
 STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and has CUPTI now"
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)
