@@ -19,7 +19,7 @@ from support.peers.certificates import DAY, Authority, Pair, write_server_files
 from support.service.calls_as import OK, Answer, call
 from support.service.cli import run_here
 from support.service.daemon import Daemon, DaemonFailed, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def handshake(remote: Remote, version: ssl.TLSVersion, ciphers: str) -> tuple[st
     pem.write_bytes(client.certificate + client.key)
     context.load_cert_chain(pem)
     host, _, port = remote.address.rpartition(":")
-    plain = socket.create_connection((host, int(port)), timeout=20)
+    plain = socket.create_connection((host, int(port)), timeout=scaled(20))
     with context.wrap_socket(plain, server_hostname="localhost") as secure:
         secure.recv(1)  # TLS 1.3 tells what is wrong with a client after the client's handshake
         cipher = secure.cipher()
@@ -181,7 +181,7 @@ def test_without_a_valid_certificate_there_is_no_connection(remote: Remote, make
 
 def test_what_is_no_tls_gets_nothing(remote: Remote) -> None:
     host, _, port = remote.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as plain:
+    with socket.create_connection((host, int(port)), timeout=scaled(20)) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
         heard = b""
         with contextlib.suppress(ConnectionError):

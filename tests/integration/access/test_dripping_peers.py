@@ -39,7 +39,7 @@ class Peers:
 
     def await_met(self) -> None:
         for each in (self.api_server, self.kubelet, self.object_store, self.receiver):
-            assert each.met.wait(30)
+            assert each.met.wait(scaled(30))
 
 
 def free_port() -> int:
@@ -90,7 +90,7 @@ def asked(tokens: int, said: list[str]) -> None:
 
 def scraped(port: int) -> None:
     with contextlib.suppress(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=scaled(30)).close()
 
 
 def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Peers, int, int]) -> None:

@@ -12,6 +12,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
+from support.waiting import scaled
 
 SECOND_NS = 10**9
 MINUTE_NS = 60 * SECOND_NS
@@ -52,7 +53,7 @@ def test_an_armed_capture_asks_nothing_of_its_agent_until_it_is_started(
     agent.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         agent.sock.recv(1)
-    agent.sock.settimeout(20)
+    agent.sock.settimeout(scaled(20))
     begin_ns = time.time_ns() + 5 * SECOND_NS
     started = start(stub, armed.id, start_time_ns=begin_ns)
     assert (started.id, started.armed_until_ns) == (armed.id, 0)

@@ -18,7 +18,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
-from support.waiting import slowdown
+from support.waiting import scaled, slowdown
 
 SECOND_NS = 10**9
 OWN = pb.Selector(pids=[os.getpid()])
@@ -369,5 +369,5 @@ def test_many_watchers_all_see_the_end(stub: ProfilerStub, agent: ScriptedAgent)
         thread.start()
     agent.capture(samples=arena.PAGE_BYTES)
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
     assert ends == [pb.CAPTURE_STATUS_DONE] * 30

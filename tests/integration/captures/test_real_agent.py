@@ -9,7 +9,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import LISTEN, Program, connected, ready_pids, tell
-from support.waiting import until
+from support.waiting import scaled, until
 
 SECOND_NS = 10**9
 # Says "ready" once, works until its standard input ends or a line tells it to do something else.
@@ -84,7 +84,7 @@ def test_a_target_that_exits_normally_leaves_a_partial_trace(daemon: Daemon) -> 
         until_records(stub, capture_id)
         tell(process, "end")
         (traced,) = watch_to_end(stub, capture_id).targets
-        assert process.wait(10) == 0
+        assert process.wait(scaled(10)) == 0
     assert (traced.verdict, traced.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
     assert len(traced.files) == 1
 

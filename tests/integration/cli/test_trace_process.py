@@ -13,6 +13,7 @@ import pytest
 from support.service.cli import Result, kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.service.daemon import Daemon, running_daemon
 from support.targets.programs import crunching, program
+from support.waiting import scaled
 
 PLAIN_PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
 
@@ -125,7 +126,7 @@ def test_a_second_trace_of_the_same_process_is_busy(
     with start_trace(daemon, child.pid, tmp_path, "60s") as first:
         second = run(daemon, "trace", "--pid", str(child.pid), cwd=tmp_path)
         first.send_signal(signal.SIGINT)
-        first.communicate(timeout=30)
+        first.communicate(timeout=scaled(30))
     assert second.code == 5
     assert "[BUSY]" in second.stderr
 
@@ -135,7 +136,7 @@ def test_ctrl_c_cancels_in_the_process_which_can_be_traced_again(
 ) -> None:
     with start_trace(daemon, child.pid, tmp_path, "60s") as process:
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert "cancelling capture" in stderr
     assert "is cancelled; no trace was kept" in stderr
@@ -152,7 +153,7 @@ def test_a_killed_process_leaves_a_partial_trace_and_code_4(
     with start_trace(daemon, child.pid, tmp_path, "60s") as process:
         wait_for_records(daemon, child.pid)
         child.kill()
-        stdout, _stderr = process.communicate(timeout=60)
+        stdout, _stderr = process.communicate(timeout=scaled(60))
     assert process.returncode == 4
     assert "[TARGET_EXITED]" in stdout
     (path,) = tmp_path.iterdir()
@@ -165,7 +166,7 @@ def test_a_capture_cancelled_by_somebody_else_is_code_8(
     with start_trace(daemon, child.pid, tmp_path, "60s") as process:
         capture_id = run(daemon, "ps", "--pid", str(child.pid), "-o", "json").json()[0]["busy_capture_id"]
         assert run(daemon, "captures", "cancel", capture_id).code == 0
-        process.communicate(timeout=30)
+        process.communicate(timeout=scaled(30))
     assert process.returncode == 8
 
 
@@ -184,7 +185,7 @@ def test_a_daemon_that_restarts_does_not_lose_the_capture(tmp_path: Path) -> Non
         with start_trace(own, child.pid, tmp_path, "60s") as process:
             own.kill()
             own.start()
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=scaled(60))
     assert process.returncode in (4, 5), stderr
     assert "DAEMON_RESTARTED" in stdout
 

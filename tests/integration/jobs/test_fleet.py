@@ -16,7 +16,7 @@ from support.campaigns.fleet import ABSENT, FAR, UNSTEADY, Fleet, running_fleet
 from support.service.cli import Result, environment, kinetoctl, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.targets.programs import crunching, program, ready_pids
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_ctrl_c_cancels_on_every_host(fleet: Fleet, tmp_path: Path) -> None:
         assert line, seen
         seen += line
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     listed = run_process(["captures", "list", "--limit", "1", "--hosts", str(fleet.hosts_file())], environment())
     assert listed.stdout.count("CANCELLED") == HOSTS
@@ -186,7 +186,7 @@ def test_a_host_that_dies_meanwhile_is_lost_and_the_others_are_done(broken: Flee
         assert line, seen
         seen += line
     os.kill(broken.pids[1], signal.SIGKILL)
-    stdout, _ = process.communicate(timeout=60)
+    stdout, _ = process.communicate(timeout=scaled(60))
     assert process.returncode == 4, stdout
     document = json.loads(stdout)
     assert verdicts(document) == {0: "VERDICT_DONE", 1: "VERDICT_UNSPECIFIED"}

@@ -15,7 +15,7 @@ from support.machine.pod_group import CONTAINER_ID, container_group
 from support.peers.kubelet import pod, running_kubelet
 from support.service import subjects
 from support.service.daemon import Daemon, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 POD_UID = f"6b1eeca1-1111-2222-3333-{os.getpid():012x}"
@@ -28,7 +28,7 @@ UUIDS = [f"GPU-00000000-0000-0000-0000-{index:012}" for index in range(2)]  # th
 def page(daemon: Daemon) -> str:
     found = re.search(r"metrics on http://(127\.0\.0\.1:\d+)/metrics", daemon.log())
     assert found, daemon.log()
-    with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{found[1]}/metrics", timeout=scaled(30)) as answer:
         text: str = answer.read().decode()
     return text
 

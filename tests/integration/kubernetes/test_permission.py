@@ -26,7 +26,7 @@ from support.service import subjects
 from support.service.calls_as import OK, Answer, call
 from support.service.cli import Result, environment, run_process
 from support.service.daemon import Daemon, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 POD_UID = f"5a0ddeca-1111-2222-3333-{os.getpid():012x}"  # others may run these tests beside this process
@@ -182,7 +182,9 @@ def test_kubectl_kineto_traces_a_pod_with_the_kubeconfig_alone(node: Node, tmp_p
     command = [sys.executable, "-c", "import sys; from kinetoctl.kubectl import main; sys.exit(main())"]
     arguments = ["trace", "training/llama-0", "--command", "threading", "--duration", "100ms", "-o", "json"]
     environ = environment(KUBECONFIG=node.cluster.kubeconfig("ada-s"))
-    done = subprocess.run([*command, *arguments], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [*command, *arguments], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60)
+    )
     assert traced(Result(done.returncode, done.stdout, done.stderr)) == [("node-1", ["VERDICT_DONE"])]
     assert list(tmp_path.glob("**/*.json.gz"))
     (line,) = [each for each in node.audit() if each["call"] == "CreateCapture" and each["decision"] == "allowed"]

@@ -21,7 +21,7 @@ from support.service import subjects
 from support.service.attach_service import OWNER_UID, as_caller, unprivileged
 from support.service.cli import run_process
 from support.service.daemon import IMPORT_PATH
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 MODULES = {
@@ -94,7 +94,7 @@ class Pod:
     def stop(self) -> list[int]:
         for process in self._running:
             process.terminate()
-        return [process.wait(30) for process in self._running]
+        return [process.wait(scaled(30)) for process in self._running]
 
     def mode(self, path: str) -> tuple[int, int, int]:
         """Mode, user and group."""

@@ -10,7 +10,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.sandbox import decode_tries
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
 from support.service.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
-from support.waiting import until
+from support.waiting import scaled, until
 
 SECOND_NS = 10**9
 
@@ -213,7 +213,7 @@ def test_a_killed_daemon_leaves_no_worker_behind(daemon: Daemon) -> None:
     workers = psutil.Process(daemon.pid).children()
     assert len(workers) >= 2
     daemon.kill()
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=scaled(10))
     assert alive == []
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.machine.gpus import FakeGpus
 from support.service.cli import run_process
 from support.service.daemon import Daemon, error_of, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"
 SLURM = Path(__file__).parents[3] / "deploy/slurm"
@@ -43,7 +43,7 @@ def daemon(gpus: FakeGpus, jobs: Path) -> Iterator[Daemon]:
 def page(daemon: Daemon, name: str = "metrics") -> str:
     found = re.search(r"metrics on http://(127\.0\.0\.1:\d+)/metrics", daemon.log())
     assert found, daemon.log()
-    with urllib.request.urlopen(f"http://{found[1]}/{name}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{found[1]}/{name}", timeout=scaled(20)) as answer:
         text: str = answer.read().decode()
     return text
 

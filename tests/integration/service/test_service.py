@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.service.daemon import IMPORT_PATH, Daemon, running_daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 WATCHDOG = {"WATCHDOG_USEC": "400000"}
 FIVE_MINUTES = '[captures]\nmax_duration = "5min"\n'
@@ -155,7 +155,7 @@ def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
         seen += os.read(keeper, 4096)
     os.close(keeper)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(20) == 0
+    assert process.wait(scaled(20)) == 0
 
 
 def test_the_journal_gets_priorities(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.machine.native import FAKES, fake_cupti
 from support.service.cli import kinetoctl, run_process, wait_for_agent, wait_for_records
 from support.service.daemon import Daemon
+from support.waiting import scaled
 
 KERNELS_A_STEP = 30
 EVERYTHING = "kernel,gpu_memcpy,gpu_memset,cuda_runtime,cuda_driver,cuda_sync,overhead"
@@ -134,7 +135,7 @@ def test_a_killed_process_leaves_the_kernels_of_its_last_flush(
     ) as tracer:
         wait_for_records(daemon, app.pid)
         app.send_signal(signal.SIGKILL)
-        out, _ = tracer.communicate(timeout=60)
+        out, _ = tracer.communicate(timeout=scaled(60))
     (target,) = json.loads(out)["targets"]
     assert (tracer.returncode, target["verdict"]) == (4, "VERDICT_PARTIAL")
     assert target["reason_code"] == "TARGET_EXITED"

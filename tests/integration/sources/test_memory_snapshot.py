@@ -35,7 +35,7 @@ import kineto_agent
 kineto_agent.start()
 while True:
     step()
-    time.sleep(0.001)
+    time.sleep(0.001)  # other threads run
 """
 
 

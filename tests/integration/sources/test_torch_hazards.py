@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.waiting import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -49,5 +50,5 @@ def test_an_execution_trace_that_begins_between_two_operators_kills_the_program(
     command = [sys.executable, "-c", OBSERVE + program, str(tmp_path / "trace.json")]
     # torch takes what lies beside its stack for a pointer; fresh memory is none then, by no chance.
     environ = {**os.environ, "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    ended = subprocess.run(command, env=environ, capture_output=True, timeout=100, check=False)
+    ended = subprocess.run(command, env=environ, capture_output=True, timeout=scaled(100), check=False)
     assert ended.returncode == -signal.SIGSEGV, ended.stderr.decode()

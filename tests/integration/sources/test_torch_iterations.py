@@ -32,7 +32,7 @@ while True:
     with torch.profiler.record_function(f"true step {step}"):
         optimizer.zero_grad()
         model(data).sum().backward()
-        time.sleep(0.02)
+        time.sleep(0.02)  # the length of an iteration
     if peer is not None:
         peer.send(b".")
         peer.recv(1)

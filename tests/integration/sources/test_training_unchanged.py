@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import running_daemon
+from support.waiting import scaled
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -32,7 +33,7 @@ def start(environ: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
 
 def losses(process: "subprocess.Popen[str]") -> list[str]:
     """All of them, exactly, at the end of the run."""
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=scaled(200))
     assert process.returncode == 0
     found: list[str] = json.loads(output)["losses"]
     return found

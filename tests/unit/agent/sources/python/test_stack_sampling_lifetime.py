@@ -115,7 +115,7 @@ os.set_inheritable(arena, True)
 pid = os.getpid()
 if os.fork() == 0:
     from support.agent.agent_daemon import ArenaReader
-    while os.getppid() == pid:
+    while os.getppid() == pid:  # nothing announces to a child that its parent was killed
         time.sleep(0.01)
     os.write(1, b"many" if len(ArenaReader(arena).samples()) > 50 else b"few")
     os._exit(0)

@@ -155,7 +155,7 @@ while len(recording.session._times) < 3:
     most = max(most, rss_bytes() - before)
 deadline = time.monotonic() + 30
 while not recording.session._recorder.on and time.monotonic() < deadline:
-    time.sleep(0.01)
+    time.sleep(0.01)  # the recorder's thread needs the GIL
 x @ x
 outcome, data = recording.stop()
 after = b"aten::dot" in data

@@ -200,7 +200,7 @@ def test_an_api_server_that_forwards_nothing_is_given_up(
     monkeypatch.setattr(kube, "ANSWER_S", 5)
 
     async def silent(*_: Any) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(cluster, "_forward", silent)
     with pytest.raises(KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .* gives no answer"):
@@ -241,7 +241,7 @@ def talk(address: str, data: bytes) -> bytes:
     """What comes back for it, until all of it has, or the other end has gone."""
     received = b""
     with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
-        sock.settimeout(30)
+        sock.settimeout(scaled(30))
         sock.connect(address.removeprefix("unix:"))
 
         def send() -> None:

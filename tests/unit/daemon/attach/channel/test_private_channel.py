@@ -145,7 +145,7 @@ def test_a_process_of_another_user_is_not_permitted(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     assert done.stdout.startswith(f"ATTACH_NOT_PERMITTED process {os.getpid()}: /proc/{os.getpid()}/fd cannot be read")

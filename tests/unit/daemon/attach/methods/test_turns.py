@@ -55,7 +55,7 @@ def name(task: Path) -> str:
 
 
 def switches(target: EngineTarget, after_s: float = 0.0) -> str:
-    """How often that thread has slept."""
+    """How often that thread has slept. after_s: time in which it may sleep again, which is what is tested."""
     time.sleep(after_s)
     (task,) = (task for task in tasks(target) if name(task) == "kineto-turns")
     (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
