@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def slowdown() -> float:
-    """How many times as long as on a quiet machine things may take: the variable, or else the load of each core."""
+    """How many times longer things may take than on a quiet machine: the variable's value, or the load of each core."""
     given = os.environ.get(SLOWDOWN_VARIABLE)
     if given:
         return float(given)
@@ -57,7 +57,7 @@ def until(
 
 
 async def soon(condition: Callable[[], Optional[T]], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """`until` for coroutines: the event loop goes on between two looks."""
+    """Do what `until` does, in a coroutine: the event loop runs between two looks."""
     import asyncio  # not at the top: targets that are measured import this module
 
     begin = time.monotonic()

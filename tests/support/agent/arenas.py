@@ -51,7 +51,7 @@ class ArenaReader:
         return int(self.fixed["descriptors_offset"] + index * arena.DESCRIPTOR_BYTES)
 
     def state(self, index: int) -> int:
-        """FREE, LOANED, COMPLETED or READY."""
+        """State of a buffer: FREE, LOANED, COMPLETED or READY."""
         return int.from_bytes(self.map[self.descriptor(index) : self.descriptor(index) + 4], "little")
 
     def states(self) -> list[int]:
@@ -79,11 +79,11 @@ class ArenaReader:
         return found
 
     def free(self, index: int) -> None:
-        """What the daemon does once it has copied a READY buffer."""
+        """Set a buffer to FREE, as the daemon does once it has copied it."""
         struct.pack_into("<I", self.map, self.descriptor(index), arena.FREE)
 
     def strings(self) -> dict[tuple[int, int], str]:
-        """(space, key) -> text."""
+        """Texts of the string table by (space, key)."""
         found = {}
         at = self.fixed["strings_offset"]
         end = at + self.word(arena.STRINGS_USED)

@@ -25,7 +25,7 @@ USED = (os, threading, time)  # by plans
 
 
 class Call(NamedTuple):
-    """One call, of a thread's innermost last."""
+    """One call. Its frames end with the innermost one."""
 
     name: str
     thread: int
@@ -85,7 +85,7 @@ class Recording:
             self._reader.free(buffer.slot)
 
     def stop(self) -> tuple[SourceOutcome, bytes, dict[int, str]]:
-        """What the session says at its end, the records, and the names by number."""
+        """End the session. Returns its outcome, the records, and the names by number."""
         outcome: SourceOutcome = self._agent.do(self.session.stop)
         self._ended.set()
         if self._copier.ident is not None:

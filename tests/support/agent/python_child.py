@@ -54,7 +54,7 @@ class Child:
         self._heard = b""
 
     def say(self, line: str) -> None:
-        """One line to its standard input."""
+        """Write one line to the child's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
@@ -72,11 +72,11 @@ class Child:
         return line.decode()
 
     def end(self) -> "List[str]":
-        """Wait for its end; what it had still to say on standard output and error."""
+        """Wait for the end of the child. Returns the rest of its standard output and error."""
         output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         return [output.decode(), errors.decode()]
 
     def kill(self) -> None:
-        """End it, if it lives, and close the pipes."""
+        """Kill the child if it is alive, and close the pipes."""
         self.process.kill()
         self.process.communicate(timeout=scaled(DEADLINE_S))

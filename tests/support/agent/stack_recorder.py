@@ -29,7 +29,7 @@ class Recorder:
         self.session.start()
 
     def wait(self, ticks: int) -> None:
-        """Until so many more ticks have begun and ended."""
+        """Wait until that many more ticks have begun and ended."""
         enough = self.session.ticks() + ticks + 1
         until(lambda: self.session.ticks() >= enough, "samples are taken")
 

@@ -18,7 +18,7 @@ _NODE = struct.Struct("<IIi")
 
 
 class Sample(NamedTuple):
-    """One thread at one time (ns)."""
+    """One sample of a thread; times in ns."""
 
     time: int
     thread: int
@@ -79,7 +79,7 @@ def recording(
 
 
 def write_recording(target_dir: Path, source: RawSource) -> None:
-    """Put it into a target's folder, as the daemon does."""
+    """Write the recording into a target's folder, as the daemon does."""
     directory = target_dir / "raw" / source.source
     with RawWriter(directory, source=source.source, format=source.format, metadata=source.metadata) as writer:
         writer.append_buffer(source.data, sequence=0, records=source.records)

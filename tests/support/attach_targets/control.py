@@ -63,13 +63,13 @@ class Control:
 
 
 class Target:
-    """One kind. `lap` does some work and raises Wrong; it is called again and again."""
+    """One kind of target. `lap` does some work, raises Wrong if the result is wrong, and is called again and again."""
 
     def lap(self) -> None:
-        """One round of work."""
+        """Do one round of work."""
 
     def close(self) -> None:
-        """End what was started. Raises Wrong for results that only show at the end."""
+        """End what was started. Raises Wrong for results that are known only then."""
 
     def result(self) -> str:
         """What is compared with another run."""

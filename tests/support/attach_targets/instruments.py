@@ -57,7 +57,7 @@ class Traced(_Watched):
 
 
 class Monitored(_Watched):
-    """All events of sys.monitoring, as a debugger has them."""
+    """All events of sys.monitoring, as a debugger uses them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Monitored(_Watched):
 
 
 class Profiled(Loop):
-    """cProfile, on all the time."""
+    """cProfile, switched on all the time."""
 
     def __init__(self) -> None:
         super().__init__(python_work)

@@ -19,7 +19,7 @@ _NR_CLONE = 220 if os.uname().machine == "aarch64" else 56
 
 
 class InKernel(Target):
-    """Nearly always in state D, as a program that waits for its disk: in vfork(), until its child has ended."""
+    """Nearly always in state D, like a program that waits for its disk: in vfork() until its child has ended."""
 
     def __init__(self) -> None:
         self._libc = ctypes.PyDLL(None)  # the child must have the GIL

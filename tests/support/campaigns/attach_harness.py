@@ -66,7 +66,7 @@ class Attacher(Protocol):
     name: str
 
     def attach(self, pid: int) -> Attempt:
-        """One attach, and the detach where there is one."""
+        """Attach once, and detach where the attacher can."""
 
     def close(self) -> None:
         """Ends the processes that it has started."""
@@ -82,7 +82,7 @@ class Ended(Exception):
 
 
 class RunningTarget:
-    """One target process. A context manager; leaving it kills what is left."""
+    """One target process, as a context manager that kills the process if it is still there at the end."""
 
     def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "", laps: int = 0) -> None:
         self.kind = kind
@@ -155,7 +155,7 @@ class RunningTarget:
         return self._errors.read_text("utf-8", "replace")
 
     def end(self) -> tuple[int, bytes]:
-        """Tell it to end; its exit status and output. Raises Ended."""
+        """Tell the target to end. Returns its exit status and output. Raises Ended."""
         self.words[STOP] = 1
         if self.kind.startswith("for_good"):
             with contextlib.suppress(ProcessLookupError):
@@ -167,7 +167,7 @@ class RunningTarget:
         return self.process.returncode, output
 
     def finish(self) -> list[str]:
-        """End it; what it found wrong. Raises Ended."""
+        """End the target. Returns what it found wrong. Raises Ended."""
         self.check()
         return self._judge(*self.end())
 
@@ -201,7 +201,7 @@ class Row:
     left: str = ""  # behind in the target
 
     def count(self, outcome: str) -> int:
-        """Attempts, and ends of the target, of this outcome."""
+        """Number of attempts, and of ends of the target, with this outcome."""
         return sum(attempt.outcome == outcome for attempt in (*self.attempts, *self.ends))
 
     @property
@@ -215,7 +215,7 @@ class Row:
         return not self.ends and not self.left
 
     def reasons(self) -> list[str]:
-        """Why attempts were no success, most frequent first."""
+        """Why attempts did not succeed, most frequent first."""
         found = Counter(f"{a.outcome}: {a.reason}" for a in (*self.attempts, *self.ends) if a.outcome != "success")
         return [f"{count} x {reason}" for reason, count in found.most_common()]
 
@@ -243,7 +243,7 @@ def _ms(times: Sequence[int]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown, then the reasons of what was no success."""
+    """The results as a Markdown table, then the reasons of attempts that did not succeed."""
     lines = ["| " + " | ".join((*HEADER, "left")) + " |", "|" + "---|" * (len(HEADER) + 1)]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
     for row in rows:
@@ -354,7 +354,7 @@ def pythons() -> Iterator[Path]:
 
 
 def machine_library() -> Path | None:
-    """machine.c compiled; None where that is impossible."""
+    """Path of machine.c, compiled; None where it cannot be compiled."""
     global _library
     if _library is None and platform.machine() == "x86_64" and shutil.which("cc"):
         folder = TESTS.parent / "build" / "attach-targets"

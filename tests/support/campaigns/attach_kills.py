@@ -30,7 +30,7 @@ MOST_MS = 20.0  # an attach that waited for its target is not what is to be cut
 
 
 class LoneHelper:
-    """One helper process, driven by hand."""
+    """One attach helper process, driven by the test."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -177,7 +177,7 @@ class Site:
     # faults
 
     def kill_daemon(self) -> float:
-        """SIGKILL and a new one, as a service manager would; the time of the death, monotonic."""
+        """Kills the daemon and starts a new one, as a service manager would. Returns the monotonic time of the kill."""
         self.daemon.kill()
         died = time.monotonic()
         self.daemon.start()
@@ -244,7 +244,7 @@ class Site:
         assert left == []
 
     def _deleted(self, stub: ProfilerStub, capture_id: str) -> bool:
-        """False while its end is not stored yet, after a full disk."""
+        """Deletes the capture. False while its end is not stored yet, after a full disk."""
         try:
             stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=CALL_S)
         except grpc.RpcError as exc:

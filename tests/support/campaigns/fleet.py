@@ -145,7 +145,7 @@ class _Group:
 def _started(
     stack: contextlib.ExitStack, module: str, groups: Sequence[_Group], plans: Sequence[str]
 ) -> list["subprocess.Popen[str]"]:
-    """One process for each group, once all of them are ready."""
+    """Starts one process for each group. Yields once all of them are ready."""
     processes = []
     for group, plan in zip(groups, plans, strict=True):
         log = stack.enter_context((group.folder / f"{module}.log").open("ab"))

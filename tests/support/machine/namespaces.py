@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 class NoNamespaces(Exception):
-    """They cannot be made here; the text says why."""
+    """Network namespaces cannot be made here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """One of them. address: its own, reachable from this machine."""
+    """One network namespace. address: its own, reachable from this machine."""
 
     name: str
     address: str

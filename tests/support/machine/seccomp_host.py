@@ -58,7 +58,7 @@ class Host:
         return self.process.pid
 
     def ask(self, do: str, **fields: Any) -> Any:
-        """One question, its answer."""
+        """Sends one question to the host. Returns its answer."""
         from support.waiting import scaled  # the host runs this file alone
 
         deadline_s = scaled(DEADLINE_S)

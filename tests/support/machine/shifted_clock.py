@@ -25,5 +25,5 @@ class ShiftedClock:
         return {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(self._path)}
 
     def set_forward(self, seconds: int) -> None:
-        """Or back, if it is negative; by so much from the machine's own time."""
+        """Shift the clock from the machine's own time by that much; back if it is negative."""
         self._seconds.value = seconds

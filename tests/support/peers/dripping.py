@@ -16,7 +16,7 @@ HANDSHAKE = b"\x16\x03\x03\x40\x00"  # of TLS, that there come 16 KiB
 
 
 class Dripping:
-    """One that serves. port: where; met: somebody has been dripped on."""
+    """A running server. port: where it listens; met: set once it has dripped on somebody."""
 
     def __init__(self, said: bytes, context: ssl.SSLContext | None, path: Path | None) -> None:
         self._said = said

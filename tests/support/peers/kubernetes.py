@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 @functools.cache
 def kustomize_version() -> tuple[int, int] | None:
-    """Of the kustomize in kubectl; (2, 0) in those that do not tell. None: there is no kubectl."""
+    """Version of the kustomize in kubectl; (2, 0) if it does not tell, None without kubectl."""
     if shutil.which("kubectl") is None:
         return None
     done = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False, timeout=60)

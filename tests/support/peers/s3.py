@@ -22,7 +22,7 @@ def credentials() -> dict[str, str]:
 
 @dataclass
 class Proxy:
-    """Counts what it lets through, and cuts connections when it is told to."""
+    """A proxy that counts what it lets through, and cuts connections when it is told to."""
 
     target: tuple[str, int]
     parts: list[int] = field(default_factory=list)  # numbers of the parts that were begun
@@ -81,7 +81,7 @@ class S3:
     fs: Any
 
     def names(self) -> list[str]:
-        """Keys in the bucket."""
+        """Keys of all objects in the bucket."""
         return sorted(path.removeprefix(f"{BUCKET}/") for path in self.fs.find(BUCKET))
 
     def unfinished(self) -> list[str]:

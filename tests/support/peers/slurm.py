@@ -84,7 +84,7 @@ def has_freezer() -> bool:
 
 
 def why_not() -> str:
-    """Why there can be no Slurm of the test's own here; empty if there can."""
+    """Why the test cannot have a Slurm of its own here; empty if it can."""
     if os.geteuid() != 0:
         return "a Slurm of the test's own takes root"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -96,7 +96,7 @@ def why_not() -> str:
 
 
 class Cluster:
-    """Two nodes. Commands of users run on them through `run`."""
+    """A cluster of two nodes. Commands of users run on them through `run`."""
 
     def __init__(self, root: Path, *, proctrack: str = LINUXPROC) -> None:
         self.root = root
@@ -156,7 +156,7 @@ class Cluster:
         (self.root / "cluster.json").write_text(json.dumps(told))
 
     def wait(self) -> None:
-        """Until every node takes jobs and every daemon answers."""
+        """Waits until every node takes jobs and every daemon answers."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"started\n", self.logs()
 
@@ -218,11 +218,11 @@ class Cluster:
         return until(found, f"{', '.join(names)} run", DEADLINE_S, state=self.logs)
 
     def trace(self, name: str, *options: str, uid: int = ADA) -> Result:
-        """`kinetoctl trace` of a Slurm job, for a short time."""
+        """Runs `kinetoctl trace` of a Slurm job, for a short time."""
         return self.kinetoctl("trace", "--slurm-job", name, "--duration", "200ms", "-o", "json", *options, uid=uid)
 
     def ready(self, ids: Sequence[int], count: int) -> None:
-        """Until so many processes of these jobs have an agent that waits."""
+        """Waits until that many processes of these jobs have a waiting agent."""
         request = pb.ListProcessesRequest(selector=pb.Selector(job_ids=map(str, ids), helpers=True))
 
         def states() -> list[int]:

@@ -22,7 +22,7 @@ _LISTEN_FD = 3
 
 
 def unprivileged(uid: int, *capabilities: str) -> list[str]:
-    """Prefix of a command: as that user with these capabilities only, in the bounding set too."""
+    """Prefix that runs a command as that user with these capabilities only, in the bounding set too."""
     listed = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     sets = ("--inh-caps", listed, "--ambient-caps", listed, "--bounding-set", listed)
     return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs", *sets]
@@ -56,7 +56,7 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """As systemd does at the first connection; it is not waited for, since the socket is there."""
+        """Starts the service as systemd does at the first connection. Does not wait, since the socket exists."""
         command = [
             *unprivileged(SERVICE_UID, *CAPABILITIES),
             "sh", "-c", _START, "sh",

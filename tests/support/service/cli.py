@@ -20,14 +20,14 @@ DEADLINE_S = 60
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of kinetoctl left."""
+    """Exit status and output of a run of kinetoctl."""
 
     code: int
     stdout: str
     stderr: str
 
     def json(self) -> Any:
-        """Stdout, which must be one JSON value and nothing else."""
+        """Standard output, which must be one JSON value and nothing else."""
         return json.loads(self.stdout)
 
 
@@ -60,7 +60,7 @@ def run_process(
 
 
 def wait_for_agent(daemon: Daemon, pid: int) -> None:
-    """Until the agent in this process can be asked for a trace."""
+    """Waits until the agent in this process can be asked for a trace."""
 
     def ready() -> bool:
         found = run_process(["ps", "--pid", str(pid), "-o", "json"], daemon.client_environ())
@@ -70,7 +70,7 @@ def wait_for_agent(daemon: Daemon, pid: int) -> None:
 
 
 def wait_for_records(daemon: Daemon, pid: int) -> None:
-    """Until the daemon has copied a record of the running capture of this process."""
+    """Waits until the daemon has copied a record of the running capture of this process."""
     environ = daemon.client_environ()
 
     def recorded() -> bool:

@@ -41,7 +41,7 @@ IMPORT_PATH = os.pathsep.join(
 
 
 def as_user(uid: int | None) -> list[str]:
-    """Prefix of a command that runs as another user, who may read (not write) everything: Python may lie in /root."""
+    """Prefix that runs a command as a user who may read, not write, everything: Python may lie in /root."""
     if uid is None:
         return []
     capability = "-all,+dac_read_search"
@@ -103,7 +103,7 @@ class Daemon:
         ]  # fmt: skip
 
     def client_environ(self) -> dict[str, str]:
-        """Environment for clients and targets of this daemon."""
+        """Environment of clients and targets of this daemon."""
         return {
             **os.environ,
             "PYTHONPATH": IMPORT_PATH,
@@ -131,7 +131,7 @@ class Daemon:
         self._await_ready(notify, notify_path)
 
     def _defaults(self) -> dict[str, str]:
-        """Settings for a machine with little disk, and one that is slow unless a file has the daemon's deadlines."""
+        """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
         defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
         if "--config" not in self.options:
             deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
@@ -176,11 +176,11 @@ class Daemon:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def stop(self) -> int:
-        """SIGTERM and wait; the exit status."""
+        """Sends SIGTERM and waits. Returns the exit status."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL and wait; the exit status."""
+        """Sends SIGKILL and waits. Returns the exit status."""
         return self._end(signal.SIGKILL)
 
     def disconnect(self) -> None:
@@ -207,7 +207,7 @@ class Daemon:
                 self._collector.join(scaled(STOP_DEADLINE_S))
 
     def channel(self) -> grpc.Channel:
-        """One channel, closed with the daemon."""
+        """The daemon's one channel, closed with the daemon."""
         if self._channel is None:
             self._channel = grpc.insecure_channel(self.address)
             grpc.channel_ready_future(self._channel).result(timeout=scaled(START_DEADLINE_S))

@@ -29,7 +29,7 @@ def ended_capture(number: int, content: bytes, *, uid: int = 1000) -> pb.Capture
 
 
 def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000) -> pb.Capture:
-    """Into an open store, measured."""
+    """Puts an ended capture into an open store, with its size measured."""
     capture = ended_capture(number, content, uid=uid)
     store.insert(capture, key="", request_hash="h")
     file_path(store, capture).write_bytes(content)

@@ -62,7 +62,7 @@ STEPS_OF = {
 
 
 def hit(step: str) -> None:
-    """Tells the test, and waits for its answer; without a test, goes on."""
+    """Tells the test about the step and waits for its answer; goes on at once without a test."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         try:
             sock.connect(os.environ["STEPS"])

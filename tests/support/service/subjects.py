@@ -23,7 +23,7 @@ VFORK = "#include <unistd.h>\nint main(void) { if (vfork() == 0) { pause(); _exi
 
 
 def state(pid: int) -> str:
-    """One letter, as in ps; empty if there is no such process."""
+    """State of the process as one letter, as in ps; empty if there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""

@@ -29,7 +29,7 @@ class HelperAttacher:
         self._runner.run(self._helpers.start())
 
     def attach(self, pid: int) -> Attempt:
-        """One attach, Hello and detach."""
+        """Attaches, waits for the agent's Hello, and detaches."""
         try:
             key = ProcessKey(pid, start_time_ns(pid, PROC))
         except OSError as exc:

@@ -106,7 +106,7 @@ class EngineTarget:
         return f"{self.mark.stat().st_size} marks, exit status {self.process.poll()}"
 
     def finish(self) -> dict[str, Any]:
-        """Let it end and hear its report; fails when it did not end well."""
+        """Lets the target end and reads its report. Raises AssertionError if it did not end well."""
         self._stop.touch()
         output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         assert self.process.returncode == 0, (self.process.returncode, errors.decode())

@@ -57,7 +57,7 @@ class FakeProgram:
             self.process.kill()
 
     def ask(self, line: str) -> str:
-        """One answer of the program; "" when it has ended."""
+        """Sends a command. Returns the program's answer; "" when it has ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()

@@ -84,7 +84,7 @@ class LiveTarget:
         return self._command("eval", expression)
 
     def do(self, code: str) -> None:
-        """Execute some code there."""
+        """Executes code in the target."""
         self._command("do", code)
 
     def run(self, boot: Bootstrap) -> None:
@@ -138,7 +138,7 @@ class LiveTarget:
         until(lambda: self.threads() == 1, "the agent's threads are gone")
 
     def end(self) -> tuple[int, str]:
-        """Let it come to its end; exit status and what it wrote on standard error."""
+        """Lets the target end. Returns its exit status and standard error."""
         _output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         return self.process.returncode, errors
 

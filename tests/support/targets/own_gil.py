@@ -87,7 +87,7 @@ class Target:
         assert self.process.stdout.readline() == "ready\n"
 
     def trace(self, daemon: Daemon, duration: str, options: Sequence[str]) -> Trace:
-        """One live trace, its file fetched and read."""
+        """Traces the program once, and fetches and reads the file."""
         command = ["trace", "--pid", str(self.process.pid), "--duration", duration, "-o", "json", *options]
         with tempfile.TemporaryDirectory() as folder:
             result = run_process(command, daemon.client_environ(), Path(folder))
@@ -97,7 +97,7 @@ class Target:
         return Trace(target["verdict"], tuple(target.get("warnings", [])), inside)
 
     def finish(self) -> tuple[int, str, str]:
-        """Status, what it printed since it was ready, and standard error."""
+        """Ends the program. Returns its exit status, its output since it was ready, and its standard error."""
         self._end.touch()
         output, errors = self.process.communicate(timeout=ENDS_WITHIN_S)
         return self.process.returncode, output, errors
@@ -114,7 +114,7 @@ def _inside(path: Path) -> Iterator[str]:
 
 @contextmanager
 def own_gil_target(python: Path) -> Iterator[Target]:
-    """Ready, and killed at the end if it has not finished."""
+    """A program that is ready, killed at the end if it has not ended."""
     with tempfile.TemporaryDirectory() as folder:
         target = Target(python, Path(folder))
         try:

@@ -42,7 +42,7 @@ def register() -> None:
 
     @view(FATAL, columns(("duration", "int", "ns", "nothing")))
     def fatal(context: Context) -> Answer:
-        """Rank 1 takes its process along."""
+        """A view that kills the process of rank 1."""
         if context.rank == 1:
             os._exit(9)
         return Answer({"duration": [context.rank]})

@@ -101,7 +101,7 @@ def split(merged: Mapping[str, Any]) -> dict[int, list[Event]]:
 
 
 def ids_in(events: Sequence[Event]) -> set[tuple[str, Any]]:
-    """(sort, id) of everything that could be taken for another rank's."""
+    """Everything that could be mistaken for another rank's, as (sort, id)."""
     found: set[tuple[str, Any]] = set()
     for event in events:
         if "id" in event:

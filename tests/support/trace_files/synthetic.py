@@ -310,7 +310,7 @@ class Step:
         self.host[thread] += ns
 
     def _time(self, ns: int, jitter: int = 0, relative: bool = False) -> str:
-        """Microseconds with three digits."""
+        """A time in microseconds with three digits."""
         number = len(self._numbers)
         self._numbers.append(Number(ns, 0, jitter))
         if not relative:
