@@ -25,7 +25,7 @@ USED = (os, threading, time)  # by plans
 
 
 class Call(NamedTuple):
-    """One call. Its frames end with the innermost one."""
+    """One call of a function on one thread."""
 
     name: str
     thread: int

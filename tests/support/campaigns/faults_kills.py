@@ -21,7 +21,7 @@ HELPER_REASONS = frozenset({"ATTACH_FAILED"})
 
 
 def pause(seconds: float) -> None:
-    """Waits for a random time, so that the kill falls at a random moment."""
+    """Waits until the random moment of the kill."""
     threading.Event().wait(seconds)
 
 
