@@ -39,7 +39,7 @@ SUMMARIES = {
     "doctor": "Can this process be traced, and if not, what to do about it?",
     "captures": "List, show, fetch, cancel, keep, verify and delete captures.",
     "run": "Start a command whose Python processes can be traced.",
-    "demo": "Try it all out: a daemon, a training process and a trace of it.",
+    "demo": "Try it all out: a daemon, a training process, a trace of it and a report.",
     "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
     "version": "Show the versions of kinetoctl and of the daemon, if there is one.",
     "completion": "Print the completion script of a shell.",

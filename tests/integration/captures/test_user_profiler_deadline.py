@@ -7,11 +7,12 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from support.agent.scripted_agent import ScriptedAgent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import scaled
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with running_daemon("--agent-deadline", "100ms", "--max-duration", "1s") as started:
+    with running_daemon("--agent-deadline", f"{round(scaled(100))}ms", "--max-duration", "1s") as started:
         yield started
 
 

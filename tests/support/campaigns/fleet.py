@@ -150,7 +150,7 @@ def _started(
     for group, plan in zip(groups, plans, strict=True):
         log = stack.enter_context((group.folder / f"{module}.log").open("ab"))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"support.{module}"],
+            [sys.executable, "-m", f"support.campaigns.{module}"],
             env=group.environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ for _ in range(2):
         model.step()
     outcome, data = recording.stop()
     assert data.count(b'"name": "step"') == 20 and not outcome.warnings, outcome
-level = ctypes.c_int.in_dll(torch_symbols.library(), "_ZN9libkineto6Logger14severityLevel_E").value
+level = ctypes.c_int.in_dll(libtorch_symbols.library(), "_ZN9libkineto6Logger14severityLevel_E").value
 Path(sys.argv[2]).write_text(json.dumps(level))
 """
 
