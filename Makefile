@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
-.PHONY: demo test lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
 
 install: $(STAMP)
 
@@ -17,7 +18,12 @@ $(STAMP): pyproject.toml $(NATIVE)
 demo: $(STAMP)
 	$(BIN)/kinetoctl demo --output-dir demo-output
 
+# The heart: some four minutes on two quiet cores. What is marked slow is left out.
 test: lint unit
+
+# All that CI runs, but for `make test-pythons`.
+test-all: lint
+	$(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,7 +34,7 @@ lint: $(STAMP)
 	git ls-files '*.c' '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 unit: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(PYTEST) -m 'not slow'
 
 # Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz).
 EXTRAS := nvidia amd s3 gcs azure dask kubernetes
@@ -50,7 +56,7 @@ test-pythons: $(STAMP)
 newer-pythons: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.machine.newer_pythons
 
-# The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make unit`).
+# The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make test-all`).
 sanitize: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.machine.sanitize
 

@@ -37,7 +37,7 @@ SUMMARIES = {
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
     "captures": "List, show, fetch, cancel, pin, verify and delete captures.",
     "run": "Start a command whose Python processes can be traced.",
-    "demo": "Try it all out: a daemon, a training process and a trace of it.",
+    "demo": "Try it all out: a daemon, a training process, a trace of it and a report.",
     "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
     "version": "Show the versions of kinetoctl and, if it can be reached, of the daemon.",
     "completion": "Print the completion script for a shell.",

@@ -16,6 +16,7 @@ NATIVE_ROUNDS = {"nest": 300, "spill": 50, "serve": 60}  # slower than the other
 OTHERS_ROUNDS = 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", PYTHON_TARGETS, ids=lambda target: target.name)
 def test_a_door_takes_its_corpus_and_damaged_copies_of_it(target: PythonTarget) -> None:
     module = importlib.import_module(f"fuzz.targets.{target.name}")
@@ -27,6 +28,7 @@ def test_a_door_takes_its_corpus_and_damaged_copies_of_it(target: PythonTarget) 
         assert time.process_time() - before < target.slowest_s
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_sanitizer(SANITIZERS), reason="this compiler has no sanitizers")
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
 def test_damaged_input_never_reads_or_writes_out_of_bounds(target: NativeTarget) -> None:

@@ -1,5 +1,6 @@
 """`kinetoctl demo`."""
 
+import shlex
 import uuid
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kinetoctl.base.common_options import Settings, common_options, current
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.tracing import Outcome, TraceRequest
+from kinetoctl.commands import report
 from kinetoctl.commands.trace import run_trace
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.local.demo_processes import demo_daemon, demo_folder, demo_target, read_back, wait_for_agent
@@ -18,26 +20,34 @@ from kinetoctl.options.output_dir import FOLDER, prepare_folder
 from kinetoctl.output import units
 from kinetoctl.output.console import say
 
+VIEWS_WITHOUT_GPU = {"cpu_op": "operators", "python_function": "python_samples"}  # by the category of events they show
+ROWS = 5
+
 
 def _say(settings: Settings, text: str) -> None:
     if not settings.quiet:
         say(text, err=True, bold=settings.color)
 
 
-def _check_files(settings: Settings, outcome: Outcome) -> None:
-    for path in outcome.paths.values():
-        counts = read_back(path)
-        listed = ", ".join(f"{units.count(number)} {category}" for category, number in counts.most_common())
-        _say(settings, f"json.load reads it back: {listed}")
+def _report(path: Path, settings: Settings) -> None:
+    """`kinetoctl report` of the trace, with the views that say something of it."""
+    counts = read_back(path)
+    listed = ", ".join(f"{units.count(number)} {category}" for category, number in counts.most_common())
+    _say(settings, f"json.load reads it back: {listed}")
+    arguments = [str(path)]
+    if "kernel" not in counts:
+        views = [view for category, view in VIEWS_WITHOUT_GPU.items() if category in counts]
+        arguments = [*(word for view in views for word in ("--view", view)), "--limit", str(ROWS), *arguments]
+    _say(settings, f"[5/5] kinetoctl report {shlex.join(arguments)}")
+    with report.command.make_context("report", arguments, parent=click.get_current_context()) as context:
+        report.command.invoke(context)
+    _say(settings, f"Next: kinetoctl open {shlex.quote(str(path))} shows the trace in the Perfetto UI.")
+    _say(settings, "To trace a process of your own, start kinetod and run kinetoctl trace --pid PID.")
 
 
-def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: Settings) -> int:
+def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: Settings) -> Outcome:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, labels={"made-by": "demo"})
-    request = TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder)
-    outcome = run_trace(client, request, settings)
-    if outcome.exit_code() == ExitCode.DONE:
-        _check_files(settings, outcome)
-    return outcome.exit_code()
+    return run_trace(client, TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder), settings)
 
 
 @click.command("demo")
@@ -45,20 +55,24 @@ def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: S
 @click.option("--duration", type=DURATION, default="2s", help="Length of the trace.  [default: 2s]")
 @common_options
 def command(output_dir: Path, duration: int) -> int:
-    """Try it all out: a daemon, a training process and a trace of it.
+    """Try it all out: a daemon, a training process, a trace of it and a report.
 
-    Needs no GPU, no running daemon and no privilege. The daemon and the process are the demo's own (so
-    --address has no meaning here) and end with it; only the trace stays.
+    The demo needs no GPU, no running daemon and no privilege. It starts a daemon and a training process of its own
+    (so --address has no effect) and ends both; only the trace is kept.
     """
     settings = current()
     output_dir = prepare_folder(output_dir)
     with demo_folder() as folder:
-        _say(settings, "[1/4] kinetod: start a daemon")
+        _say(settings, "[1/5] kinetod: start a daemon")
         with demo_daemon(folder) as client:
-            _say(settings, "[2/4] kinetoctl run -- python -m kinetoctl.demo_target: start a process that trains")
+            _say(settings, "[2/5] kinetoctl run -- python -m kinetoctl.demo_target: start a process that trains")
             with demo_target(folder) as child:
                 process = wait_for_agent(client, child)
-                _say(settings, f"[3/4] kinetoctl ps: pid {process.pid} trains, its agent is ready")
+                _say(settings, f"[3/5] kinetoctl ps: process {process.pid} is training and its agent is ready")
                 typed = format_duration(duration).replace(" ", "")
-                _say(settings, f"[4/4] kinetoctl trace --pid {process.pid} --duration {typed}")
-                return _trace(client, process.pid, duration, output_dir, settings)
+                _say(settings, f"[4/5] kinetoctl trace --pid {process.pid} --duration {typed}")
+                outcome = _trace(client, process.pid, duration, output_dir, settings)
+    if outcome.exit_code() == ExitCode.DONE and settings.output == "table":
+        for path in outcome.paths.values():
+            _report(path, settings)
+    return outcome.exit_code()

@@ -1,6 +1,6 @@
-"""What `kinetoctl demo` is made of: a daemon and a training process of its own, and a look into the trace.
+"""The parts of `kinetoctl demo`: a daemon, a training process, and the check that the trace can be read.
 
-Everything lives in a temporary folder and in child processes that end with the demo, whatever happens.
+All of it lives in a temporary folder and in child processes that end with the demo, whatever happens.
 """
 
 import gzip
@@ -30,7 +30,7 @@ MAX_FOLDER_CHARS = 60  # a Unix socket's whole path has room for 107
 
 
 class Child:
-    """A child process with a log file; its end is noticed and explained."""
+    """A child process with a log file. If it ends early, the error shows the end of its log."""
 
     def __init__(self, name: str, arguments: list[str], log: Path, *, pipe: bool = False) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Child:
             self.check()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not enough."""
+        """Send SIGTERM, and SIGKILL if the process has not ended after STOP_DEADLINE_S."""
         self.process.terminate()
         try:
             self.process.wait(STOP_DEADLINE_S)
@@ -115,7 +115,7 @@ def _answers(client: Client) -> bool:
 
 @contextmanager
 def demo_daemon(folder: Path) -> Iterator[Client]:
-    """A daemon of its own; yields a client of it once it answers."""
+    """A daemon of the demo's own. Yields a client once the daemon answers."""
     address = f"unix:{folder / 'kinetod.sock'}"
     arguments = [sys.executable, "-P", "-m", "kinetod", "--listen", address]
     arguments += ["--agent-socket", str(folder / "agent.sock"), "--state-dir", str(folder / "state")]
@@ -127,7 +127,7 @@ def demo_daemon(folder: Path) -> Iterator[Client]:
 
 @contextmanager
 def demo_target(folder: Path) -> Iterator[Child]:
-    """A training-like process, started as `kinetoctl run` does it; yields it once it trains."""
+    """A training process, started through `kinetoctl run`. Yields it once it trains."""
     arguments = [sys.executable, "-P", "-m", "kinetoctl", "run", "--agent-socket", str(folder / "agent.sock"), "--"]
     arguments += [sys.executable, "-P", "-m", "kinetoctl.demo_target"]
     with _running(Child("the training process", arguments, folder / "target.log", pipe=True)) as child:
@@ -136,7 +136,7 @@ def demo_target(folder: Path) -> Iterator[Child]:
 
 
 def wait_for_agent(client: Client, child: Child) -> pb.Process:
-    """The process as the daemon knows it, once its agent is ready."""
+    """What the daemon says of the process, once its agent is ready."""
     selector = pb.Selector(pids=[child.process.pid])
     found: list[pb.Process] = []
 
@@ -149,7 +149,7 @@ def wait_for_agent(client: Client, child: Child) -> pb.Process:
 
 
 def read_back(path: Path) -> Counter[str]:
-    """Load the trace with json.load; its events by category. Raises DemoFailed if there is none."""
+    """Load the trace with json.load and count its events by category. Raises DemoFailed if there are none."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as stream:
             document = json.load(stream)
@@ -158,5 +158,5 @@ def read_back(path: Path) -> Counter[str]:
     except (OSError, EOFError, ValueError, KeyError, TypeError) as exc:
         raise DemoFailed(f"{path} is not a readable trace: {exc!r}") from exc
     if not counts:
-        raise DemoFailed(f"{path} has no activity")
+        raise DemoFailed(f"{path} contains no activity")
     return counts

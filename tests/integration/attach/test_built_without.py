@@ -13,6 +13,8 @@ from support.agent.python_child import environment
 from support.service.cli import run_process
 from support.service.daemon import Daemon
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def without_ctypes(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:

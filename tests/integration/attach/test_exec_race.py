@@ -8,7 +8,7 @@ from support.campaigns.exec_race import BOB, ROOT_DAEMON, WITH_HELPER, Race
 from support.service.stepped import DAEMON_STEPS, HELPER_STEPS, SERVICE_STEPS
 from support.waiting import until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="users are played by root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="users are played by root")]
 BY_THEMSELVES = ("looked", "introduced", "decided", "made", "collecting", "collected", "storing")
 REFUSALS = {"ATTACH_REPLACED", "NOT_YOUR_PROCESS", "NO_AGENT"}  # of the request; after it, the capture's verdict
 KEPT = {"storing"}  # all had been recorded and decided about before

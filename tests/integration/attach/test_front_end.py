@@ -13,7 +13,7 @@ from support.service.cli import Result, run_process
 from support.service.daemon import Daemon, running_daemon
 from support.targets.fake_program import FakeProgram
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 LOOP = """
 import threading
 def train_step():

@@ -5,6 +5,8 @@ from support.campaigns.attach_harness import machine_library, table
 from support.campaigns.attach_kills import kill_moments
 from support.targets.attachers import HelperAttacher
 
+pytestmark = pytest.mark.slow
+
 MOMENTS = 20
 
 

@@ -28,9 +28,9 @@ from support.service import attach_service, subjects
 from support.service.approvals import approval_of, message_of
 from support.service.attach_service import CALLER_UID, CAPABILITIES, OWNER_UID, Service, as_caller, unprivileged
 from support.service.calls_as import plain_python
-from support.waiting import until
+from support.waiting import scaled, until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 T = TypeVar("T")
 METHODS = ("pending-call", "native-thread")
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
@@ -299,7 +299,7 @@ def test_a_diagnosis_sees_what_the_helper_may_do(service: Service, target: int) 
 def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     """The last answer; None: it hung up."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.settimeout(20)
+        sock.settimeout(scaled(20))
         sock.connect(str(service.socket))
         said: messages.Answer | None = None
         for packet in packets:
@@ -407,12 +407,12 @@ def test_a_process_with_a_seccomp_filter_is_entered_too(service: Service) -> Non
 def test_without_callers_the_service_ends_and_the_next_one_is_served_again(target: int) -> None:
     with attach_service.running("--idle-exit", "100ms") as own:
         assert own.process is not None
-        assert own.process.wait(30) == 0
+        assert own.process.wait(scaled(30)) == 0
         assert "the next caller starts the service again" in own.log()
         own.start()  # as systemd does
         own.policy.write_text(f"users = []\ncallers = [{CALLER_UID}]\n")
         assert "left alone" in refused(own, target).reason
-        own.process.wait(30)
+        own.process.wait(scaled(30))
         own.process = None
 
 

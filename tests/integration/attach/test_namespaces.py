@@ -22,7 +22,9 @@ from support.machine.native import fake_cuda, fake_cupti
 from support.service.cli import run_process
 from support.service.daemon import Daemon
 from support.targets.attachers import HelperAttacher
-from support.waiting import until
+from support.waiting import scaled, until
+
+pytestmark = pytest.mark.slow
 
 SAY = "import sys\ndef say(what):\n  sys.stdout.write('%s\\n' % what); sys.stdout.flush()\n"
 # Ends when a line comes; says then whether a loop's result is what it must be.
@@ -125,7 +127,7 @@ def test_an_ordinary_user_attaches_into_their_own_container() -> None:
             env={"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=scaled(60),
             check=False,
         )
         assert (done.stdout, done.returncode) == ("success \n", 0), done.stderr

@@ -22,7 +22,9 @@ from support.machine import native
 from support.service.cli import kinetoctl, run_process, wait_for_records
 from support.service.daemon import Daemon, running_daemon
 from support.targets.fake_program import FakeProgram, sockets
-from support.waiting import until
+from support.waiting import scaled, until
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_a_killed_program_leaves_its_kernels(daemon: Daemon, program: FakeProgra
     ) as tracer:
         wait_for_records(daemon, program.pid)
         os.kill(program.pid, signal.SIGKILL)
-        out, err = tracer.communicate(timeout=60)
+        out, err = tracer.communicate(timeout=scaled(60))
     assert out, err + daemon.log()
     (target,) = json.loads(out)["targets"]
     assert (tracer.returncode, target["verdict"], target["reason_code"]) == (4, "VERDICT_PARTIAL", "TARGET_EXITED")

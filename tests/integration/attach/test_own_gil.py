@@ -7,6 +7,8 @@ from support.campaigns.attach_harness import version_of
 from support.service.daemon import Daemon
 from support.targets.own_gil import ALL_INSIDE, UNTOUCHED, own_gil_target, pythons_with_own_gils
 
+pytestmark = pytest.mark.slow
+
 every_python = pytest.mark.parametrize("python", pythons_with_own_gils(), ids=version_of)
 NOT_THERE = (
     "calls in sub-interpreters were not recorded: exact calls cover the main interpreter only; leave out "

@@ -4,6 +4,8 @@ import pytest
 from support.campaigns.attach_harness import campaign, edges, machine_library, table
 from support.targets.attachers import HelperAttacher
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "python": 5,
     "malloc": 5,

@@ -4,12 +4,15 @@ import pytest
 from support.attach_targets.control import LAPS
 from support.campaigns.attach_harness import RunningTarget
 from support.targets.attachers import HelperAttacher
-from support.waiting import until
+from support.waiting import scaled, until
 
 ATTACHES = 20
 LAPS_BETWEEN = 5
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]  # the second run takes as long as the first
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+]  # the second run takes as long as the first
 
 
 def test_weights_of_a_run_with_20_attaches_are_those_of_an_undisturbed_one(attacher: HelperAttacher) -> None:
@@ -23,7 +26,7 @@ def test_weights_of_a_run_with_20_attaches_are_those_of_an_undisturbed_one(attac
         assert disturbed.finish() == []
         laps = disturbed.words[LAPS]
     with RunningTarget("torch", laps=laps) as undisturbed:
-        undisturbed.process.wait(150)
+        undisturbed.process.wait(scaled(150))
         assert undisturbed.report() == []
         assert undisturbed.words[LAPS] == laps
     assert disturbed.result == undisturbed.result

@@ -7,6 +7,8 @@ import pytest
 from support.campaigns.faults import Site, site
 from support.campaigns.faults_kills import KILLS, kill
 
+pytestmark = pytest.mark.slow
+
 MOMENTS = 2
 
 

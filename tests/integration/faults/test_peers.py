@@ -7,6 +7,8 @@ import pytest
 from support.campaigns.faults import Site
 from support.campaigns.faults_peers import silent_connections, slow_agent, slow_client, with_short_deadline
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Site]:

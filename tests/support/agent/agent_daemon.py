@@ -24,6 +24,7 @@ from kineto_agent.protocol.records import (
 )
 
 from support.agent.line_at import line_at
+from support.waiting import scaled
 
 DEADLINE_S = 20.0
 M = TypeVar("M")
@@ -42,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class ArenaReader:
-    """What the daemon does with an arena: check, map, copy READY buffers, set them to FREE."""
+    """The daemon's side of an arena: checks it, maps it, copies READY buffers and sets them to FREE."""
 
     def __init__(self, descriptor: int) -> None:
         self.map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
@@ -68,7 +69,7 @@ class ArenaReader:
         return [data for _sequence, data in sorted(found)]
 
     def strings(self) -> Dict[Tuple[int, int], bytes]:
-        """(space, key) -> bytes of the string table."""
+        """Bytes of the string table by (space, key)."""
         table: Dict[Tuple[int, int], bytes] = {}
         offset = self.fixed["strings_offset"]
         end = offset + self.word(arena.STRINGS_USED)
@@ -92,7 +93,7 @@ class ArenaReader:
         return found
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the arena."""
         self.map.close()
 
 
@@ -126,11 +127,11 @@ def _frames(strings: Dict[Tuple[int, int], bytes], node: int) -> List[Tuple[str,
 
 
 class Connection:
-    """One agent, as the daemon sees it."""
+    """One connection of an agent, seen from the daemon."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.socket.settimeout(DEADLINE_S)
+        self.socket.settimeout(scaled(DEADLINE_S))
         self.arenas: List[ArenaReader] = []
         self.states: List[str] = []
 
@@ -181,7 +182,7 @@ class Connection:
         self.socket.send(wire.encode(message))
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.socket.close()
         for reader in self.arenas:
             reader.close()
@@ -194,7 +195,7 @@ class Daemon:
     def __init__(self, path: str) -> None:
         self.path = path
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.listener.settimeout(DEADLINE_S)
+        self.listener.settimeout(scaled(DEADLINE_S))
         self.listener.bind(path)
         self.listener.listen(64)
         self.connections: List[Connection] = []
@@ -213,7 +214,7 @@ class Daemon:
         return connection, hello
 
     def close(self) -> None:
-        """Go away, as a killed daemon does."""
+        """Close the socket without a word, as a killed daemon does."""
         self.listener.close()
         Path(self.path).unlink()
         for connection in self.connections:

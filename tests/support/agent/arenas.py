@@ -51,11 +51,11 @@ class ArenaReader:
         return int(self.fixed["descriptors_offset"] + index * arena.DESCRIPTOR_BYTES)
 
     def state(self, index: int) -> int:
-        """FREE, LOANED, COMPLETED or READY."""
+        """State of a buffer: FREE, LOANED, COMPLETED or READY."""
         return int.from_bytes(self.map[self.descriptor(index) : self.descriptor(index) + 4], "little")
 
     def states(self) -> list[int]:
-        """Of all buffers."""
+        """State of each buffer."""
         return [self.state(index) for index in range(self.fixed["buffer_count"])]
 
     def ready(self) -> list[Buffer]:
@@ -79,11 +79,11 @@ class ArenaReader:
         return found
 
     def free(self, index: int) -> None:
-        """What the daemon does once it has copied a READY buffer."""
+        """Set a buffer to FREE, as the daemon does once it has copied it."""
         struct.pack_into("<I", self.map, self.descriptor(index), arena.FREE)
 
     def strings(self) -> dict[tuple[int, int], str]:
-        """(space, key) -> text."""
+        """Texts of the string table by (space, key)."""
         found = {}
         at = self.fixed["strings_offset"]
         end = at + self.word(arena.STRINGS_USED)
@@ -112,7 +112,7 @@ def split(buffer: Buffer, sizes: dict[int, int]) -> list[bytes]:
 
 
 def count_kinds(buffers: list[Buffer], sizes: dict[int, int]) -> Counter[int]:
-    """How many records by activity kind."""
+    """Number of records by activity kind."""
     return Counter(_KIND.unpack_from(record)[0] for buffer in buffers for record in split(buffer, sizes))
 
 
@@ -126,12 +126,12 @@ class Recycler(threading.Thread):
         self.taken: list[Buffer] = []
 
     def run(self) -> None:
-        """Poll each millisecond."""
+        """Poll every millisecond until the end."""
         while not self._ended.wait(0.001):
             self.sweep()
 
     def sweep(self) -> None:
-        """Take what is READY now."""
+        """Take every buffer that is READY now."""
         for buffer in self._reader.ready():
             self.taken.append(buffer)
             self._reader.free(buffer.slot)

@@ -18,13 +18,14 @@ from kineto_agent.sources.python.call_tracing import PythonCallsSource
 from kineto_agent.system.threads import start_thread
 
 from support.agent.arenas import ArenaReader
+from support.waiting import scaled
 
 COPY_PERIOD_S = 0.01
 USED = (os, threading, time)  # by plans
 
 
 class Call(NamedTuple):
-    """One call, of a thread's innermost last."""
+    """One call of a function on one thread."""
 
     name: str
     thread: int
@@ -49,9 +50,9 @@ class Agent:
                 self._results.put((None, exc))
 
     def do(self, action: Any) -> Any:
-        """What the action gives or raises there."""
+        """Returns or raises what the action does on the agent's thread."""
         self._actions.put(action)
-        value, error = self._results.get(timeout=25)
+        value, error = self._results.get(timeout=scaled(25))
         if error is not None:
             raise error
         return value
@@ -84,7 +85,7 @@ class Recording:
             self._reader.free(buffer.slot)
 
     def stop(self) -> tuple[SourceOutcome, bytes, dict[int, str]]:
-        """What the session says at its end, the records, and the names by number."""
+        """End the session. Returns its outcome, the records, and the names by number."""
         outcome: SourceOutcome = self._agent.do(self.session.stop)
         self._ended.set()
         if self._copier.ident is not None:

@@ -47,7 +47,7 @@ def _unmap_marks() -> None:
 
 
 def another_collector() -> None:
-    """From now on the collector is another copy of the library: it knows nothing of what the one before did."""
+    """Make later recordings use another copy of the library, which knows nothing of what the first one did."""
     with tempfile.TemporaryDirectory() as folder:
         collector_binding._loaded[:] = [
             Collector(shutil.copy(collector_binding.LIBRARY, str(Path(folder) / "collector.so")))
@@ -91,7 +91,7 @@ def request(
     options: dict[str, Any] | None = None,
     named: bool = True,
 ) -> SourceRequest:
-    """What to record."""
+    """A request to record these activities."""
     return SourceRequest(frozenset(types), limit_bytes, options or {}, named)
 
 
@@ -118,7 +118,7 @@ def recording(
 
 @contextmanager
 def calling(cuda: FakeCuda) -> Iterator[None]:
-    """Another thread makes CUDA calls all the time, so that a detach finds one."""
+    """Make CUDA calls on another thread all the time, so that a detach meets one."""
     ended = threading.Event()
 
     def call() -> None:

@@ -36,7 +36,7 @@ LIMIT_BYTES = 64 << 20
 
 
 class Op(NamedTuple):
-    """One OP record, names looked up."""
+    """One OP record with its names looked up."""
 
     name: str
     start_ns: int
@@ -79,7 +79,7 @@ class Recording:
             self._reader.free(buffer.slot)
 
     def stop(self) -> SourceOutcome:
-        """End it; then `ops` and `tensors` are there."""
+        """End the session; `ops` and `tensors` exist from then on."""
         outcome = self.session.stop()
         self._ended.set()
         self._copier.join()
@@ -125,12 +125,12 @@ class Recording:
             )
 
     def counts(self) -> Counter[tuple[str, int, int, int]]:
-        """How many there were of each (name, torch's thread number, sequence number, forward thread)."""
+        """Number of ops by (name, torch's thread number, sequence number, forward thread)."""
         return Counter((op.name, op.torch_thread, op.sequence, op.forward_thread) for op in self.ops)
 
 
 def profiler(**options: Any) -> Any:
-    """torch's own, for all threads."""
+    """torch's own profiler, for all threads."""
     everything = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=everything, **options
@@ -148,12 +148,12 @@ def profiled(profile: Any) -> Counter[tuple[str, int, int, int]]:
 
 
 def model() -> Any:
-    """A small one."""
+    """A small model with a few layers."""
     return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 
 
 def train(net: Any, steps: int = 3) -> None:
-    """Steps with annotations, some nested, and an operator that raises."""
+    """Train some steps with annotations, some of them nested, and an operator that raises."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for step in range(steps):
         with torch.profiler.record_function("step %d" % step), torch.profiler.record_function("inner"):

@@ -9,6 +9,8 @@ from typing import Dict, List, Optional, Sequence
 
 import kineto_agent
 
+from support.waiting import scaled
+
 AGENT_ROOT = Path(kineto_agent.__file__).parent.parent
 INJECT = AGENT_ROOT / "kineto_agent" / "bootstrap" / "inject"
 DEADLINE_S = 30.0
@@ -33,7 +35,7 @@ def run_python(
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=scaled(DEADLINE_S),
         check=False,
     )
 
@@ -52,7 +54,7 @@ class Child:
         self._heard = b""
 
     def say(self, line: str) -> None:
-        """One line to its standard input."""
+        """Write one line to the child's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
@@ -61,7 +63,7 @@ class Child:
         """The next line of its standard output."""
         assert self.process.stdout is not None
         while b"\n" not in self._heard:
-            ready, _write, _error = select.select([self.process.stdout], [], [], DEADLINE_S)
+            ready, _write, _error = select.select([self.process.stdout], [], [], scaled(DEADLINE_S))
             assert ready, "no line came within %.0f s" % DEADLINE_S
             data = os.read(self.process.stdout.fileno(), 4096)
             assert data, "it ended after saying %r" % self._heard
@@ -70,11 +72,11 @@ class Child:
         return line.decode()
 
     def end(self) -> "List[str]":
-        """Wait for its end; what it had still to say on standard output and error."""
-        output, errors = self.process.communicate(timeout=DEADLINE_S)
+        """Wait for the end of the child. Returns the rest of its standard output and error."""
+        output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         return [output.decode(), errors.decode()]
 
     def kill(self) -> None:
-        """End it, if it lives, and close the pipes."""
+        """Kill the child if it is alive, and close the pipes."""
         self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=scaled(DEADLINE_S))

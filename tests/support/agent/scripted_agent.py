@@ -24,11 +24,13 @@ from typing import Any, Optional, TypeVar
 
 REPOSITORY = Path(__file__).parents[3]
 if __name__ == "__main__":
-    sys.path[:0] = [str(REPOSITORY / "agent")]
+    sys.path[:0] = [str(REPOSITORY / "agent"), str(REPOSITORY / "tests")]
 
 from kineto_agent.protocol import arena, wire  # noqa: E402
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, STACK_SAMPLE  # noqa: E402
 from kineto_agent.sources.arena_writer import ArenaWriter  # noqa: E402
+
+from support.waiting import scaled  # noqa: E402
 
 DEADLINE_S = 20.0
 STRINGS_BYTES = 64 * 1024
@@ -55,13 +57,13 @@ def hello_message(**changes: Any) -> wire.Hello:
 
 
 class ScriptedAgent:
-    """One connection."""
+    """One connection of an agent to the daemon."""
 
     def __init__(self, socket_path: Path, **hello: Any) -> None:
         self._path = socket_path
         self._hello = hello
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock.settimeout(DEADLINE_S)
+        self.sock.settimeout(scaled(DEADLINE_S))
         self.start: Optional[wire.Start] = None
         self.writer: Optional[ArenaWriter] = None
         self._window_start_ns = 0
@@ -74,11 +76,11 @@ class ScriptedAgent:
         self.close()
 
     def connect(self) -> None:
-        """To the daemon's agent socket."""
+        """Connects to the daemon's agent socket."""
         self.sock.connect(str(self._path))
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self.sock.close()
         if self.writer is not None:
             self.writer.close()
@@ -87,11 +89,11 @@ class ScriptedAgent:
     # frames
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
-        """One frame."""
+        """Sends one message."""
         self.send_raw(wire.encode(message), fds)
 
     def send_raw(self, frame: bytes, fds: Sequence[int] = ()) -> None:
-        """Any bytes as one packet."""
+        """Sends any bytes as one packet."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.sock.sendmsg([frame], rights)
 
@@ -119,12 +121,12 @@ class ScriptedAgent:
         self.expect(wire.Welcome)
 
     def await_start(self) -> wire.Start:
-        """The capture request."""
+        """Waits for the capture request."""
         self.start = self.expect(wire.Start)
         return self.start
 
     def state(self, name: str) -> None:
-        """Reports a transition."""
+        """Reports that the capture is in another state."""
         assert self.start is not None
         now_ns = time.time_ns()
         if name == "COLLECT":
@@ -164,7 +166,7 @@ class ScriptedAgent:
         words.release()
 
     def result(self, outcome: str = "done", reason_code: str = "", reason: str = "") -> None:
-        """The end of the capture."""
+        """Reports the end of the capture."""
         assert self.start is not None
         counts = self.writer.counts() if self.writer is not None else None
         source = {"records": counts.records, "dropped": counts.dropped, "bytes": counts.bytes} if counts else {}
@@ -231,7 +233,7 @@ class RemoteAgent:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the agent's process."""
         return self.process.pid
 
     def tell(self, line: str) -> None:
@@ -253,7 +255,7 @@ class RemoteAgent:
             assert self.told() == "ok", f"{line} failed"
 
     def kill(self) -> None:
-        """SIGKILL and reap."""
+        """Sends SIGKILL and waits for the end of the process."""
         self.process.kill()
         self.process.wait()
         if self._hold >= 0:

@@ -34,7 +34,7 @@ def run(session: Session, *events: Event) -> List[Command]:
 
 
 def has(commands: List[Command], kind: Type[object]) -> bool:
-    """Whether there is a command of this kind."""
+    """Whether the events contain a command of this kind."""
     return any(isinstance(command, kind) for command in commands)
 
 

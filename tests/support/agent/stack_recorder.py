@@ -29,22 +29,22 @@ class Recorder:
         self.session.start()
 
     def wait(self, ticks: int) -> None:
-        """Until so many more ticks have begun and ended."""
+        """Wait until that many more ticks have begun and ended."""
         enough = self.session.ticks() + ticks + 1
         until(lambda: self.session.ticks() >= enough, "samples are taken")
 
     def stop(self) -> List[Sample]:
-        """End it; all samples."""
+        """Ends the recording. Returns all samples."""
         self.outcome = self.session.stop()
         return self.reader.samples()
 
     def names(self) -> Dict[int, str]:
-        """Thread id -> name."""
+        """Names of threads by thread id."""
         table = self.reader.strings()
         return {key: text.decode() for (space, key), text in table.items() if space == SPACE_THREAD_NAME}
 
     def close(self) -> None:
-        """Free everything."""
+        """Frees the session and its arena."""
         self.session.close()
         self.reader.close()
 
@@ -65,14 +65,14 @@ class Waiter:
         return bool(self.end._cond._waiters) and stat.rpartition(")")[2].split()[0] == "S"  # type: ignore[attr-defined]
 
     def outer(self, depth: int) -> None:
-        """Calls itself so often."""
+        """Calls itself `depth` times."""
         if depth:
             self.outer(depth - 1)
         else:
             self.inner()
 
     def inner(self) -> None:
-        """Waits."""
+        """Waits until the test ends the thread."""
         self.tid = threading.get_native_id()
         self.ready.set()
         self.end.wait(20)

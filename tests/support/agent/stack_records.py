@@ -18,7 +18,7 @@ _NODE = struct.Struct("<IIi")
 
 
 class Sample(NamedTuple):
-    """One thread at one time (ns)."""
+    """One sample of a thread; times in ns."""
 
     time: int
     thread: int
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     cpu_us: int = 0
 
     def packed(self) -> bytes:
-        """The record."""
+        """The sample as bytes of a record."""
         return STACK_SAMPLE.pack(*self)
 
 
@@ -56,7 +56,7 @@ def recording(
     threads: Mapping[int, bytes] | None = None,
     **changes: Any,
 ) -> RawSource:
-    """What the daemon stored of it."""
+    """What the daemon has stored of these samples."""
     data = b"".join(sample.packed() for sample in samples)
     count = len(data) // STACK_SAMPLE.size
     values: dict[str, Any] = {
@@ -79,7 +79,7 @@ def recording(
 
 
 def write_recording(target_dir: Path, source: RawSource) -> None:
-    """Put it into a target's folder, as the daemon does."""
+    """Write the recording into a target's folder, as the daemon does."""
     directory = target_dir / "raw" / source.source
     with RawWriter(directory, source=source.source, format=source.format, metadata=source.metadata) as writer:
         writer.append_buffer(source.data, sequence=0, records=source.records)

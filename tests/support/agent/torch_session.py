@@ -43,7 +43,7 @@ class Daemon:
             self._reader.free(buffer.slot)
 
     def end(self) -> bytes:
-        """Everything, once the session has stopped."""
+        """Take the rest, once the session has stopped. Returns everything."""
         self._ended.set()
         self._thread.join()
         self._copy()
@@ -77,7 +77,7 @@ class Recording:
         return value
 
     def stop(self) -> tuple[SourceOutcome, bytes]:
-        """What the session says at its end, and the bytes that the daemon has."""
+        """Stop the session. Returns its outcome and the bytes that the daemon has."""
         begin = time.monotonic()
         outcome: SourceOutcome = self._on_thread(self.session.stop)
         self.stopped_after_s = time.monotonic() - begin
@@ -87,7 +87,7 @@ class Recording:
 
 
 def in_pieces() -> None:
-    """As if this torch's functions could not be trusted."""
+    """Make the session treat this torch's functions as ones that it cannot trust."""
     libtorch_symbols.TRUSTED = ()  # type: ignore[assignment]
 
 
@@ -99,7 +99,7 @@ def documents(data: bytes) -> list[bytes]:
 
 
 def rss_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
@@ -120,14 +120,14 @@ class Model:
         self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=0.01)
 
     def step(self) -> None:
-        """One iteration."""
+        """Train one iteration."""
         with self._torch.profiler.record_function("step"):
             self._optimizer.zero_grad()
             self._layers(self._torch.randn(4, 8)).sum().backward()
             self._optimizer.step()
 
     def step_until(self, ended: Any) -> tuple[int, float]:
-        """Steps, and the longest time in s that one took."""
+        """Train until the condition holds. Returns the number of steps and the longest one in s."""
         count, longest, before = 0, 0.0, time.monotonic()
         while not ended():
             self.step()

@@ -27,7 +27,7 @@ LATE_S = 2.0  # on a machine that is busy
 
 
 class Calls:
-    """What the calls need. `limit`: seconds, None for good."""
+    """What the sleeping calls need. `limit`: seconds, None for no limit."""
 
     def __init__(self, limit: Optional[float]) -> None:
         self.limit = limit
@@ -60,12 +60,12 @@ class Calls:
                 os._exit(0)
 
     def order(self, what: bytes) -> None:
-        """Be woken in ASKED_S, unless this sleep is for good."""
+        """Order a wake-up after ASKED_S, unless this sleep has no limit."""
         if self.limit is not None:
             os.write(self._orders[1], what)
 
     def close(self) -> None:
-        """Ends the waker."""
+        """Ends the thread that wakes sleepers."""
         os.close(self._orders[1])
         os.waitpid(self.waker, 0)
 
@@ -159,7 +159,7 @@ class Calls:
     # each: one sleep straight in libc
 
     def raw(self, name: str, *arguments: Any, wanted: int = 0, error: int = 0) -> None:
-        """Call it without Python's own repetition."""
+        """Call a C function without Python's repetition after a signal."""
         ctypes.set_errno(0)
         result = getattr(LIBC, name)(*arguments)
         found = ctypes.get_errno() if result == -1 else 0
@@ -207,7 +207,7 @@ class Calls:
 
 
 class Timespec(ctypes.Structure):
-    """struct timespec; struct timeval too."""
+    """struct timespec, which has the layout of struct timeval too."""
 
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
@@ -229,7 +229,7 @@ INTERRUPTED_CALLS = ["raw_epoll", "raw_sigtimedwait"]
 
 
 class Asleep(Target):
-    """Sleeps of ASKED_S, or one for good."""
+    """Sleeps for ASKED_S in each lap, or once without a limit."""
 
     def __init__(self, names: List[str], limit: Optional[float] = ASKED_S) -> None:
         self._calls = Calls(limit)

@@ -27,13 +27,13 @@ class End(BaseException):
 
 
 def must_be(what: str, found: Any, wanted: Any) -> None:
-    """Raises Wrong."""
+    """Raises Wrong if the value is not the expected one."""
     if found != wanted:
         raise Wrong("%s is %.200r, not %.200r" % (what, found, wanted))
 
 
 class Control:
-    """The shared page."""
+    """The page that the target shares with the harness."""
 
     def __init__(self, path: str) -> None:
         with Path(path).open("r+b") as file:
@@ -42,7 +42,7 @@ class Control:
         self._last = 0
 
     def ready(self) -> None:
-        """From now on the harness attaches."""
+        """Tells the harness that it may attach from now on."""
         self._last = time.perf_counter_ns()
         self.words[READY] = 1
 
@@ -58,21 +58,21 @@ class Control:
 
     @property
     def stopped(self) -> bool:
-        """Whether the harness wants the end."""
+        """Whether the harness wants the target to end."""
         return bool(self.words[STOP])
 
 
 class Target:
-    """One kind. `lap` does some work and raises Wrong; it is called again and again."""
+    """One kind of target. `lap` does some work, raises Wrong if the result is wrong, and is called again and again."""
 
     def lap(self) -> None:
-        """One round of work."""
+        """Do one round of work."""
 
     def close(self) -> None:
-        """End what was started. Raises Wrong for results that only show at the end."""
+        """End what was started. Raises Wrong for results that are known only then."""
 
     def result(self) -> str:
-        """What there is to compare with another run."""
+        """What is compared with another run."""
         return ""
 
 
@@ -92,7 +92,7 @@ class Surroundings:
         return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def check(self) -> None:
-        """Raises Wrong."""
+        """Raises Wrong if the surroundings have changed."""
         must_be("__main__", sorted(vars(sys.modules["__main__"])), self._main)
         must_be("new modules", sorted(set(sys.modules) - self._modules), [])
         must_be("lost modules", sorted(self._modules - set(sys.modules)), [])

@@ -21,7 +21,7 @@ KEPT: List[Any] = []  # until the modules are taken apart
 
 
 class Late(Target):
-    """Works while the interpreter is taken apart, and says the last word."""
+    """Works while the interpreter is finalized, and prints the last word."""
 
     def __init__(self, words: List[bytes]) -> None:
         self._words = words
@@ -36,7 +36,7 @@ class Late(Target):
 
 
 def main() -> None:
-    """Raises SystemExit."""
+    """Runs the program. Raises SystemExit."""
     words = [b"started"]
     control = Control(sys.argv[1])
     work = Loop(MallocWork())

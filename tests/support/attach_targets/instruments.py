@@ -20,7 +20,7 @@ class Seen:
         self.foreign: List[str] = []
 
     def code(self, code: Any, what: str) -> None:
-        """An event in that code."""
+        """Counts an event of this code object."""
         named = code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")
         if (named or threading.get_ident() != self._main) and len(self.foreign) < MOST_FOREIGN:
             self.foreign.append("%s %s %s" % (what, code.co_filename, code.co_name))
@@ -57,7 +57,7 @@ class Traced(_Watched):
 
 
 class Monitored(_Watched):
-    """All events of sys.monitoring, as a debugger has them."""
+    """All events of sys.monitoring, as a debugger uses them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Monitored(_Watched):
 
 
 class Profiled(Loop):
-    """cProfile, on all the time."""
+    """cProfile, switched on all the time."""
 
     def __init__(self) -> None:
         super().__init__(python_work)

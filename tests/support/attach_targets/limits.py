@@ -19,7 +19,7 @@ _NR_CLONE = 220 if os.uname().machine == "aarch64" else 56
 
 
 class InKernel(Target):
-    """Nearly always in state D, as a program that waits for its disk: in vfork(), until its child has ended."""
+    """Nearly always in state D, like a program that waits for its disk: in vfork() until its child has ended."""
 
     def __init__(self) -> None:
         self._libc = ctypes.PyDLL(None)  # the child must have the GIL
@@ -64,7 +64,7 @@ class Work(Target):
 
 
 def stopping() -> Target:
-    """By SIGSTOP."""
+    """Stops the process by SIGSTOP at times."""
     own = os.getpid()
     return Work(lambda: os.kill(own, signal.SIGSTOP), lambda: os.kill(own, signal.SIGCONT))
 
@@ -130,7 +130,7 @@ def _addresses() -> int:
 
 
 def few_threads(folder: Path) -> Target:
-    """As many as it has."""
+    """Limits the process to two threads, which it has already."""
     target = Work()
     (folder / "pids.max").write_text("2")
     return target

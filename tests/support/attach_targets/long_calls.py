@@ -23,7 +23,7 @@ def _sized(work: Callable[[int], object], size: int) -> int:
 
 
 class LongCalls(Target):
-    """Calls in turn; each result is compared with the first one."""
+    """Makes long calls in turn and compares each result with the first one."""
 
     def __init__(self, calls: Dict[str, Callable[[], object]]) -> None:
         self._calls = list(calls.items())

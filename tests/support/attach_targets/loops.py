@@ -30,7 +30,7 @@ def _recurse(depth: int) -> int:
 
 
 def python_work() -> int:
-    """About 0.2 ms of most kinds of bytecode; always the same number."""
+    """Some 0.2 ms of most kinds of bytecode. The result is always the same number."""
     total = 0
     words: Dict[str, int] = {}
     for number in _generate(150):
@@ -56,7 +56,7 @@ class MallocWork:
             libc.free.argtypes = [ctypes.c_void_p]
 
     def __call__(self) -> int:
-        """Always the same number."""
+        """Does the work. The result is always the same number."""
         total = 0
         for libc in self._libraries:
             blocks = []

@@ -104,7 +104,7 @@ class Eventlet(Target):
 
 
 class Gevent(Target):
-    """The same with gevent, whose hubs are counted."""
+    """Green threads of gevent, whose hubs are counted."""
 
     def __init__(self) -> None:
         from gevent import monkey  # type: ignore[import-untyped]

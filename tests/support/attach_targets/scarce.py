@@ -42,7 +42,7 @@ class Closing(Loop):
 
 
 class ClosingOften(Closing):
-    """Every 4 ms, by a thread that keeps the GIL for longer than that once it has it."""
+    """Closes foreign descriptors every 4 ms, on a thread that keeps the GIL for longer than that once it has it."""
 
     ROUNDS = (20,)
 
@@ -52,7 +52,7 @@ class ClosingOften(Closing):
 
 
 class LittleMemory(Loop):
-    """Each lap with another limit of its address space, a little above what it has."""
+    """Sets another limit of its address space in each lap, a little above what it uses."""
 
     def __init__(self) -> None:
         super().__init__(python_work)

@@ -34,7 +34,7 @@ from typing import Protocol
 from support.agent.python_child import environment
 from support.attach_targets.control import EXIT_AT, LAPS, LONGEST, PAGE_BYTES, READY, STOP
 from support.attach_targets.machine import LIBRARY
-from support.waiting import until
+from support.waiting import scaled, until
 
 TESTS = Path(__file__).resolve().parents[2]
 MACHINE_C = TESTS / "support" / "attach_targets" / "machine.c"
@@ -66,10 +66,10 @@ class Attacher(Protocol):
     name: str
 
     def attach(self, pid: int) -> Attempt:
-        """One attach, and the detach where there is one."""
+        """Attach once, and detach where the attacher can."""
 
     def close(self) -> None:
-        """End what was started."""
+        """Ends the processes that it has started."""
 
 
 class Ended(Exception):
@@ -82,7 +82,7 @@ class Ended(Exception):
 
 
 class RunningTarget:
-    """One target process. A context manager; leaving it kills what is left."""
+    """One target process, as a context manager that kills the process if it is still there at the end."""
 
     def __init__(self, kind: str, python: str | Path = sys.executable, *, module: str = "", laps: int = 0) -> None:
         self.kind = kind
@@ -121,22 +121,22 @@ class RunningTarget:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Pid of the target."""
         return self.process.pid
 
     def wait_ready(self) -> None:
-        """Raises Ended."""
+        """Waits until the target may be attached to. Raises Ended."""
         until(lambda: self.words[READY] or self.process.poll() is not None, f"{self.kind} is ready", 120)
         self.check()
 
     def check(self) -> None:
-        """Whether it lives and goes on. Raises Ended."""
+        """Raises Ended unless the target is alive and makes progress."""
         if self.process.poll() is not None:
             raise Ended("lost", f"it ended with status {self.process.returncode}: {self.errors()[-500:]}")
         laps, since = self._last
         if self.words[LAPS] != laps or self.kind.startswith("for_good"):
             self._last = (self.words[LAPS], time.monotonic())
-        elif time.monotonic() - since > HANG_S:
+        elif time.monotonic() - since > scaled(HANG_S):
             raise Ended("hung", f"no lap in {HANG_S:g} s")
 
     def take_longest_ns(self) -> int:
@@ -146,34 +146,34 @@ class RunningTarget:
         return longest
 
     def held(self) -> tuple[int, int]:
-        """How many threads and descriptors it has."""
+        """Number of the target's threads and of its descriptors."""
         proc = Path(f"/proc/{self.pid}")
         return len(list((proc / "task").iterdir())), len(list((proc / "fd").iterdir()))
 
     def errors(self) -> str:
-        """What it wrote to standard error."""
+        """What the target has written to standard error."""
         return self._errors.read_text("utf-8", "replace")
 
     def end(self) -> tuple[int, bytes]:
-        """Tell it to end; its exit status and output. Raises Ended."""
+        """Tell the target to end. Returns its exit status and output. Raises Ended."""
         self.words[STOP] = 1
         if self.kind.startswith("for_good"):
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)
         try:
-            output, _ = self.process.communicate(timeout=HANG_S)
+            output, _ = self.process.communicate(timeout=scaled(HANG_S))
         except subprocess.TimeoutExpired:
             raise Ended("hung", f"it did not end within {HANG_S:g} s") from None
         return self.process.returncode, output
 
     def finish(self) -> list[str]:
-        """End it; what it found wrong. Raises Ended."""
+        """End the target. Returns what it found wrong. Raises Ended."""
         self.check()
         return self._judge(*self.end())
 
     def report(self) -> list[str]:
         """Like finish, of a target that has ended after its laps."""
-        output, _ = self.process.communicate(timeout=HANG_S)
+        output, _ = self.process.communicate(timeout=scaled(HANG_S))
         return self._judge(self.process.returncode, output)
 
     def _judge(self, status: int, output: bytes) -> list[str]:
@@ -201,7 +201,7 @@ class Row:
     left: str = ""  # behind in the target
 
     def count(self, outcome: str) -> int:
-        """Attempts, and ends of the target, of this outcome."""
+        """Number of attempts, and of ends of the target, with this outcome."""
         return sum(attempt.outcome == outcome for attempt in (*self.attempts, *self.ends))
 
     @property
@@ -215,12 +215,12 @@ class Row:
         return not self.ends and not self.left
 
     def reasons(self) -> list[str]:
-        """Why attempts were no success, most frequent first."""
+        """Why attempts did not succeed, most frequent first."""
         found = Counter(f"{a.outcome}: {a.reason}" for a in (*self.attempts, *self.ends) if a.outcome != "success")
         return [f"{count} x {reason}" for reason, count in found.most_common()]
 
     def cells(self) -> list[str]:
-        """Of the table."""
+        """Cells of the row in the table of results."""
         good = [attempt for attempt in self.attempts if attempt.outcome == "success"]
         methods = Counter(attempt.method for attempt in good)
         stops = [attempt.stopped_ns for attempt in good if attempt.stopped_ns]
@@ -243,7 +243,7 @@ def _ms(times: Sequence[int]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In Markdown, then the reasons of what was no success."""
+    """The results as a Markdown table, then the reasons of attempts that did not succeed."""
     lines = ["| " + " | ".join((*HEADER, "left")) + " |", "|" + "---|" * (len(HEADER) + 1)]
     lines += ["| " + " | ".join(row.cells()) + " |" for row in rows]
     for row in rows:
@@ -330,7 +330,7 @@ _versions: dict[str, str] = {}
 
 
 def version_of(python: str | Path) -> str:
-    """E.g. 3.11.7."""
+    """Version of an interpreter, such as 3.11.7."""
     if str(python) not in _versions:
         command = [python, "-c", "import platform; print(platform.python_version())"]
         _versions[str(python)] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -354,7 +354,7 @@ def pythons() -> Iterator[Path]:
 
 
 def machine_library() -> Path | None:
-    """machine.c compiled; None where that is impossible."""
+    """Path of machine.c, compiled; None where it cannot be compiled."""
     global _library
     if _library is None and platform.machine() == "x86_64" and shutil.which("cc"):
         folder = TESTS.parent / "build" / "attach-targets"

@@ -30,7 +30,7 @@ MOST_MS = 20.0  # an attach that waited for its target is not what is to be cut
 
 
 class LoneHelper:
-    """One helper process, driven by hand."""
+    """One attach helper process, driven by the test."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -39,7 +39,7 @@ class LoneHelper:
         self._socket.settimeout(ANSWER_S)
 
     def warm(self) -> None:
-        """It has answered once."""
+        """Waits until the helper has answered once."""
         self.ask(os.getpid())
         self.answer()
 
@@ -63,7 +63,7 @@ class LoneHelper:
             os.close(descriptor)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.process.kill()
         self.process.wait()
         self._socket.close()

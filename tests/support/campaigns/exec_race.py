@@ -81,7 +81,7 @@ while True:
 
 @dataclass
 class Outcome:
-    """What became of one attempt. wrong: what must not happen."""
+    """The outcome of one attempt. wrong: what must not happen."""
 
     result: str = ""
     pid: int = 0
@@ -123,7 +123,7 @@ class _Steps:
 
 
 class _Target:
-    """ada's process."""
+    """The process of ada that is traced."""
 
     def __init__(self, race: Race, uid: int, *, agent: bool) -> None:
         become = [str(race.become), str(uid), race.python, "-I", "-S", str(race.bobs)]
@@ -146,7 +146,7 @@ class _Target:
             self.changed.set()
 
     def change(self) -> None:
-        """Tells it to become another user's."""
+        """Tells the process to become another user's."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self.process.stdin.write(b"x")
@@ -234,7 +234,7 @@ class Race:
             target.end()
 
     def attempt(self, step: str = "", *, uid: int = BOB, agent: bool = False, delay_s: float = 0.0) -> Outcome:
-        """One trace that ada asks for."""
+        """Requests one trace as ada."""
         outcome = Outcome()
         with self._target(uid, agent=agent) as target:
             outcome.pid = target.process.pid

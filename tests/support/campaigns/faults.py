@@ -70,7 +70,7 @@ class Begun:
 
 @dataclass
 class Tally:
-    """What came out, over all moments."""
+    """Outcomes, counted over all moments."""
 
     moments: int = 0
     longest_s: float = 0.0  # until it served again
@@ -130,7 +130,7 @@ class Site:
         self.agents.remove(process)
 
     def pids(self) -> set[int]:
-        """Of the agents."""
+        """Pids of the agents."""
         return {process.pid for process in self.agents}
 
     def children(self, module: str) -> list[psutil.Process]:
@@ -169,7 +169,7 @@ class Site:
             return  # the channel was closed with the daemon: asked again once it is back
 
     def begin_in_background(self, *pids: int, milliseconds: int = 300) -> threading.Thread:
-        """The same, while something else is done."""
+        """Begins a capture on a thread, while something else is done."""
         thread = threading.Thread(target=self.begin, args=pids, kwargs={"milliseconds": milliseconds})
         thread.start()
         return thread
@@ -177,7 +177,7 @@ class Site:
     # faults
 
     def kill_daemon(self) -> float:
-        """SIGKILL and a new one, as a service manager would; the time of the death, monotonic."""
+        """Kills the daemon and starts a new one, as a service manager would. Returns the monotonic time of the kill."""
         self.daemon.kill()
         died = time.monotonic()
         self.daemon.start()
@@ -244,7 +244,7 @@ class Site:
         assert left == []
 
     def _deleted(self, stub: ProfilerStub, capture_id: str) -> bool:
-        """False while its end is not stored yet, after a full disk."""
+        """Deletes the capture. False while its end is not stored yet, after a full disk."""
         try:
             stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=CALL_S)
         except grpc.RpcError as exc:
@@ -269,7 +269,7 @@ class Site:
         self.tally.before = until(self._measure_at_rest, "the daemon is at rest", state=self._processes)
 
     def note_after(self) -> None:
-        """Nothing may have grown."""
+        """Raises AssertionError if anything has grown since `note_before`."""
         assert self.tally.before is not None
         before = self.tally.before
 

@@ -42,7 +42,7 @@ class Grounds:
 
 @dataclass(frozen=True)
 class Figures:
-    """A process at rest."""
+    """Memory and descriptors of a process at rest."""
 
     rss_mib: float
     descriptors: int
@@ -58,7 +58,7 @@ class Figures:
 
 
 def figures_of(pid: int) -> Figures:
-    """Of the process; connections of clients are not counted."""
+    """Figures of a process; connections of clients are not counted."""
     process = psutil.Process(pid)
     names = tuple(open_files(pid).values())
     return Figures(
@@ -71,7 +71,7 @@ def figures_of(pid: int) -> Figures:
 
 
 def slower_than_idle() -> float:
-    """How many times longer than alone a computing process takes here now, by a trial or by the length of the queue."""
+    """How many times longer computation takes at present than alone, by a trial or by the load of each core."""
     began, before = time.monotonic(), os.times()
     subprocess.run([sys.executable, "-c", "import grpc, numpy"], check=True)
     after = os.times()
@@ -154,7 +154,7 @@ def _files_of(capture: pb.Capture, target: pb.Target) -> Iterator[str]:
 
 
 def found_files(state_dir: Path) -> set[str]:
-    """capture/target/file of everything in the store; "columns" and "raw" stand for the whole folders of that name."""
+    """Every file in the store as capture/target/file; "columns" and "raw" stand for whole folders."""
     found = set()
     for path in (state_dir / "captures").rglob("*"):
         if path.is_dir():

@@ -55,7 +55,7 @@ def on_small_disk(agents: int = 2) -> Iterator[Site]:
 
 
 def fill_disk(host: Site, chance: random.Random, *, longest_full_s: float = LONGEST_FULL_S) -> None:
-    """To the last byte, and some seconds later there is room again."""
+    """Fills the disk to the last byte, and makes room again some seconds later."""
     host.begin(*host.pids())
     pause(chance.uniform(0, LONGEST_S))
     filler = host.daemon.state_dir.parent / "filler"
@@ -119,7 +119,7 @@ def with_own_clock(agents: int = 2) -> Iterator[tuple[Site, ShiftedClock]]:
 
 
 def set_clock(host: Site, clock: ShiftedClock, chance: random.Random) -> None:
-    """Forward or back by up to a month; nothing that is stored goes for that."""
+    """Sets the clock forward or back by up to a month; no stored capture may be removed for that."""
     host.begin(*host.pids())
     pause(chance.uniform(0, LONGEST_S))
     clock.set_forward(chance.choice((-1, 1)) * chance.randrange(1, LONGEST_JUMP_S))
@@ -129,7 +129,7 @@ def set_clock(host: Site, clock: ShiftedClock, chance: random.Random) -> None:
 
 
 def remove_sockets(host: Site, chance: random.Random) -> None:
-    """Those of agents and of clients; who is connected stays, and others can connect soon."""
+    """Removes the sockets of agents and clients; who is connected stays, and others can connect soon."""
     host.begin(*host.pids())
     pause(chance.uniform(0, LONGEST_S))
     for path in (host.daemon.agent_socket, host.daemon.rpc_socket):

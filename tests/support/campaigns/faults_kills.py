@@ -21,7 +21,7 @@ HELPER_REASONS = frozenset({"ATTACH_FAILED"})
 
 
 def pause(seconds: float) -> None:
-    """Until the random moment: nothing is waited for."""
+    """Waits until the random moment of the kill."""
     threading.Event().wait(seconds)
 
 
@@ -40,7 +40,7 @@ def kill_daemon(site: Site, chance: random.Random) -> None:
 
 
 def kill_target(site: Site, chance: random.Random) -> None:
-    """One of the processes that are traced."""
+    """Kills one of the processes that are traced."""
     victim = chance.choice(site.agents)
     site.begin(*site.pids())
     pause(chance.uniform(0, LONGEST_S))
@@ -66,7 +66,7 @@ def kill_worker(site: Site, chance: random.Random) -> None:
 
 
 def kill_helper(site: Site, chance: random.Random) -> None:
-    """All attach helpers while an agent is brought into a process that has none, which must survive."""
+    """Kills all attach helpers while an agent is attached to a process, which must survive."""
     crashes = site.daemon.log().count("crashed its helper")
     plain = site.add_agent(PLAIN_WORK)
     site.agents.remove(plain)  # it has no agent

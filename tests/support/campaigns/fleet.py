@@ -46,12 +46,12 @@ class FleetHost:
 
     @property
     def address(self) -> str:
-        """Of its daemon."""
+        """Address of the host's daemon."""
         return f"unix:{self.folder / RPC_SOCKET}"
 
     @property
     def state_dir(self) -> Path:
-        """Of its daemon."""
+        """State directory of the host's daemon."""
         return self.folder / STATE_DIR
 
 
@@ -70,7 +70,7 @@ class Fleet:
         return path
 
     def log(self) -> str:
-        """What its processes have said."""
+        """Output of the fleet's processes."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*/*.log")))
 
 
@@ -131,12 +131,12 @@ class _Group:
             self.environ |= clock.environ()
 
     def daemons(self, slow_s: float, workers: int) -> str:
-        """What its daemons are to be."""
+        """Plan of the group's daemons."""
         folders, kinds = [str(host.folder) for host in self.hosts], [host.kind for host in self.hosts]
         return fleet_hosts.Plan(folders, kinds, slow_s, workers).to_json()
 
     def agents(self, agents: int, world_size: int, step_ns: int) -> str:
-        """What its agents are to be."""
+        """Plan of the group's agents."""
         sockets = [str(host.folder / AGENT_SOCKET) for host in self.hosts]
         first_rank = [host.ranks.start for host in self.hosts]
         return fleet_agents.Plan(sockets, first_rank, agents, world_size, step_ns).to_json()
@@ -145,12 +145,12 @@ class _Group:
 def _started(
     stack: contextlib.ExitStack, module: str, groups: Sequence[_Group], plans: Sequence[str]
 ) -> list["subprocess.Popen[str]"]:
-    """One process for each group, once all of them are ready."""
+    """Starts one process for each group. Yields once all of them are ready."""
     processes = []
     for group, plan in zip(groups, plans, strict=True):
         log = stack.enter_context((group.folder / f"{module}.log").open("ab"))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"support.{module}"],
+            [sys.executable, "-m", f"support.campaigns.{module}"],
             env=group.environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

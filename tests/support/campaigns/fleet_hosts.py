@@ -69,7 +69,7 @@ class SlowService(ProfilerService):
     delay_s = 0.0
 
     async def CreateCapture(self, request: Any, context: Any) -> Any:
-        """Later."""
+        """Creates the capture after a delay."""
         await asyncio.sleep(self.delay_s)
         return await super().CreateCapture(request, context)
 
@@ -80,7 +80,7 @@ class LateService(ProfilerService):
     delay_s = 0.0
 
     async def StartCapture(self, request: Any, context: Any) -> Any:
-        """Later."""
+        """Starts the capture after a delay."""
         await asyncio.sleep(self.delay_s)
         return await super().StartCapture(request, context)
 
@@ -128,7 +128,7 @@ class Shared:
 
 
 def config_of(folder: Path) -> Config:
-    """Of a host's daemon."""
+    """Configuration of a host's daemon."""
     return Config(
         listen=(ListenAddress(path=folder / RPC_SOCKET),),
         agent_socket=folder / AGENT_SOCKET,
@@ -200,7 +200,7 @@ async def start_host(
 
 
 async def serve(plan: Plan) -> None:
-    """All of them, until standard input ends."""
+    """Runs all hosts until standard input ends."""
     SlowService.delay_s = LateService.delay_s = plan.slow_s
     loop = asyncio.get_running_loop()
     over = asyncio.Event()

@@ -44,18 +44,18 @@ class Hostile:
         )
 
     def do(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """What came of an action."""
+        """Carries out an action. Returns its outcome."""
         self.tell(action, **arguments)
         return self.told()
 
     def tell(self, action: str, **arguments: Any) -> None:
-        """Begins an action."""
+        """Begins an action without waiting for its end."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": action, **arguments}) + "\n")
         self._process.stdin.flush()
 
     def told(self) -> dict[str, Any]:
-        """What came of the action that was begun."""
+        """Waits for the action that was begun. Returns its outcome."""
         assert self._process.stdout is not None
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
@@ -93,7 +93,7 @@ class _Attack:
         return self._hold(HEALTH_WATCH, request, connections, streams)
 
     def hold_watches(self, count: int) -> Counter[str]:
-        """WatchHost."""
+        """Holds as many calls of WatchHost as it gets."""
         return self._hold(f"{PROFILER}WatchHost", pb.WatchHostRequest().SerializeToString(), 1, count)
 
     def hold_silent(self, connections: int, streams: int) -> Counter[str]:
@@ -133,7 +133,7 @@ class _Attack:
         return found
 
     def burst(self, connections: int, streams: int) -> Counter[str]:
-        """So many calls at once, again and again."""
+        """Makes that many calls at once, again and again."""
         found: Counter[str] = Counter()
         methods: list[Any] = [self.channel().unary_unary(f"{PROFILER}GetClock") for _ in range(connections)]
         end = time.monotonic() + SETTLE_S

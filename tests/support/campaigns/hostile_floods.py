@@ -172,7 +172,7 @@ async def captures(address: str, end: float) -> None:
 
 
 def main() -> None:
-    """One kind, for so long."""
+    """Runs one kind of flood for the given time."""
     kind, address, seconds = sys.argv[1:]
     end = time.monotonic() + float(seconds)
 

@@ -85,7 +85,7 @@ class Loop:
         until(lambda: len(self.traces) >= wanted or self.process.poll() is not None, "own traces", START_DEADLINE_S)
 
     def end(self) -> int:
-        """Its exit status, after its last own trace."""
+        """Ends the loop after its last own trace. Returns its exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(START_DEADLINE_S)
@@ -209,7 +209,7 @@ def check(report: Report, running: Loop, status: int, mode: str) -> None:
 
 
 def untrue(kind: Kind, target: pb.Target, traces: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with a verdict."""
+    """What is wrong with a verdict; empty if nothing is."""
     text = f"{pb.Verdict.Name(target.verdict)} {target.reason_code} {target.reason} {list(target.warnings)}"
     if not kind.conflicts:
         return [] if target.verdict == pb.VERDICT_DONE else [text]

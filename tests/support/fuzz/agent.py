@@ -87,7 +87,7 @@ class HostileDaemon:
         return {"program with the agent": self._program.pid}
 
     def settle(self) -> None:
-        """No agent is left."""
+        """Waits until no agent is connected."""
         self.look()
 
 
@@ -176,7 +176,7 @@ def _serve(control: socket.socket) -> None:
 
 @contextmanager
 def opened(_folder: Path) -> Iterator[HostileDaemon]:
-    """The door."""
+    """The door, opened with its daemon and agent."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         ours.settimeout(END_S + 10)

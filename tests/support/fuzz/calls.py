@@ -24,6 +24,7 @@ from support.fuzz import mutate
 from support.fuzz.link import Link
 from support.fuzz.loop import Case, Failure
 from support.service.daemon import Daemon, running_daemon
+from support.waiting import scaled
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Profiler"]
 METHODS = [method.name for method in SERVICE.methods]
@@ -53,7 +54,7 @@ class ObligingAgent(threading.Thread):
         self._daemon = daemon
 
     def run(self) -> None:
-        """Until the daemon goes."""
+        """Carries out captures until the daemon goes."""
         with ScriptedAgent(self._daemon.agent_socket) as agent:
             agent.sock.settimeout(None)
             agent.hello()
@@ -115,7 +116,7 @@ class Calls:
         try:
             path = f"/kineto.v1.Profiler/{name}" if name.isascii() and name.isprintable() else "/x"
             method: Any = self._daemon.channel().unary_stream(path)
-            answers = method(data, timeout=LONG_S if name in LONG else TIMEOUT_S)
+            answers = method(data, timeout=LONG_S if name in LONG else scaled(TIMEOUT_S))
             for number, answer in enumerate(answers):
                 if SECRET in answer:
                     raise Failure(f"{name} told the secret")
@@ -161,7 +162,7 @@ class Calls:
         return "no gRPC: closed"
 
     def processes(self) -> dict[str, int]:
-        """The daemon."""
+        """The process under test: the daemon."""
         return {"daemon": self._daemon.pid}
 
     def settle(self) -> None:
@@ -249,7 +250,7 @@ def _tree(folder: Path) -> dict[str, bytes]:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Calls]:
-    """The door."""
+    """The door, opened with a running daemon."""
     from support.fuzz.link import SETTINGS
 
     outside = folder / "outside"

@@ -28,7 +28,7 @@ def of_agent(rng: random.Random) -> wire.Message:
 
 
 def result(**changes: Any) -> wire.Result:
-    """The end of a capture."""
+    """A message that ends a capture."""
     return wire.Result(
         capture_id=CAPTURE,
         outcome="done",
@@ -91,7 +91,7 @@ def damaged(message: wire.Message, rng: random.Random) -> bytes:
 
 
 def header(number: int, size: int) -> bytes:
-    """Of a frame of this type and payload."""
+    """Header of a frame of this type and payload."""
     return (
         b"KNTO"
         + wire.PROTOCOL_VERSION.to_bytes(2, "little")

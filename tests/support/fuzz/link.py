@@ -178,7 +178,7 @@ def _holes(rng: random.Random) -> bytes:
 
 @contextmanager
 def _descriptors(kind: bytes, holes: bytes, folder: int) -> Iterator[list[int]]:
-    """What goes with a frame; it is closed here."""
+    """Descriptors that travel with a frame; they are closed here."""
     writer = ArenaWriter("fuzz", BUFFER_BYTES, 1 << 16)
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
@@ -212,7 +212,7 @@ def _fill(writer: ArenaWriter, holes: bytes) -> None:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Link]:
-    """The door."""
+    """The door, opened with a running daemon."""
     config = folder / "config.toml"
     config.write_text(SETTINGS)
     with running_daemon("--config", str(config)) as daemon:

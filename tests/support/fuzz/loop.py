@@ -32,12 +32,12 @@ class Failure(Exception):
 
 
 class Door(Protocol):
-    """Where the input goes in."""
+    """A place at which input enters a process under test."""
 
     name: str
 
     def case(self, rng: random.Random) -> Case:
-        """The next input."""
+        """Makes the next input."""
 
     def play(self, case: Case) -> str:
         """Puts it in and says in a word what became of it. Raises Failure, or whatever goes wrong."""
@@ -51,7 +51,7 @@ class Door(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one process at one moment."""
+    """Memory and descriptors of one process at one moment."""
 
     bytes: int
     descriptors: int
@@ -59,7 +59,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Report:
-    """What a run was."""
+    """What a run has done and found."""
 
     name: str
     seed: int
@@ -70,7 +70,7 @@ class Report:
     figures: dict[str, list[Figures]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as lines of text."""
         rate = self.done / max(self.seconds, 0.001)
         found = [
             f"{self.name}: {self.done} cases in {self.seconds:.0f} s ({rate:.0f}/s), seed {self.seed}, "
@@ -145,7 +145,7 @@ def check_growth(report: Report) -> None:
 
 
 def keep(door: Door, seed: int, number: int, case: Case) -> Path:
-    """Writes a case down."""
+    """Writes a case to a file, to be replayed."""
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{door.name}-{seed}-{number}.json"
     path.write_text(json.dumps([base64.b64encode(part).decode() for part in case]))

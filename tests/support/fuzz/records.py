@@ -59,7 +59,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """One target."""
+    """The stored records of one target, before any damage."""
 
     info: dict[str, Any]
     sources: tuple[Source, ...]
@@ -118,7 +118,7 @@ def ops(start: int) -> Source:
 
 
 def memory(start: int) -> Source:
-    """What an allocator did."""
+    """A recording of an allocator's actions."""
     events = b"".join(MEMORY_EVENT.pack(start + at * 1000, 4096 * at, 512, 0, 0, 1 + at % 5) for at in range(40))
     return _source("memory_events", "memory_events/1", {"totals": {"0": [10**6, 10**7]}}, events, b"")
 
@@ -171,7 +171,7 @@ def _told(info: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def chunked(buffers: list[bytes], sequences: list[int]) -> bytes:
-    """buffers.bin."""
+    """The content of buffers.bin."""
     parts = []
     for data, sequence in zip(buffers, sequences, strict=True):
         parts += [CHUNK_HEADER.pack(CHUNK_MAGIC, 0, sequence, len(data) // 8, len(data)), data, bytes(-len(data) % 8)]
@@ -259,11 +259,11 @@ class Records:
         return ("decoded with losses" if lost else "decoded") if answer["traced"] else "only files"
 
     def processes(self) -> dict[str, int]:
-        """The worker."""
+        """The process under test: the decode worker."""
         return dict.fromkeys(("decode worker",), next(iter(self._pool.pids())))
 
     def settle(self) -> None:
-        """It has no other work."""
+        """Writes a new description of the target; the worker has no other work."""
         TargetInfo(capture_id="", host="", pid=1, process_name="").write(self._target_dir)
 
 
@@ -273,7 +273,7 @@ def _no_constant(text: str) -> NoReturn:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Records]:
-    """The door."""
+    """The door, opened with a decode worker."""
     loop = asyncio.new_event_loop()
     pool = WorkerPool(1)
     loop.run_until_complete(pool.start())

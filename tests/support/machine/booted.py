@@ -23,7 +23,7 @@ class CannotBoot(Exception):
 
 
 class Machine:
-    """The booted copy."""
+    """The copy of this machine, booted."""
 
     def __init__(self, first: int, root: Path) -> None:
         self.first = first  # its process 1, as we see it
@@ -45,11 +45,11 @@ class Machine:
         return done
 
     def said(self, *command: str) -> str:
-        """Its standard output."""
+        """Runs a command. Returns its standard output."""
         return self.run(*command, check=False).stdout.strip()
 
     def show(self, unit: str, name: str) -> str:
-        """A property of a unit."""
+        """Value of a property of a unit."""
         return self.said("systemctl", "show", "--value", "--property", name, unit)
 
 
@@ -59,7 +59,7 @@ def _no(why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def machine() -> Iterator[Machine]:
-    """Raises CannotBoot."""
+    """Boots a copy of this machine. Raises CannotBoot."""
     if os.geteuid() != 0:
         _no("needs root")
     for program in ("systemd-nspawn", "nsenter"):

@@ -18,15 +18,15 @@ class RealGroup:
         self.version = version
 
     def add(self, pid: int) -> None:
-        """Moves a process here."""
+        """Moves a process into the group."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def write(self, name: str, value: object) -> None:
-        """Into one of its files."""
+        """Writes to one of the group's files."""
         (self.folder / name).write_text(str(value))
 
     def number(self, name: str) -> int:
-        """From one of its files."""
+        """Reads a number from one of the group's files."""
         return int((self.folder / name).read_text())
 
 
@@ -87,6 +87,6 @@ class Written:
         path.write_text(text)
 
     def group(self, path: str, files: Mapping[str, object]) -> None:
-        """Files of one group."""
+        """Writes the files of one group."""
         for name, value in files.items():
             self.write(self.top / path / name, f"{value}\n")

@@ -43,7 +43,7 @@ def _enter(root: str, shared: List[str], *, with_proc: bool) -> None:
 
 
 def main() -> NoReturn:
-    """Becomes the program."""
+    """Sets the container up and becomes the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--root")
     parser.add_argument("--proc", action="store_true")

@@ -17,7 +17,7 @@ from typing import Optional, Sequence, Tuple
 
 import pytest
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 INIT = Path(__file__).with_name("container_init.py")
 ALL = ("pid", "mount", "net", "uts", "ipc")
@@ -27,7 +27,7 @@ _PIPE = subprocess.PIPE
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is separate, and who the program is."""
+    """Which namespaces are separate, and as whom the program runs."""
 
     namespaces: Tuple[str, ...] = ()  # of unshare; "user" maps the starter to root
     root: Optional[Path] = None  # takes the mount namespace
@@ -38,7 +38,7 @@ class Kind:
     no_new_privs: bool = False
 
     def command(self) -> Sequence[str]:
-        """What stands before the program."""
+        """The command that is put before the program's."""
         before = []
         if self.starter is not None:
             before += ["setpriv", f"--reuid={self.starter}", f"--regid={self.starter}", "--clear-groups"]
@@ -85,7 +85,7 @@ class Contained:
         return pid
 
     def say(self) -> None:
-        """An empty line."""
+        """Writes an empty line to the program."""
         assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
@@ -97,7 +97,7 @@ class Contained:
 
     def end(self) -> Tuple[bytes, bytes]:
         """Say the line that ends it; what it still had to say on its output and error output."""
-        output, errors = self.process.communicate(b"\n", timeout=20)
+        output, errors = self.process.communicate(b"\n", timeout=scaled(20))
         return output, errors
 
 

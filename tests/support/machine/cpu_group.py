@@ -20,7 +20,7 @@ class CpuGroup:
                 (self._path / "cgroup.procs").write_text(str(pid))
 
     def limit(self, cores: float, period_ms: int) -> None:
-        """Like CPUQuota= and CPUQuotaPeriodSec=."""
+        """Limits the group as CPUQuota= and CPUQuotaPeriodSec= do."""
         period_us = period_ms * 1000
         if (self._path / "cpu.cfs_quota_us").exists():
             (self._path / "cpu.cfs_period_us").write_text(str(period_us))

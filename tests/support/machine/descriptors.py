@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def open_files(pid: int) -> dict[int, str]:
-    """Descriptor -> what it names. One that is closed at this moment is left out."""
+    """What each descriptor names. One that is closed at this moment is left out."""
     found = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 
 class NoNamespaces(Exception):
-    """They cannot be made here; the text says why."""
+    """Network namespaces cannot be made here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """One of them. address: its own, reachable from this machine."""
+    """One network namespace. address: its own, reachable from this machine."""
 
     name: str
     address: str
 
     def command(self, *arguments: str) -> list[str]:
-        """The same command inside of it."""
+        """The same command, run in the namespace."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
 
 @contextlib.contextmanager
 def namespaces(count: int) -> Iterator[list[Namespace]]:
-    """So many. Raises NoNamespaces."""
+    """That many namespaces. Raises NoNamespaces."""
     made = []
     try:
         for number in range(count):

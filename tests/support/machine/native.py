@@ -87,7 +87,7 @@ def _launching_device_code() -> Path:
 
 
 def collector_sources() -> list[Path]:
-    """All of the collector."""
+    """All C files of the collector."""
     return sorted(COLLECTOR.rglob("*.c"))
 
 
@@ -126,28 +126,28 @@ class FakeCuda:
             raise KeyError(key)
 
     def launch(self, name: str = "kernel", count: int = 1, duration_ns: int = 1000, stream: int = 0) -> None:
-        """`count` kernel launches."""
+        """Launches `count` kernels."""
         self._library.fake_launch_many(name.encode(), count, ctypes.c_uint64(duration_ns), stream)
 
     def driver_launch(self, name: str = "kernel", duration_ns: int = 1000, stream: int = 0) -> None:
-        """One cuLaunchKernel."""
+        """Calls cuLaunchKernel once."""
         self._library.fake_driver_launch(name.encode(), ctypes.c_uint64(duration_ns), stream)
 
     def graph_launch(self, names: Sequence[str], duration_ns: int = 1000, stream: int = 0) -> None:
-        """One cudaGraphLaunch of a graph of kernels."""
+        """Calls cudaGraphLaunch once, for a graph of kernels."""
         encoded = (ctypes.c_char_p * len(names))(*[name.encode() for name in names])
         self._library.fake_graph_launch(encoded, len(names), ctypes.c_uint64(duration_ns), stream)
 
     def memcpy(self, size: int = 4096, *, to_device: bool = True, duration_ns: int = 1000, stream: int = 0) -> None:
-        """One cudaMemcpyAsync."""
+        """Calls cudaMemcpyAsync once."""
         self._library.fake_memcpy(ctypes.c_uint64(size), int(to_device), ctypes.c_uint64(duration_ns), stream)
 
     def memset(self, size: int = 4096, duration_ns: int = 1000, stream: int = 0) -> None:
-        """One cudaMemsetAsync."""
+        """Calls cudaMemsetAsync once."""
         self._library.fake_memset(ctypes.c_uint64(size), ctypes.c_uint64(duration_ns), stream)
 
     def sync(self, stream: int = 0) -> None:
-        """One cudaStreamSynchronize: waits for the stream's simulated work."""
+        """Calls cudaStreamSynchronize once, which waits for the stream's simulated work."""
         self._library.fake_sync(stream)
 
     def forget_users(self) -> None:
@@ -166,7 +166,7 @@ class FakeCuda:
         self._library.fake_kineto_begin()
 
     def kineto_end(self) -> int:
-        """It ends; the number of kernels that it got."""
+        """Ends Kineto's session. Returns how many kernels it got."""
         return int(self._library.fake_kineto_end())
 
     def written(self, kind: int) -> int:
@@ -180,7 +180,7 @@ class FakeCuda:
 
     @property
     def finalized(self) -> int:
-        """Successful cuptiFinalize calls."""
+        """Number of successful cuptiFinalize calls."""
         return int(self._library.fake_finalized())
 
     @property

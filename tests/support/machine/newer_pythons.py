@@ -61,7 +61,7 @@ def _sources(etc_apt: Path) -> Iterator[str]:
 
 
 class _Apt:
-    """apt with everything of its own below one folder."""
+    """apt with all its files below one folder."""
 
     def __init__(self, folder: Path, source: str) -> None:
         self._archives = folder / "cache" / "archives"
@@ -87,7 +87,7 @@ class _Apt:
         self._options = [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
 
     def has(self, package: str) -> bool:
-        """Whether the suite has it."""
+        """Whether the suite has the package."""
         return _run(["apt-cache", *self._options, "show", package], check=False) == 0
 
     def update(self) -> None:
@@ -95,7 +95,7 @@ class _Apt:
         _run(["apt-get", *self._options, "-q", "update"])
 
     def fetch(self, packages: List[str]) -> List[Path]:
-        """Fetch them and all that they depend on."""
+        """Fetch the packages and all that they depend on."""
         wanted = ["install", "--no-install-recommends", "--download-only", "-y", "-q", *packages]
         _run(["apt-get", *self._options, *wanted])
         return sorted(self._archives.glob("*.deb"))
@@ -121,7 +121,7 @@ def _unpack(packages: List[Path], root: Path) -> None:
 
 
 def _compile_in_place(root: Path, versions: List[str]) -> None:
-    """Main programs that name the folder's loader and libraries."""
+    """Compile main programs that name the folder's loader and libraries."""
     libraries = root / "usr" / "lib" / f"{platform.machine()}-linux-gnu"
     loader = next(libraries.glob("ld-linux-*.so.*"))
     programs = root / "usr" / "local" / "bin"
@@ -136,7 +136,7 @@ def _compile_in_place(root: Path, versions: List[str]) -> None:
 
 
 def make(folder: Path = FOLDER) -> List[str]:
-    """Make them anew; the versions. Raises RuntimeError with apt's or dpkg's words."""
+    """Make all of them anew. Returns the versions. Raises RuntimeError with the message of apt or dpkg."""
     shutil.rmtree(folder, ignore_errors=True)
     apt = _Apt(folder / "apt", mirror())
     apt.update()
@@ -149,7 +149,7 @@ def make(folder: Path = FOLDER) -> List[str]:
 
 
 def main() -> int:
-    """Make those that are missing."""
+    """Make the releases that are missing."""
     if all(find(version) for version in VERSIONS):
         print(f"Python {' and '.join(VERSIONS)} are there")
         return 0

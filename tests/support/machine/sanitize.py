@@ -32,7 +32,7 @@ def run(sanitizer: str) -> int:
 
 
 def main() -> int:
-    """All that are asked for, or all there are."""
+    """Run the sanitizers that are named on the command line, or all of them."""
     for sanitizer in sys.argv[1:] or SANITIZERS:
         if not has_sanitizer(sanitizer):
             sys.stderr.write(f"skipped: this compiler has no -fsanitize={sanitizer}\n")

@@ -27,7 +27,7 @@ _SET_NO_NEW_PRIVS, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 
 
 def returns(action: int) -> Instruction:
-    """RET action."""
+    """Instruction that returns the action."""
     return (0x06, 0, 0, action)
 
 
@@ -58,11 +58,14 @@ class Host:
         return self.process.pid
 
     def ask(self, do: str, **fields: Any) -> Any:
-        """One question, its answer."""
+        """Sends one question to the host. Returns its answer."""
+        from support.waiting import scaled  # the host runs this file alone
+
+        deadline_s = scaled(DEADLINE_S)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         while b"\n" not in self._heard:
-            ready, _write, _error = select.select([self.process.stdout], [], [], DEADLINE_S)
+            ready, _write, _error = select.select([self.process.stdout], [], [], deadline_s)
             assert ready, "no answer"
             data = os.read(self.process.stdout.fileno(), 1 << 16)
             assert data, "it ended"
@@ -83,7 +86,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """In the calling thread."""
+    """Installs the filter in the calling thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(program, len(program))
     described = _Program(len(program) // 8, ctypes.addressof(buffer))

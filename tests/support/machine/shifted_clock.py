@@ -20,10 +20,10 @@ class ShiftedClock:
         self._seconds = ctypes.c_int64.from_buffer(self._map)
 
     def environ(self) -> dict[str, str]:
-        """For the environment of those processes."""
+        """Variables that make processes use this clock."""
         library = build("shifted_clock.so", [FAKES / "shifted_clock.c"], ("-shared", "-fPIC", "-O2"))
         return {"LD_PRELOAD": str(library), "SHIFTED_CLOCK": str(self._path)}
 
     def set_forward(self, seconds: int) -> None:
-        """Or back, if it is negative; by so much from the machine's own time."""
+        """Shift the clock from the machine's own time by that much; back if it is negative."""
         self._seconds.value = seconds

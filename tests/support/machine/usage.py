@@ -12,14 +12,14 @@ SAMPLE_PERIOD_S = 0.5
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all its threads, also of those that have ended; 0 if it has ended itself."""
+    """CPU time of all threads of a process, ended ones included; 0 if the process has ended."""
     with contextlib.suppress(OSError):
         return time.clock_gettime_ns(~pid << 3 | 2)  # the kernel's number of the process's CPU clock
     return 0
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads."""
+    """Children of all threads of a process."""
     found = []
     for path in (PROC / str(pid) / "task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def _kb(pid: int, file: str, field: str) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident now."""
+    """Resident memory of a process now."""
     return _kb(pid, "status", "VmRSS")
 
 
@@ -47,7 +47,7 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def pss_bytes(pid: int) -> int:
-    """Resident now; what n processes share counts 1/n."""
+    """Proportional set size of a process now: what n processes share counts 1/n."""
     return _kb(pid, "smaps_rollup", "Pss")
 
 

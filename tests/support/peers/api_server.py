@@ -30,7 +30,7 @@ ACCOUNT = "system:serviceaccount:kineto:kinetod"
 def pod(
     name: str, namespace: str = "training", *, uid: str = "", node: str = "node-1", **status: Any
 ) -> dict[str, Any]:
-    """As the API server has it."""
+    """A pod as the API server describes it."""
     conditions = [{"type": "Ready", "status": "True"}]
     return {
         "apiVersion": "v1",
@@ -52,7 +52,7 @@ def kinetod(node: str = "node-1", ready: bool = True, **ports: int) -> dict[str,
 
 @dataclass
 class ApiServer:
-    """What it knows; tests change it while it runs."""
+    """The server and what it knows; tests change it while it runs."""
 
     folder: Path
     users: dict[str, dict[str, Any]] = field(default_factory=dict)  # by token
@@ -72,11 +72,11 @@ class ApiServer:
 
     @property
     def environ(self) -> dict[str, str]:
-        """As in a pod."""
+        """Variables of a process in a pod."""
         return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self.port)}
 
     def asked(self, path: str) -> list[Any]:
-        """What was sent to paths that end like this."""
+        """Requests to paths with this ending."""
         return [body for _, each, body in self.requests if each.endswith(path)]
 
     def kubeconfig(self, token: str = "", **extra: Any) -> str:
@@ -100,7 +100,7 @@ class ApiServer:
     # requests
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Every request."""
+        """Answers every request."""
         body = await request.json() if request.can_read_body else None
         self.requests.append((request.method, request.path, body))
         if self.silent:
@@ -210,7 +210,7 @@ def _status(code: int, message: str) -> web.Response:
 
 @contextlib.contextmanager
 def api_server(folder: Path, port: int = 0) -> Iterator[ApiServer]:
-    """One that serves."""
+    """A running server."""
     folder.mkdir(parents=True, exist_ok=True)
     server = ApiServer(folder)
     authority = Authority("kubernetes")

@@ -23,7 +23,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority."""
 
     def __init__(self, name: str = "authority") -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -60,7 +60,7 @@ class Authority:
         return Pair(_pem(certificate), private)
 
     def channel(self, address: str, client: Pair | None) -> grpc.Channel:
-        """To a server whose certificate of this authority has the name localhost."""
+        """A channel to a server whose certificate of this authority has the name localhost."""
         credentials = grpc.ssl_channel_credentials(
             self.certificate, client.key if client else None, client.certificate if client else None
         )
@@ -68,7 +68,7 @@ class Authority:
 
 
 def write_server_files(folder: Path, server: Pair, client_ca: bytes) -> None:
-    """server.pem, server.key and clients.pem, each replaced as a whole."""
+    """Write server.pem, server.key and clients.pem, each replaced as a whole."""
     for name, data in (("server.pem", server.certificate), ("server.key", server.key), ("clients.pem", client_ca)):
         new = folder / f"{name}.new"
         new.write_bytes(data)

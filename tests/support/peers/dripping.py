@@ -16,7 +16,7 @@ HANDSHAKE = b"\x16\x03\x03\x40\x00"  # of TLS, that there come 16 KiB
 
 
 class Dripping:
-    """One that serves. port: where; met: somebody has been dripped on."""
+    """A running server. port: where it listens; met: set once it has dripped on somebody."""
 
     def __init__(self, said: bytes, context: ssl.SSLContext | None, path: Path | None) -> None:
         self._said = said
@@ -29,7 +29,7 @@ class Dripping:
         self.met = threading.Event()
 
     def serve(self) -> None:
-        """Until it is closed."""
+        """Serves until it is closed."""
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
@@ -49,7 +49,7 @@ class Dripping:
                         return
 
     def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self._stopped.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -48,7 +48,7 @@ def pod(holder: ContainerRef, resource: str, *ids: str) -> pb.PodResources:
 
 @contextlib.contextmanager
 def running_kubelet(socket: Path, *pods: pb.PodResources) -> Iterator[None]:
-    """One that serves in threads, as the kubelet's lies there: only root may connect."""
+    """A kubelet that serves in threads. Only root may connect, as to the real one."""
 
     class Lister(PodResourcesListerServicer):
         def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:

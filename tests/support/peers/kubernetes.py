@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 @functools.cache
 def kustomize_version() -> tuple[int, int] | None:
-    """Of the kustomize in kubectl; (2, 0) in those that do not tell. None: there is no kubectl."""
+    """Version of the kustomize in kubectl; (2, 0) if it does not tell, None without kubectl."""
     if shutil.which("kubectl") is None:
         return None
     done = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True, check=False, timeout=60)
@@ -59,7 +59,7 @@ def resource_files() -> Iterator[tuple[Path, Manifest]]:
 
 
 def base_daemon_set() -> Manifest:
-    """As it lies there; no renderer is needed."""
+    """The DaemonSet as the file has it; no renderer is needed."""
     loaded = yaml.safe_load((MANIFESTS / "base/daemon-set.yaml").read_text())
     assert isinstance(loaded, dict)
     return loaded
@@ -88,12 +88,12 @@ def _joined(old: Any, new: Any) -> Any:
 
 
 def only(manifests: list[Manifest], kind: str) -> Manifest:
-    """The one of this kind."""
+    """The only manifest of this kind."""
     (found,) = (each for each in manifests if each["kind"] == kind)
     return found
 
 
 def containers(daemon_set: Manifest) -> dict[str, Manifest]:
-    """By name, with those that run first."""
+    """Containers by name, init containers included."""
     pod = daemon_set["spec"]["template"]["spec"]
     return {each["name"]: each for each in (*pod["initContainers"], *pod["containers"])}

@@ -13,7 +13,7 @@ from support.peers.certificates import Authority
 
 @dataclass
 class Received:
-    """One request; names of headers in lower case."""
+    """One request. Names of headers are in lower case."""
 
     path: str
     headers: Mapping[str, str]

@@ -16,13 +16,13 @@ _PIECE = 1 << 16
 
 
 def credentials() -> dict[str, str]:
-    """For the environment of a daemon."""
+    """Variables with the credentials, for the environment of a daemon."""
     return {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 @dataclass
 class Proxy:
-    """Counts what it lets through, and cuts connections when it is told to."""
+    """A proxy that counts what it lets through, and cuts connections when it is told to."""
 
     target: tuple[str, int]
     parts: list[int] = field(default_factory=list)  # numbers of the parts that were begun
@@ -81,7 +81,7 @@ class S3:
     fs: Any
 
     def names(self) -> list[str]:
-        """Keys in the bucket."""
+        """Keys of all objects in the bucket."""
         return sorted(path.removeprefix(f"{BUCKET}/") for path in self.fs.find(BUCKET))
 
     def unfinished(self) -> list[str]:
@@ -89,7 +89,7 @@ class S3:
         return [each["Key"] for each in self.fs.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])]
 
     def content(self, name: str) -> bytes:
-        """Of one object."""
+        """Content of one object."""
         data: bytes = self.fs.cat_file(f"{BUCKET}/{name}")
         return data
 

@@ -28,7 +28,7 @@ from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
 from support.service.cli import Result
 from support.service.daemon import IMPORT_PATH, REPOSITORY
-from support.waiting import until
+from support.waiting import scaled, until
 
 ADA, BOB = 61001, 61002
 USERS = {"ada": ADA, "bob": BOB}
@@ -84,7 +84,7 @@ def has_freezer() -> bool:
 
 
 def why_not() -> str:
-    """Why there can be no Slurm of the test's own here; empty if there can."""
+    """Why the test cannot have a Slurm of its own here; empty if it can."""
     if os.geteuid() != 0:
         return "a Slurm of the test's own takes root"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -96,7 +96,7 @@ def why_not() -> str:
 
 
 class Cluster:
-    """Two nodes. Commands of users run on them through `run`."""
+    """A cluster of two nodes. Commands of users run on them through `run`."""
 
     def __init__(self, root: Path, *, proctrack: str = LINUXPROC) -> None:
         self.root = root
@@ -156,7 +156,7 @@ class Cluster:
         (self.root / "cluster.json").write_text(json.dumps(told))
 
     def wait(self) -> None:
-        """Until every node takes jobs and every daemon answers."""
+        """Waits until every node takes jobs and every daemon answers."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"started\n", self.logs()
 
@@ -182,7 +182,7 @@ class Cluster:
     def run(self, *command: str, uid: int = 0, environ: Mapping[str, str] | None = None) -> Result:
         """A command of a user on the login node."""
         process = self.start(*command, uid=uid, environ=environ)
-        output, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=scaled(DEADLINE_S))
         return Result(process.returncode, output, errors)
 
     def start(
@@ -198,7 +198,7 @@ class Cluster:
         )  # fmt: skip
 
     def kinetoctl(self, *arguments: str, uid: int) -> Result:
-        """kinetoctl of a user."""
+        """Runs kinetoctl as a user of the cluster."""
         return self.run(*KINETOCTL, *arguments, uid=uid, environ={"KINETO_HOST_ADDRESS": self.template})
 
     def submit(self, *options: str, uid: int = ADA) -> int:
@@ -218,15 +218,15 @@ class Cluster:
         return until(found, f"{', '.join(names)} run", DEADLINE_S, state=self.logs)
 
     def trace(self, name: str, *options: str, uid: int = ADA) -> Result:
-        """`kinetoctl trace` of a Slurm job, for a short time."""
+        """Runs `kinetoctl trace` of a Slurm job, for a short time."""
         return self.kinetoctl("trace", "--slurm-job", name, "--duration", "200ms", "-o", "json", *options, uid=uid)
 
     def ready(self, ids: Sequence[int], count: int) -> None:
-        """Until so many processes of these jobs have an agent that waits."""
+        """Waits until that many processes of these jobs have a waiting agent."""
         request = pb.ListProcessesRequest(selector=pb.Selector(job_ids=map(str, ids), helpers=True))
 
         def states() -> list[int]:
-            answers = (stub.ListProcesses(request, timeout=DEADLINE_S) for stub in self.stubs())
+            answers = (stub.ListProcesses(request, timeout=scaled(DEADLINE_S)) for stub in self.stubs())
             return [process.agent_state for answer in answers for process in answer.processes]
 
         expected = [pb.AGENT_STATE_READY] * count
@@ -240,13 +240,13 @@ class Cluster:
         return [ProfilerStub(channel) for channel in self._channels]  # type: ignore[no-untyped-call]  # generated code
 
     def end_jobs(self) -> None:
-        """Until no job is left."""
+        """Cancels all jobs and waits until none is left."""
         self.run("scancel", "--partition=test")
         until(lambda: not self.run("squeue", "--noheader").stdout, "no job is left", DEADLINE_S, state=self.logs)
 
     def on(self, node: str, *command: str) -> str:
-        """What a command of root's prints on a node."""
-        output, errors = self.start(*command, node=node).communicate(timeout=DEADLINE_S)
+        """Runs a command as root on a node. Returns its output."""
+        output, errors = self.start(*command, node=node).communicate(timeout=scaled(DEADLINE_S))
         return output + errors
 
     def _init_of(self, node: str) -> int:
@@ -258,7 +258,7 @@ class Cluster:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def close(self) -> None:
-        """Ends everything in it."""
+        """Ends all processes of the cluster."""
         for channel in self._channels:
             channel.close()
         self._process.communicate()  # it ends with its standard input

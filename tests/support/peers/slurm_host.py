@@ -46,7 +46,7 @@ def _start(command: List[str], log: Path, environ: Optional[Mapping[str, str]] =
 
 
 def _outlive() -> NoReturn:
-    """Takes in the dead, as the first process of a PID namespace has to."""
+    """Reaps orphans, as the first process of a PID namespace has to."""
     while True:
         try:
             os.wait()
@@ -55,7 +55,7 @@ def _outlive() -> NoReturn:
 
 
 def cluster(root: Path, told: Mapping[str, Any]) -> NoReturn:
-    """Users, munge, the controller, the nodes."""
+    """Sets up the users, munge, the controller and the nodes."""
     _mount("none", Path("/"), flags=_MS_REC | _MS_PRIVATE)
     for name in ("passwd", "group"):
         _mount(str(root / name), Path("/etc", name), flags=_MS_BIND)

@@ -10,12 +10,12 @@ APPROVAL = Approval(PLAIN)
 
 
 def approval_of(pid: int, *, administrator: bool = True) -> Approval:
-    """Of a process as it is."""
+    """The approval that fits a process as it is."""
     return Approval(credentials.read(pid), administrator)
 
 
 def message_of(pid: int) -> messages.Approved:
-    """The same, as it travels."""
+    """The same approval as a message."""
     found = credentials.read(pid)
     return messages.Approved(
         uids=(found.uids[0], found.uids[1], found.uids[2], found.uids[3]),

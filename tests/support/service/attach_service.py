@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.service.daemon import IMPORT_PATH
-from support.waiting import until
+from support.waiting import scaled, until
 
 SERVICE_UID, CALLER_UID, OWNER_UID = 64990, 64991, 64992
 CAPABILITIES = ("sys_ptrace", "dac_read_search", "sys_admin")  # as in the unit; a test compares
@@ -22,7 +22,7 @@ _LISTEN_FD = 3
 
 
 def unprivileged(uid: int, *capabilities: str) -> list[str]:
-    """Prefix of a command: as that user with these capabilities only, in the bounding set too."""
+    """Prefix that runs a command as that user with these capabilities only, in the bounding set too."""
     listed = ",".join(["-all", *(f"+{name}" for name in capabilities)])
     sets = ("--inh-caps", listed, "--ambient-caps", listed, "--bounding-set", listed)
     return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--no-new-privs", *sets]
@@ -35,12 +35,12 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": IMPORT_PATH},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
 
 
 class Service:
-    """A running one."""
+    """A running attach helper service."""
 
     def __init__(self, root: Path, *options: str) -> None:
         self.root = root
@@ -56,7 +56,7 @@ class Service:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """As systemd does at the first connection; it is not waited for, since the socket is there."""
+        """Starts the service as systemd does at the first connection. Does not wait, since the socket exists."""
         command = [
             *unprivileged(SERVICE_UID, *CAPABILITIES),
             "sh", "-c", _START, "sh",
@@ -79,14 +79,14 @@ class Service:
             os.dup2(self._listener.fileno(), _LISTEN_FD)
 
     def stop(self) -> None:
-        """Ends it, if it runs."""
+        """Stops the service if it runs."""
         if self.process is not None:
             self.process.terminate()
             assert self.process.wait(20) == 0, self.log()
             self.process = None
 
     def log(self) -> str:
-        """What it has logged so far."""
+        """What the service has logged so far."""
         return self._log.read_text()
 
     def logged(self, text: str) -> None:

@@ -22,6 +22,8 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
+from support.waiting import scaled
+
 TIMEOUT_S = 20
 OK = "OK"
 
@@ -37,7 +39,7 @@ class Answer:
 
     @property
     def only(self) -> Any:
-        """The one message."""
+        """The only message of the answer."""
         assert self.code == OK, self
         (message,) = self.messages
         return message
@@ -47,7 +49,7 @@ def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000
     """Makes a call; of a stream at most so many messages."""
     stub: Any = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
     try:
-        found = getattr(stub, name)(request, timeout=TIMEOUT_S)
+        found = getattr(stub, name)(request, timeout=scaled(TIMEOUT_S))
         if isinstance(found, Message):
             return Answer(OK, messages=(found,))
         messages = []
@@ -82,11 +84,11 @@ class CallsAs:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the process that makes the calls."""
         return self._process.pid
 
     def call(self, address: str, name: str, request: Message, *, most: int = 1000) -> Answer:
-        """As the function `call`."""
+        """Does what the function `call` does, in that process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         text = json_format.MessageToDict(request)
         kind = type(request).__name__

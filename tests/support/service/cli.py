@@ -13,21 +13,21 @@ import pytest
 from kinetoctl.__main__ import main
 
 from support.service.daemon import IMPORT_PATH, Daemon
-from support.waiting import until
+from support.waiting import scaled, until
 
 DEADLINE_S = 60
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of kinetoctl left."""
+    """Exit status and output of a run of kinetoctl."""
 
     code: int
     stdout: str
     stderr: str
 
     def json(self) -> Any:
-        """Stdout, which must be one JSON value and nothing else."""
+        """Standard output, which must be one JSON value and nothing else."""
         return json.loads(self.stdout)
 
 
@@ -53,12 +53,14 @@ def run_process(
 ) -> Result:
     """Run kinetoctl as a process of its own. prefix: a command that runs the command behind it."""
     command = [*prefix, *kinetoctl(*arguments)]
-    done = subprocess.run(command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(
+        command, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=scaled(DEADLINE_S)
+    )
     return Result(done.returncode, done.stdout, done.stderr)
 
 
 def wait_for_agent(daemon: Daemon, pid: int) -> None:
-    """Until the agent in this process can be asked for a trace."""
+    """Waits until the agent in this process can be asked for a trace."""
 
     def ready() -> bool:
         found = run_process(["ps", "--pid", str(pid), "-o", "json"], daemon.client_environ())
@@ -68,7 +70,7 @@ def wait_for_agent(daemon: Daemon, pid: int) -> None:
 
 
 def wait_for_records(daemon: Daemon, pid: int) -> None:
-    """Until the daemon has copied a record of the running capture of this process."""
+    """Waits until the daemon has copied a record of the running capture of this process."""
     environ = daemon.client_environ()
 
     def recorded() -> bool:

@@ -28,7 +28,7 @@ class Plan:
     period_s: float
 
     def targets(self, number: int) -> tuple[list[int], float]:
-        """Of one capture, and its length in seconds."""
+        """Number of one capture's targets, and its length in seconds."""
         calm = self.pids[self.busy :]
         if number % 20 == 0:
             return self.pids, 1.0
@@ -51,7 +51,7 @@ class Captures:
         self.forget()
 
     def forget(self) -> None:
-        """Starts to count."""
+        """Starts to count anew."""
         self.started = self.targets = self.records = self.fetched_bytes = self.lost = self.late = 0
         self.verdicts: Counter[str] = Counter()
         self.seconds: list[float] = []  # from a capture's creation to the last of its verdicts

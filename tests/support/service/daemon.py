@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2
@@ -24,9 +25,12 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 
+from support.waiting import scaled
+
 REPOSITORY = Path(__file__).parents[3]
 START_DEADLINE_S = 30
 STOP_DEADLINE_S = 20
+AGENT_DEADLINE_S = 10  # the defaults of captures.agent_deadline and attach.deadline
 # The packages of the repository, before what this process was told to import from.
 IMPORT_PATH = os.pathsep.join(
     [
@@ -37,7 +41,7 @@ IMPORT_PATH = os.pathsep.join(
 
 
 def as_user(uid: int | None) -> list[str]:
-    """Prefix of a command that runs as another user, who may read (not write) everything: Python may lie in /root."""
+    """Prefix that runs a command as a user who may read, not write, everything: Python may lie in /root."""
     if uid is None:
         return []
     capability = "-all,+dac_read_search"
@@ -83,7 +87,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
-        """Of the running daemon."""
+        """Pid of the running daemon."""
         assert self.process is not None
         return self.process.pid
 
@@ -99,7 +103,7 @@ class Daemon:
         ]  # fmt: skip
 
     def client_environ(self) -> dict[str, str]:
-        """Environment for clients and targets of this daemon."""
+        """Environment of clients and targets of this daemon."""
         return {
             **os.environ,
             "PYTHONPATH": IMPORT_PATH,
@@ -119,12 +123,20 @@ class Daemon:
                 os.chown(notify_path, self.uid, self.uid)
             self.process = subprocess.Popen(
                 self.command(),
-                env={"KINETOD_STORE_START_FREE_BYTES": "0", **self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
+                env={**self._defaults(), **self.client_environ(), "NOTIFY_SOCKET": str(notify_path)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
         self._await_ready(notify, notify_path)
+
+    def _defaults(self) -> dict[str, str]:
+        """Settings for a machine with little disk; unless a file has the deadlines, also for a slow one."""
+        defaults = {"KINETOD_STORE_START_FREE_BYTES": "0"}
+        if "--config" not in self.options:
+            deadline = f"{round(1000 * scaled(AGENT_DEADLINE_S))}ms"
+            defaults |= {"KINETOD_AGENT_DEADLINE": deadline, "KINETOD_ATTACH_DEADLINE": deadline}
+        return defaults
 
     def _await_ready(self, notify: socket.socket, notify_path: Path) -> None:
         process = self.process
@@ -152,9 +164,10 @@ class Daemon:
         threading.Thread(target=report_end, name="daemon-end", daemon=True).start()
         self._collector = threading.Thread(target=collect, name="daemon-messages", daemon=True)
         self._collector.start()
-        if not known.wait(START_DEADLINE_S):
+        deadline_s = scaled(START_DEADLINE_S)
+        if not known.wait(deadline_s):
             self.kill()
-            raise DaemonFailed(f"not ready after {START_DEADLINE_S} s\n{self.log()}")
+            raise DaemonFailed(f"not ready after {deadline_s:g} s\n{self.log()}")
         if not any("READY=1" in message for message in notified):
             raise DaemonFailed(f"exit status {process.wait()}\n{self.log()}")
 
@@ -163,11 +176,11 @@ class Daemon:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def stop(self) -> int:
-        """SIGTERM and wait; the exit status."""
+        """Sends SIGTERM and waits. Returns the exit status."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """SIGKILL and wait; the exit status."""
+        """Sends SIGKILL and waits. Returns the exit status."""
         return self._end(signal.SIGKILL)
 
     def disconnect(self) -> None:
@@ -183,7 +196,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            return self.process.wait(STOP_DEADLINE_S)
+            return self.process.wait(scaled(STOP_DEADLINE_S))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -191,18 +204,39 @@ class Daemon:
         finally:
             self.process = None
             if self._collector is not None:
-                self._collector.join(STOP_DEADLINE_S)
+                self._collector.join(scaled(STOP_DEADLINE_S))
 
     def channel(self) -> grpc.Channel:
-        """One channel, closed with the daemon."""
+        """The daemon's one channel, closed with the daemon."""
         if self._channel is None:
             self._channel = grpc.insecure_channel(self.address)
-            grpc.channel_ready_future(self._channel).result(timeout=START_DEADLINE_S)
+            grpc.channel_ready_future(self._channel).result(timeout=scaled(START_DEADLINE_S))
         return self._channel
 
     def stub(self) -> ProfilerStub:
-        """The service."""
-        return ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+        """The service. The deadlines of its calls are scaled with the machine."""
+        stub = ProfilerStub(self.channel())  # type: ignore[no-untyped-call]  # generated code
+        for name, method in vars(stub).items():
+            setattr(stub, name, _Scaled(method))
+        return stub
+
+
+class _Scaled:
+    """A method of the service with scaled deadlines."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __call__(self, request: object, timeout: float | None = None, **options: Any) -> Any:
+        return self._method(request, timeout=timeout and scaled(timeout), **options)
+
+    def with_call(self, request: object, timeout: float | None = None, **options: Any) -> Any:
+        """The answer and the call."""
+        return self._method.with_call(request, timeout=timeout and scaled(timeout), **options)
+
+    def future(self, request: object, timeout: float | None = None, **options: Any) -> Any:
+        """The call, not waited for."""
+        return self._method.future(request, timeout=timeout and scaled(timeout), **options)
 
 
 def watch_to_end(stub: ProfilerStub, capture_id: str, timeout_s: float = 60) -> pb.Capture:

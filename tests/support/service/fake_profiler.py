@@ -23,6 +23,8 @@ from grpc_status import rpc_status
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
+from support.waiting import scaled
+
 START_DEADLINE_S = 10
 
 
@@ -154,7 +156,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
 
 @dataclass(frozen=True)
 class FakeServer:
-    """Where it listens."""
+    """A running server: its address and its profiler."""
 
     address: str
     profiler: FakeProfiler
@@ -179,7 +181,7 @@ def serve(profiler: FakeProfiler) -> Iterator[FakeServer]:
         thread = threading.Thread(target=loop.run_until_complete, args=(_serve(profiler, address, started, stop),))
         thread.start()
         try:
-            assert started.wait(START_DEADLINE_S)
+            assert started.wait(scaled(START_DEADLINE_S))
             yield FakeServer(address, profiler)
         finally:
             loop.call_soon_threadsafe(stop.set)

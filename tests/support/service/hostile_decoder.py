@@ -14,17 +14,17 @@ from kinetod.captures.result.decode_worker import _ENVIRONMENT, main
 
 
 class Taken(NamedTuple):
-    """In place of a Conversion."""
+    """Stands in for a Conversion."""
 
     said: Any
 
     def to_dict(self) -> dict[str, Any]:
-        """What the daemon gets."""
+        """What the daemon gets as the answer."""
         return {"said": self.said}
 
 
 def attack(target_dir: Path, *, formats: Sequence[str]) -> Taken:
-    """Runs the code."""
+    """Runs the code of the attack."""
     names: dict[str, Any] = {"own": target_dir, "said": None}
     exec(formats[0], names)
     return Taken(names["said"])

@@ -29,7 +29,7 @@ def ended_capture(number: int, content: bytes, *, uid: int = 1000) -> pb.Capture
 
 
 def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000) -> pb.Capture:
-    """Into an open store, measured."""
+    """Puts an ended capture into an open store, with its size measured."""
     capture = ended_capture(number, content, uid=uid)
     store.insert(capture, key="", request_hash="h")
     file_path(store, capture).write_bytes(content)
@@ -38,5 +38,5 @@ def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: in
 
 
 def file_path(store: Store, capture: pb.Capture) -> Path:
-    """Of its one file."""
+    """Path of the capture's only file."""
     return store.target_dir(capture.id, key_of(capture.targets[0])) / FILE

@@ -35,7 +35,7 @@ def command(script: str) -> list[str]:
 
 
 def be_agent(channel: socket.socket, script: str) -> None:
-    """At the other end of the channel, until the daemon closes it."""
+    """Plays the agent at the other end of the channel, until the daemon closes it."""
     with channel:
         if script == "agent":
             channel.send(wire.encode(hello_message(argv=["attached"])))

@@ -62,7 +62,7 @@ STEPS_OF = {
 
 
 def hit(step: str) -> None:
-    """Tells the test, and waits for its answer; without a test, goes on."""
+    """Tells the test about the step and waits for its answer; goes on at once without a test."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         try:
             sock.connect(os.environ["STEPS"])
@@ -73,7 +73,7 @@ def hit(step: str) -> None:
 
 
 def wrapped(function: Any, step: str, side: str) -> Any:
-    """The same function with a step."""
+    """The same function, with a step before it."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -99,7 +99,7 @@ def wrapped(function: Any, step: str, side: str) -> Any:
 
 
 def install(steps: dict[str, tuple[str, str, str]]) -> None:
-    """Puts the steps in."""
+    """Wraps the functions that have steps."""
     for step, (module, path, side) in steps.items():
         owner: Any = importlib.import_module(module)
         *parents, name = path.split(".")

@@ -13,7 +13,7 @@ from pathlib import Path
 from kinetod.attach.inspect.process_inspection import Access, Executable, InspectedProcess, OwnFacts, Seccomp
 from kinetod.attach.policy.preconditions import Subject
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 SLEEP = shutil.which("sleep") or "/bin/sleep"
 DEADLINE_S = 20.0
@@ -23,7 +23,7 @@ VFORK = "#include <unistd.h>\nint main(void) { if (vfork() == 0) { pause(); _exi
 
 
 def state(pid: int) -> str:
-    """One letter, as in ps; empty if there is no such process."""
+    """State of the process as one letter, as in ps; empty if there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return ""
@@ -51,7 +51,7 @@ def python(
     process = subprocess.Popen([*prefix, executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        ready, _write, _error = select.select([process.stdout], [], [], DEADLINE_S)
+        ready, _write, _error = select.select([process.stdout], [], [], scaled(DEADLINE_S))
         assert ready and process.stdout.readline().strip().isdigit()
         yield process.pid
     finally:
@@ -61,7 +61,7 @@ def python(
 
 @contextlib.contextmanager
 def zombie() -> Iterator[int]:
-    """One that nobody waits for."""
+    """A process that has ended and that nobody waits for."""
     process = subprocess.Popen([SLEEP, "0"])
     until(lambda: state(process.pid) == "Z", "it has ended")
     yield process.pid
@@ -70,7 +70,7 @@ def zombie() -> Iterator[int]:
 
 @contextlib.contextmanager
 def stopped() -> Iterator[int]:
-    """By SIGSTOP."""
+    """A process that is stopped by SIGSTOP."""
     with python() as pid:
         os.kill(pid, signal.SIGSTOP)
         until(lambda: state(pid) == "T", "it is stopped")
@@ -79,7 +79,7 @@ def stopped() -> Iterator[int]:
 
 @contextlib.contextmanager
 def traced() -> Iterator[tuple[int, int]]:
-    """By strace; both pids."""
+    """A process that strace traces. Yields both pids."""
     with python() as pid:
         tracer = subprocess.Popen(["strace", "-q", "-o", "/dev/null", "-p", str(pid)], stderr=subprocess.DEVNULL)
         try:
@@ -93,7 +93,7 @@ def traced() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def uninterruptible(folder: Path) -> Iterator[int]:
-    """In state D."""
+    """A process in state D."""
     source, program = folder / "vfork.c", folder / "vfork"
     source.write_text(VFORK)
     subprocess.run([os.environ.get("CC") or "cc", "-Wno-deprecated-declarations", source, "-o", program], check=True)
@@ -107,7 +107,7 @@ def uninterruptible(folder: Path) -> Iterator[int]:
 
 
 def executable(**changes: object) -> Executable:
-    """A usual Python's."""
+    """What a usual Python's executable looks like."""
     usual = {"path": "/usr/bin/python3.11", "deleted": False, "bits": 64, "machine": "x86-64", "frozen": ""}
     return Executable(**{**usual, **changes})  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ def process_facts(**changes: object) -> InspectedProcess:
 
 
 def own_facts(**changes: object) -> OwnFacts:
-    """A user's daemon."""
+    """What a daemon of an ordinary user knows of itself."""
     usual = {
         "uid": 1000,
         "pids": frozenset((100, 99)),
@@ -153,5 +153,5 @@ def own_facts(**changes: object) -> OwnFacts:
 
 
 def subject(process: InspectedProcess | None = None, own: OwnFacts | None = None, **parts: object) -> Subject:
-    """What the rules look at."""
+    """A process as the rules see it."""
     return Subject(process=process or process_facts(), own=own or own_facts(), **parts)  # type: ignore[arg-type]

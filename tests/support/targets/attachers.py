@@ -13,6 +13,7 @@ from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 from support.agent.agent_daemon import Connection
 from support.campaigns.attach_harness import DEADLINE_S, NO_HELLO, Attempt
 from support.service.approvals import approval_of
+from support.waiting import scaled
 
 
 class HelperAttacher:
@@ -21,14 +22,14 @@ class HelperAttacher:
     name = "kinetod"
 
     def __init__(self, deadline_s: float = DEADLINE_S, *, wait_for_leave: bool = False) -> None:
-        self._deadline_s = deadline_s
+        self._deadline_s = scaled(deadline_s)
         self._wait_for_leave = wait_for_leave
         self._runner = asyncio.Runner()
         self._helpers = AttachHelpers(1)
         self._runner.run(self._helpers.start())
 
     def attach(self, pid: int) -> Attempt:
-        """One attach, Hello and detach."""
+        """Attaches, waits for the agent's Hello, and detaches."""
         try:
             key = ProcessKey(pid, start_time_ns(pid, PROC))
         except OSError as exc:
@@ -67,11 +68,11 @@ class HelperAttacher:
         return "success", ""
 
     def pids(self) -> set[int]:
-        """Of the helper processes."""
+        """Pids of the helper processes."""
         return self._helpers.pids()
 
     def close(self) -> None:
-        """End the helpers."""
+        """Ends the helper processes."""
         with contextlib.suppress(RuntimeError):
             self._runner.run(self._helpers.stop())
         self._runner.close()

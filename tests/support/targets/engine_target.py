@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kinetod.attach.attach_types import Bootstrap
 
-from support.waiting import until
+from support.waiting import scaled, until
 
 DEADLINE_S = 30.0
 PYENV = Path.home() / ".pyenv" / "versions"
@@ -82,7 +82,7 @@ class EngineTarget:
         )
         self.pid = self.process.pid
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it did not come up"
+        assert select.select([self.process.stdout], [], [], scaled(DEADLINE_S))[0], "it did not come up"
         assert self.process.stdout.readline() == b"up\n"
 
     def bootstrap(self, text: bytes = b"x") -> Bootstrap:
@@ -93,7 +93,7 @@ class EngineTarget:
         return Bootstrap(time.time_ns(), source.encode())
 
     def until_marked(self, times: int = 1) -> None:
-        """Until the bootstrap has run so often."""
+        """Waits until the bootstrap has run that many times."""
 
         def marked() -> bool:
             assert self.process.poll() is None, self.state()
@@ -102,27 +102,27 @@ class EngineTarget:
         until(marked, f"the bootstrap has run {times} times", state=self.state)
 
     def state(self) -> str:
-        """How it is, for messages."""
+        """State of the target, for messages."""
         return f"{self.mark.stat().st_size} marks, exit status {self.process.poll()}"
 
     def finish(self) -> dict[str, Any]:
-        """Let it end and hear its report; fails when it did not end well."""
+        """Lets the target end and reads its report. Raises AssertionError if it did not end well."""
         self._stop.touch()
-        output, errors = self.process.communicate(timeout=DEADLINE_S)
+        output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         assert self.process.returncode == 0, (self.process.returncode, errors.decode())
         assert errors == b"", errors.decode()
         report: dict[str, Any] = json.loads(output)
         return report
 
     def end(self) -> None:
-        """Kill it if it lives."""
+        """Kills the target if it is alive."""
         self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=scaled(DEADLINE_S))
 
 
 @contextmanager
 def engine_target(folder: Path, kind: str = "", executable: str = sys.executable) -> Iterator[EngineTarget]:
-    """Ended in any case."""
+    """A running target, which is ended in any case."""
     target = EngineTarget(folder, kind, executable)
     try:
         yield target
@@ -141,5 +141,5 @@ def pythons() -> Sequence[str]:
 
 
 def version_of(executable: str) -> str:
-    """For test names."""
+    """Version of an interpreter, for the names of tests."""
     return Path(executable).parts[-3] if executable != sys.executable else "this"

@@ -43,7 +43,7 @@ class FakeProgram:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Pid of the program."""
         return self.process.pid
 
     def __enter__(self) -> Self:
@@ -57,14 +57,14 @@ class FakeProgram:
             self.process.kill()
 
     def ask(self, line: str) -> str:
-        """One answer of the program; "" when it has ended."""
+        """Sends a command. Returns the program's answer; "" when it has ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
     def serves(self) -> bool:
-        """Whether the collector's thread is there."""
+        """Whether the collector's thread runs in the program."""
         return "kineto-agent" in self.ask("threads").split()
 
 

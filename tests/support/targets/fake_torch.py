@@ -53,24 +53,24 @@ class FakeTorch:
         memory._snapshot = self._snapshot
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """For the rest of the test."""
+        """Stands in for torch until the end of the test."""
         for module in (self.module, self.module.cuda, self.module.cuda.memory):
             monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def allocate(self, address: int, size: int) -> None:
-        """The program allocates."""
+        """Records that the program allocates memory."""
         self.blocks.append({"address": address, "size": size, "requested_size": size, "state": "active_allocated"})
         self._note("alloc", address, size)
 
     def free(self, address: int) -> None:
-        """The program frees."""
+        """Records that the program frees memory."""
         (block,) = [block for block in self.blocks if block["address"] == address]
         self.blocks.remove(block)
         self._note("free_requested", address, block["size"])
         self._note("free_completed", address, block["size"])
 
     def note(self, action: str, address: int, size: int) -> None:
-        """Any action."""
+        """Records any action of the allocator."""
         self._note(action, address, size)
 
     def _note(self, action: str, address: int, size: int) -> None:

@@ -23,7 +23,7 @@ from support.agent.agent_daemon import Connection
 from support.agent.python_child import environment
 from support.machine import newer_pythons
 from support.machine.descriptors import open_files
-from support.waiting import until
+from support.waiting import scaled, until
 
 DEADLINE_S = 30.0
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13", *newer_pythons.VERSIONS)
@@ -84,7 +84,7 @@ class LiveTarget:
         return self._command("eval", expression)
 
     def do(self, code: str) -> None:
-        """Execute some code there."""
+        """Executes code in the target."""
         self._command("do", code)
 
     def run(self, boot: Bootstrap) -> None:
@@ -107,13 +107,13 @@ class LiveTarget:
         boot = bootstrap.make(time.time_ns())
         self.run(boot)
         connection = self.channel(boot)
-        payload.send(connection.socket, self.pid, Deadline(DEADLINE_S))
-        connection.socket.settimeout(DEADLINE_S)
+        payload.send(connection.socket, self.pid, Deadline(scaled(DEADLINE_S)))
+        connection.socket.settimeout(scaled(DEADLINE_S))
         return connection
 
     def channel(self, boot: Bootstrap) -> Connection:
         """The channel that this bootstrap has opened."""
-        found = channel.await_channel(self.pid, boot.token, Deadline(DEADLINE_S))
+        found = channel.await_channel(self.pid, boot.token, Deadline(scaled(DEADLINE_S)))
         assert found is not None
         self._connections.append(Connection(found))
         return self._connections[-1]
@@ -126,11 +126,11 @@ class LiveTarget:
         return connection, hello
 
     def threads(self) -> int:
-        """How many threads the kernel knows."""
+        """Number of the target's threads, as the kernel counts them."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def descriptors(self) -> dict[int, str]:
-        """What is open there."""
+        """The target's open descriptors."""
         return open_files(self.pid)
 
     def until_alone(self) -> None:
@@ -138,13 +138,13 @@ class LiveTarget:
         until(lambda: self.threads() == 1, "the agent's threads are gone")
 
     def end(self) -> tuple[int, str]:
-        """Let it come to its end; exit status and what it wrote on standard error."""
-        _output, errors = self.process.communicate(timeout=DEADLINE_S)
+        """Lets the target end. Returns its exit status and standard error."""
+        _output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))
         return self.process.returncode, errors
 
     def kill(self) -> None:
-        """End it, if it lives."""
+        """Kills the target if it is alive."""
         self.process.kill()
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=scaled(DEADLINE_S))
         for connection in self._connections:
             connection.close()

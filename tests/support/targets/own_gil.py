@@ -58,13 +58,13 @@ ALL_INSIDE = frozenset(f"inside_{number}" for number in range(INTERPRETERS))
 
 
 def pythons_with_own_gils() -> list[Path]:
-    """Those of this machine."""
+    """Interpreters of this machine whose sub-interpreters have a GIL of their own."""
     test = "import sys; sys.exit(sys.version_info < (3, 12))"
     return [python for python in pythons() if subprocess.run([python, "-c", test], check=False).returncode == 0]
 
 
 class Trace(NamedTuple):
-    """What came of one."""
+    """The outcome of one capture."""
 
     verdict: str
     warnings: tuple[str, ...]
@@ -72,7 +72,7 @@ class Trace(NamedTuple):
 
 
 class Target:
-    """The program."""
+    """The program that runs the interpreters."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._end = folder / "end"
@@ -87,7 +87,7 @@ class Target:
         assert self.process.stdout.readline() == "ready\n"
 
     def trace(self, daemon: Daemon, duration: str, options: Sequence[str]) -> Trace:
-        """One live trace, its file fetched and read."""
+        """Traces the program once, and fetches and reads the file."""
         command = ["trace", "--pid", str(self.process.pid), "--duration", duration, "-o", "json", *options]
         with tempfile.TemporaryDirectory() as folder:
             result = run_process(command, daemon.client_environ(), Path(folder))
@@ -97,7 +97,7 @@ class Target:
         return Trace(target["verdict"], tuple(target.get("warnings", [])), inside)
 
     def finish(self) -> tuple[int, str, str]:
-        """Status, what it printed since it was ready, and standard error."""
+        """Ends the program. Returns its exit status, its output since it was ready, and its standard error."""
         self._end.touch()
         output, errors = self.process.communicate(timeout=ENDS_WITHIN_S)
         return self.process.returncode, output, errors
@@ -114,7 +114,7 @@ def _inside(path: Path) -> Iterator[str]:
 
 @contextmanager
 def own_gil_target(python: Path) -> Iterator[Target]:
-    """Ready, and killed at the end if it has not finished."""
+    """A program that is ready, killed at the end if it has not ended."""
     with tempfile.TemporaryDirectory() as folder:
         target = Target(python, Path(folder))
         try:

@@ -48,7 +48,7 @@ class Small:
         self.data = torch.randn(16, 32)
 
     def step(self) -> None:
-        """One step."""
+        """Trains one step."""
         self.optimizer.zero_grad()
         (self.model(self.data) - self.data).square().mean().backward()
         self.optimizer.step()
@@ -84,7 +84,7 @@ class Own:
         autograd_profile.__exit__ = leave
 
     def report(self, profiler: Any) -> None:
-        """One line about one trace."""
+        """Prints one line about one trace."""
         steps: list[tuple[int, int]] = []
         ops: list[int] = []
         kernels: list[int] = []
@@ -106,7 +106,7 @@ class Own:
 
 
 def per_step(steps: list[tuple[int, int]], starts: list[int]) -> list[int]:
-    """Events that began in each step; the last number is of those outside of all."""
+    """Number of events that began in each step; the last number is of those outside of all steps."""
     found = Counter(next((n for n, (a, b) in enumerate(sorted(steps)) if a <= at < b), -1) for at in starts)
     return [found[number] for number in range(len(steps))]
 

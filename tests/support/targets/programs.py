@@ -70,7 +70,7 @@ def crunching() -> list[str]:
 
 
 def tell(process: Program, line: str) -> None:
-    """One line to its standard input."""
+    """Writes one line to the program's standard input."""
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()

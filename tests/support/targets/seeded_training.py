@@ -14,7 +14,7 @@ from torch import nn
 
 
 def main() -> int:
-    """Train."""
+    """Trains and prints the losses."""
     exactly = sys.argv[1] == "--exactly"
     wanted = int(sys.argv[-1])
     ended = threading.Event()

@@ -130,7 +130,7 @@ class Listener:
 
     @contextmanager
     def profile(self) -> Iterator[Count]:
-        """One session."""
+        """Records one session."""
         count = Count()
         self.kernels = 0
         self._cupti.cuptiActivityRegisterCallbacks(*self._callbacks)
@@ -168,7 +168,7 @@ EXPECTED = {"fake": 6 * STEPS}
 
 
 def main() -> None:
-    """Profile as often as is wanted."""
+    """Profiles as many times as the command line says."""
     mode, sessions = sys.argv[1], int(sys.argv[2])
     step, profile = PROGRAMS[mode]()
     step()

@@ -39,7 +39,7 @@ def run(*arguments: str, env: dict[str, str], timeout_s: float = 100.0) -> subpr
 
 
 def end() -> None:
-    """End the server, if there is one."""
+    """Ends the server if there is one."""
     global _server
     server, _server = _server, None
     if server is not None:
@@ -71,7 +71,7 @@ class _Server:
     def run(
         self, arguments: tuple[str, ...], env: dict[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """One program. Raises TimeoutError once it has been killed."""
+        """Runs one program. Raises TimeoutError once it has been killed."""
         request = dumps([arguments, env]).encode()
         assert len(request) <= _MAX_REQUEST_BYTES
         with _Output() as output, _Output() as errors:
@@ -88,7 +88,7 @@ class _Server:
             return subprocess.CompletedProcess(arguments, status, output.text(), errors.text())
 
     def end(self) -> None:
-        """Let the server come to its end."""
+        """Tells the server to end and waits for it."""
         self._socket.close()
         self._process.wait(START_S)
 
@@ -117,7 +117,7 @@ class _Output:
             self._text = stream.read()
 
     def text(self) -> str:
-        """Everything, once all who can write have ended."""
+        """The whole output, once every process that could write to it has ended."""
         self._thread.join()
         return self._text
 

@@ -42,7 +42,7 @@ def written(trace: Trace) -> bytes:
 
 
 def back(text: str | bytes) -> Any:
-    """What the document says once it was read and written."""
+    """The document after it was read and written again."""
     return json.loads(written(load(text)))
 
 

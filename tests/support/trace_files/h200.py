@@ -26,7 +26,7 @@ class Recording:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Unix ns."""
+        """Begin and end of the window, Unix time in ns."""
         start, end = self.info["window"]
         return start, end
 

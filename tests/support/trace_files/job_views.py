@@ -15,7 +15,7 @@ FATAL = "test_fatal"
 
 
 def register() -> None:
-    """Once per process."""
+    """Registers the views, once per process."""
     if LONGEST in VIEWS:
         return
 
@@ -42,14 +42,14 @@ def register() -> None:
 
     @view(FATAL, columns(("duration", "int", "ns", "nothing")))
     def fatal(context: Context) -> Answer:
-        """Rank 1 takes its process along."""
+        """A view that kills the process of rank 1."""
         if context.rank == 1:
             os._exit(9)
         return Answer({"duration": [context.rank]})
 
 
 def unregister() -> None:
-    """In the process of the tests."""
+    """Removes the views from the process of the tests."""
     for name in (LONGEST, SPREAD, FATAL):
         VIEWS.pop(name, None)
 

@@ -82,7 +82,7 @@ def write_job(
 
 
 def document(path: Path) -> dict[str, Any]:
-    """A Chrome trace as JSON."""
+    """A Chrome trace as a JSON document."""
     data = path.read_bytes()
     found: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     return found
@@ -101,7 +101,7 @@ def split(merged: Mapping[str, Any]) -> dict[int, list[Event]]:
 
 
 def ids_in(events: Sequence[Event]) -> set[tuple[str, Any]]:
-    """(sort, id) of everything that could be taken for another rank's."""
+    """Everything that could be mistaken for another rank's, as (sort, id)."""
     found: set[tuple[str, Any]] = set()
     for event in events:
         if "id" in event:

@@ -34,7 +34,7 @@ def table(kind: str, *rows: dict[str, int]) -> Table:
 
 
 def spans(kind: str, *intervals: tuple[int, int], **columns: Sequence[int]) -> Table:
-    """Rows with these starts and ends."""
+    """A table of rows with these starts and ends."""
     rows = [{"start": start, "end": end} for start, end in intervals]
     for name, values in columns.items():
         for row, value in zip(rows, values, strict=True):

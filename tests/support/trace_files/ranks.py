@@ -55,7 +55,7 @@ def nccl(
 
 
 def document(events: Iterable[Event], *, rank: int = 0, size: int = 2, host: str = "node0") -> dict[str, Any]:
-    """The whole file."""
+    """The whole file as a JSON document."""
     return {
         "schemaVersion": 1,
         "deviceProperties": [

@@ -310,7 +310,7 @@ class Step:
         self.host[thread] += ns
 
     def _time(self, ns: int, jitter: int = 0, relative: bool = False) -> str:
-        """Microseconds with three digits."""
+        """A time in microseconds with three digits."""
         number = len(self._numbers)
         self._numbers.append(Number(ns, 0, jitter))
         if not relative:
@@ -403,7 +403,7 @@ def text(events: int, *, rank: int = 0, stacks: bool = True, layers: int = LAYER
 
 
 def main() -> None:
-    """Writes a file."""
+    """Writes a synthetic trace to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("--events", type=int, default=1_000_000)

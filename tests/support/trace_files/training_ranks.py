@@ -47,7 +47,7 @@ class _Rank:
         self.numbers: dict[str, int] = {}
 
     def compute(self, us: float) -> None:
-        """One kernel."""
+        """Adds one kernel."""
         us *= self.job.slow.get(self.rank, 1.0) * (1 + 0.01 * float(self.random.random()))
         self._launch(GEMM, us)
         self.now += us + 1
@@ -55,7 +55,7 @@ class _Rank:
     def collective(
         self, name: str, kernel: str, elements: int, group: Sequence[int], group_name: str, end: float
     ) -> None:
-        """From now on to `end`."""
+        """Adds a collective that lasts from now to `end`."""
         self.numbers[group_name] = self.numbers.get(group_name, 0) + 1
         arguments = nccl(name, elements, group, self.numbers[group_name], name=group_name, dtype="BFloat16")
         arguments["Process Group Description"] = "default_pg" if group_name == "0" else "mesh_tp"
@@ -68,7 +68,7 @@ class _Rank:
 
 
 def events_of(job: Job) -> list[list[Event]]:
-    """Of each rank, by its own host's clock."""
+    """Events of each rank, by its own host's clock."""
     ranks = [_Rank(number, job) for number in range(job.ranks)]
     hosts = [ranks[first : first + job.per_host] for first in range(0, job.ranks, job.per_host)]
     for number in range(job.steps):
@@ -112,7 +112,7 @@ def documents(job: Job) -> list[dict[str, Any]]:
 
 
 def write_job(folder: Path, job: Job) -> list[Path]:
-    """One file per rank."""
+    """Writes one file for each rank."""
     paths = []
     for rank, made in enumerate(documents(job)):
         path = folder / f"rank{rank}.json.gz"

@@ -9,6 +9,7 @@ from kinetoctl.app import SUMMARIES, cli
 from kinetoctl.base.lazy_import import LazyGroup
 from kinetoctl.client.hosts.host_targets import PlaceOptions
 from kinetoctl.options.host_options import PLACE_OPTIONS
+from support.waiting import scaled
 
 MODULES = """
 import sys
@@ -26,7 +27,7 @@ GRPC = {"grpc", "asyncio", "ssl", "google.protobuf.descriptor_pool", "kinetoctl.
 
 def imported(*argv: str) -> set[str]:
     found = subprocess.run(
-        [sys.executable, "-c", MODULES, *argv], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", MODULES, *argv], capture_output=True, text=True, timeout=scaled(60), check=False
     )
     return set(found.stdout.splitlines()[-1].removeprefix("MODULES ").split())
 

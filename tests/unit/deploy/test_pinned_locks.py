@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 from pinned.pins import BUILD, FOLDER, RUNTIME, LockError, normal, read
 from support.peers.kubernetes import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEVELOPERS = {"dev", "docs", "fuzz"}  # no image and no package has them
 EXTRAS = {name: lines for name, lines in PROJECT["project"]["optional-dependencies"].items() if name not in DEVELOPERS}

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.waiting import scaled
 
 SCRIPTS = Path(__file__).parents[3] / "deploy/slurm"
 
@@ -19,7 +20,7 @@ SCRIPTS = Path(__file__).parents[3] / "deploy/slurm"
 def run(name: str, *arguments: str, **environ: str) -> str:
     """The output; slurmd gives its scripts next to no environment."""
     done = subprocess.run(
-        [str(SCRIPTS / name), *arguments], env=environ, capture_output=True, text=True, check=True, timeout=20
+        [str(SCRIPTS / name), *arguments], env=environ, capture_output=True, text=True, check=True, timeout=scaled(20)
     )
     assert done.stderr == ""
     return done.stdout
@@ -33,7 +34,7 @@ def refused(name: str, folder: Path) -> str:
     """What is said where nothing is done."""
     environ = {"SLURM_JOB_ID": "41", "SLURM_JOB_GPUS": "0"}
     command = [str(SCRIPTS / name), str(folder)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=20).stderr
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=scaled(20)).stderr
 
 
 def test_each_gpu_has_the_job_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_no_user_of_the_node_can_hold_jobs_up(tmp_path: Path) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         began = time.monotonic()
         run("Epilog", str(tmp_path), SLURM_JOB_ID="41")
-        assert time.monotonic() - began < 4  # they wait for 5 seconds
+        assert time.monotonic() - began < scaled(4)  # they wait for 5 seconds
     assert listed(tmp_path) == {}
 
 

@@ -10,7 +10,7 @@ import pytest
 from kineto_agent.protocol import arena, wire
 from support.agent.agent_daemon import Connection, Daemon, Sample
 from support.agent.python_child import Child, environment
-from support.waiting import until
+from support.waiting import scaled, until
 
 # Forks on command; Python warns of forks with threads from 3.12 on.
 FORKING = "import warnings; warnings.simplefilter('ignore'); kineto_agent.start(); sys.stdin.readline()\n"
@@ -89,7 +89,7 @@ def test_a_forked_child_does_not_keep_the_link(daemon: Daemon, child: Callable[[
     killed = time.monotonic()
     os.kill(int(lines[0]), signal.SIGKILL)
     connection.expect_end()  # although the child lives
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < scaled(5)
     process.say("end the child")
 
 

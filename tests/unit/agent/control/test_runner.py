@@ -19,7 +19,7 @@ from kineto_agent.steps.counting import StepCounter
 from kineto_agent.system.threads import thread_names
 from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.agent.failing_source import Failing
-from support.waiting import until
+from support.waiting import scaled, until
 
 S = 1_000_000_000
 
@@ -430,7 +430,7 @@ def test_an_agent_over_an_adopted_link_ends_with_it() -> None:
     connection.collect()
     assert not ended.is_set()
     connection.close()
-    assert ended.wait(20)
+    assert ended.wait(scaled(20))
     until(lambda: our_threads() == [], "its threads have ended")
     assert ours.fileno() == -1
 

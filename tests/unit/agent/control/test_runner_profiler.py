@@ -16,7 +16,7 @@ from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.sources.torch import kineto_state
 from kineto_agent.steps.counting import StepCounter
 from support.agent.agent_daemon import Connection, Daemon, start_request
-from support.waiting import until
+from support.waiting import scaled, until
 
 HOUR_NS = 3600 * 10**9
 
@@ -63,7 +63,7 @@ class Gpu:
 
     def start(self) -> None:
         self.starting.set()
-        assert self.hold.wait(20)
+        assert self.hold.wait(scaled(20))
         self.calls.append("start")
 
     def counts(self) -> SourceCounts:
@@ -189,7 +189,7 @@ def test_in_the_warm_up_it_leaves_nothing(process: Process) -> None:
 def test_a_profiler_that_begins_during_the_start_waits_for_it(process: Process) -> None:
     process.gpu.hold.clear()
     process.capture()
-    process.gpu.starting.wait(20)
+    process.gpu.starting.wait(scaled(20))
     own = threading.Thread(target=lambda: Profile()._prepare_trace())
     own.start()
     process.gpu.hold.set()

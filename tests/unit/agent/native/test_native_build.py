@@ -81,6 +81,7 @@ def test_a_library_is_replaced_by_a_rename(hook: ModuleType, tmp_path: Path) -> 
         assert target.stat().st_ino != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_under_a_sanitizer_the_collector_is_clean(sanitizer: str) -> None:
     if not native.has_sanitizer(sanitizer):

@@ -13,7 +13,7 @@ import pytest
 from support.agent.arenas import ArenaReader
 from support.machine import native
 from support.targets.fake_program import FakeProgram, sockets
-from support.waiting import until
+from support.waiting import scaled, until
 
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
 
@@ -149,7 +149,7 @@ def test_a_program_that_exits_during_a_recording_exits_normally(program: Program
     with ArenaReader(program.begin()) as reader:
         until(lambda: program.remote.counts().records > 10, "there are records")
         assert program.ask("exit") == ""
-        assert program.process.wait(10) == 0
+        assert program.process.wait(scaled(10)) == 0
         assert len(reader.records()[KERNEL]) > 10
 
 
@@ -248,6 +248,6 @@ def test_a_second_server_in_one_process_is_refused() -> None:
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
-        timeout=30,
+        timeout=scaled(30),
     )
     assert (done.stdout, done.stderr) == ("ok\n", "")

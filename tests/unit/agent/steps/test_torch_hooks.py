@@ -136,8 +136,11 @@ def test_an_old_torch_without_the_hook_is_left_alone(fake_torch: Callable[[str],
     fake_torch("")
     hook = StepHooks(StepCounter())
     hook.install()
-    import_optimizer()
+    module = import_optimizer()
+    before = dict(vars(module))
     hook.remove()
+    assert vars(module) == before
+    assert not any("post_hook" in name for name in before)
 
 
 def test_removing_the_hook_before_torch_is_imported_leaves_nothing(fake_torch: Callable[[str], None]) -> None:

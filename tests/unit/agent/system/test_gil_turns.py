@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kineto_agent.system.gil_turns import Turns
+from support.waiting import scaled
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_end_waits_for_what_is_being_queued(words: Any) -> None:
         pass
     assert ended.is_alive()
     words[2] = 0
-    ended.join(30)
+    ended.join(scaled(30))
     assert not ended.is_alive()
 
 
@@ -54,3 +55,4 @@ def test_without_such_a_thread_nothing_is_told() -> None:
     turns.rest(5)
     turns.work()
     turns.end()
+    assert turns._bit == 0

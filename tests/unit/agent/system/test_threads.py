@@ -8,6 +8,7 @@ from typing import Callable, List, Tuple
 import pytest
 from kineto_agent.system.threads import command_name, start_thread, thread_names
 from support.agent.python_child import run_python
+from support.waiting import scaled
 
 
 def test_our_threads_take_no_signal_from_the_program() -> None:
@@ -40,16 +41,16 @@ def test_our_threads_are_not_pythons() -> None:
 
     def waiting() -> None:
         started.set()
-        done.wait(20)
+        done.wait(scaled(20))
 
     before = threading.enumerate()
     thread = start_thread("kineto-test", waiting)
-    assert started.wait(20)
+    assert started.wait(scaled(20))
     assert threading.enumerate() == before
     assert thread_names(100)[str(thread.native_id)] == "kineto-test"
     assert (thread.is_alive(), thread.join(0.01)) == (True, False)
     done.set()
-    assert thread.join(20)
+    assert thread.join(scaled(20))
     assert not thread.is_alive()
 
 
@@ -57,7 +58,7 @@ def test_an_exception_in_our_thread_is_not_printed(capfd: pytest.CaptureFixture[
     def fail() -> None:
         raise SystemExit("never seen")
 
-    assert start_thread("kineto-test", fail).join(20)
+    assert start_thread("kineto-test", fail).join(scaled(20))
     assert capfd.readouterr() == ("", "")
 
 
@@ -82,7 +83,7 @@ def test_where_gevent_has_taken_thread_starting_the_interpreters_own_is_used(mon
 
     monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
     monkeypatch.setattr(_thread, "start_new_thread", greenlet)
-    assert start_thread("kineto-test", lambda: None).join(20)
+    assert start_thread("kineto-test", lambda: None).join(scaled(20))
 
 
 def test_a_function_of_the_programs_that_starts_threads_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from kinetoctl.client import daemon_client as client_module
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.waiting import scaled
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def stuck(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 def test_a_channel_that_does_not_close_is_not_waited_for(stuck: tuple[Client, Stuck]) -> None:
     client, channel = stuck
     client.close(0.01)
-    assert channel.closing.wait(5)
+    assert channel.closing.wait(scaled(5))
 
 
 def test_leaving_at_once_waits_for_nothing(stuck: tuple[Client, Stuck], monkeypatch: pytest.MonkeyPatch) -> None:

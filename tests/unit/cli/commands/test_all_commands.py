@@ -14,6 +14,7 @@ from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here, run_process
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
+from support.waiting import scaled
 
 Run = Callable[..., Result]
 
@@ -271,7 +272,7 @@ def test_a_reader_that_has_gone_is_code_141(server: FakeServer) -> None:
         env=environment(),
         stdout=writer,
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=scaled(60),
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -13,6 +13,7 @@ from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store
 from support.trace_files.training_ranks import Job, write_job
 from support.trace_files.uploaded import upload
+from support.waiting import scaled
 
 
 class Run:
@@ -229,7 +230,9 @@ def test_help_of_all_commands_imports_nothing_big() -> None:
     import subprocess
     import sys
 
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=scaled(60)
+    )
     assert done.stdout == "[]\n", done.stderr
 
 

@@ -9,6 +9,7 @@ import pytest
 from kinetoctl.errors import CliError
 from kinetoctl.local import agent_injection
 from support.service.cli import environment, kinetoctl, run_process
+from support.waiting import scaled
 
 SHOW = "import os, sys; print(os.getpid(), os.environ['KINETO_AGENT'], sys.argv[1:])"
 
@@ -50,7 +51,7 @@ def test_the_command_has_the_pid_and_the_options_that_were_typed(tmp_path: Path)
     with subprocess.Popen(
         arguments, env=environment(), stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
     ) as child:
-        stdout, _ = child.communicate(timeout=30)
+        stdout, _ = child.communicate(timeout=scaled(30))
     assert stdout == f"{child.pid} 1 ['--quiet', '-x']\n"
 
 

@@ -14,6 +14,7 @@ from support.service import captures
 from support.service.captures import CONTENT
 from support.service.cli import Result, environment, kinetoctl, run_here
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
+from support.waiting import scaled
 
 NAME = "kineto-gpu-7-4242-c0ffee.json.gz"
 
@@ -410,7 +411,7 @@ def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer,
     server.profiler.cancelled = captures.capture(captures.target(state=pb.TARGET_STATE_PROCESS))
     with _start(server, tmp_path) as process:
         _interrupt_after(process, "COLLECT")
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert "cancelling capture c0ffee in 1 process; press Ctrl-C again to exit at once" in stderr
     assert "capture c0ffee was cancelled; no trace was kept" in stderr
@@ -427,6 +428,6 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
     with _start(server, tmp_path) as process:
         _interrupt_after(process, "COLLECT")
         _interrupt_after(process, "PROCESS")
-        _stdout, stderr = process.communicate(timeout=30)
+        _stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert stderr.endswith("interrupted: stopped at once\n")

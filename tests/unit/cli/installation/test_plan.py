@@ -16,6 +16,7 @@ from kinetoctl.installation.steps import Host, Owned
 from support.service.daemon import IMPORT_PATH
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd (apt-get install systemd)"),
 ]

@@ -19,6 +19,7 @@ from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.token_reviews import Reviews
 from kinetod.permissions.role_policy import Action, Caller, Role, Thing, Via, may
 from support.peers import api_server as fake
+from support.waiting import slowdown, soon
 
 NAME = "unix-abstract:kinetod-1"
 CONFIG = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=Path("/z"))
@@ -133,18 +134,18 @@ def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: f
 def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster: fake.ApiServer) -> None:
     cluster.users["mallory-s"] = {"username": "mallory"}
     cluster.pods += [fake.pod(f"p{number}", uid=f"uid-p{number}") for number in range(80)]
-    cluster.review_s, numbers = 0.5, {"ada": 1, "mallory": 2}
+    factor = slowdown()
+    cluster.review_s, numbers = 0.5 * factor, {"ada": 1, "mallory": 2}
 
     async def number_of(name: str) -> int:
         return numbers[name]
 
     async def ask() -> tuple[Caller, Caller]:
-        api = ApiServer(("127.0.0.1", cluster.port), cluster.account, deadline_s=4)
+        api = ApiServer(("127.0.0.1", cluster.port), cluster.account, deadline_s=4 * factor)
         users = KubernetesUsers(Reviews(api), NodePods(api, "node-1"), number_of=number_of, audiences=tuple)
         payer.set("mallory")
         every = asyncio.create_task(users.caller(PEER, {"authorization": [b"Bearer mallory-s"]}, frozenset()))
-        while len(cluster.asked("subjectaccessreviews")) < 5:
-            await asyncio.sleep(0.01)
+        await soon(lambda: len(cluster.asked("subjectaccessreviews")) >= 5, "the API server is asked about five pods")
         payer.set("ada")
         one = await users.caller(PEER, ADA, frozenset({"uid-llama-0"}))
         await every

@@ -23,6 +23,7 @@ from support.agent.scripted_agent import RemoteAgent
 from support.service import scripted_helper
 from support.service.approvals import APPROVAL, approval_of
 from support.service.callers import ROOT
+from support.waiting import scaled, soon
 
 SECOND_NS = 10**9
 DAY_NS = 86_400 * SECOND_NS
@@ -70,16 +71,14 @@ def run(
     keep_ns: int = DAY_NS,
 ) -> None:
     async def main() -> None:
-        async with started(script, deadline_ns, keep_ns) as parts, asyncio.timeout(DEADLINE_S * 2):
+        async with started(script, deadline_ns, keep_ns) as parts, asyncio.timeout(scaled(DEADLINE_S * 2)):
             await scenario(parts)
 
     asyncio.run(main())
 
 
 async def until_gone(hub: AgentHub, key: ProcessKey) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while hub.get(key) is not None:
-            await asyncio.sleep(0.002)
+    await soon(lambda: hub.get(key) is None, "the agent has left", DEADLINE_S)
 
 
 async def a_few_turns() -> None:
@@ -161,8 +160,7 @@ def test_an_agent_whose_callers_have_hung_up_leaves(caplog: pytest.LogCaptureFix
         caller = asyncio.create_task(parts.attacher.attach(key, approval_of(key.pid)))
         await asyncio.sleep(0)
         caller.cancel()
-        while "was injected by scripted" not in caplog.text:
-            await asyncio.sleep(0.002)
+        await soon(lambda: "was injected by scripted" in caplog.text, "the agent has come")
         await until_gone(parts.hub, key)
 
     caplog.set_level(logging.INFO)

@@ -16,6 +16,7 @@ from kinetod.agents.link import LinkServer
 from kinetod.base.errors import StartError
 from kinetod.processes import identity
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent, hello_message
+from support.waiting import soon
 
 
 @asynccontextmanager
@@ -244,10 +245,8 @@ def test_connections_that_said_nothing_leave_no_descriptor_behind() -> None:
             for _ in range(50):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
                     silent.connect(str(server.path))
-                    while not server._connections:
-                        await asyncio.sleep(0)
-                while server._connections:
-                    await asyncio.sleep(0)
+                    await soon(lambda: server._connections, "the server has the connection")
+                await soon(lambda: not server._connections, "the server has closed it")
             return len(list(Path("/proc/self/fd").iterdir())) - before
 
     assert asyncio.run(scenario()) == 0

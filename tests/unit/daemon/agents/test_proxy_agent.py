@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from kinetod.processes.identity import ProcessKey, start_time_ns
 from support.agent.arenas import ArenaReader
 from support.machine import native
 from support.targets.fake_program import FakeProgram, sockets
-from support.waiting import until
+from support.waiting import scaled, soon, until
 
 LIMIT_S = 20.0
 
@@ -37,7 +36,7 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.socket.settimeout(LIMIT_S)
+        self.socket.settimeout(scaled(LIMIT_S))
 
     def receive(self) -> tuple[wire.Message, list[int]]:
         """One message."""
@@ -80,17 +79,9 @@ def with_proxy(program: FakeProgram, use: Callable[[Link, Proxies], None]) -> No
         link = Link(await proxies.start(ProcessKey(program.pid, start_time_ns(program.pid)), program.channel))
         await asyncio.to_thread(use, link, proxies)
         link.socket.close()
-        await _soon(lambda: not proxies.pids())
+        await soon(lambda: not proxies.pids(), "the proxy has ended")
 
     asyncio.run(run())
-
-
-async def _soon(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        pause: Awaitable[None] = asyncio.sleep(0.01)
-        await pause
 
 
 def test_its_hello_describes_the_process(program: FakeProgram) -> None:
@@ -155,9 +146,10 @@ def test_the_end_of_the_process_is_the_end_of_the_link(program: FakeProgram) -> 
     def use(link: Link, _: Proxies) -> None:
         link.begin_long_capture()
         program.process.kill()
-        link.socket.settimeout(LIMIT_S)
+        link.socket.settimeout(scaled(LIMIT_S))
         while link.socket.recv(wire.MAX_FRAME_BYTES):
             pass
+        assert program.process.wait() == -signal.SIGKILL
 
     with_proxy(program, use)
 

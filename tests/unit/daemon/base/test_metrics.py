@@ -59,7 +59,11 @@ def test_what_agents_choose_cannot_make_labels_without_end() -> None:
 
 
 def test_a_hostile_count_does_not_end_the_capture() -> None:
+    source = metrics._few_sources("x")
+    names = ("kineto_records_total", "kineto_records_dropped_total", "kineto_raw_bytes_total")
+    before = [value(name, source=source) for name in names]
     metrics.capture_ended(ended(target(counts=[pb.SourceCounts(source="x", records=-5, dropped=-1, bytes=-9)])))
+    assert [value(name, source=source) for name in names] == before
 
 
 def test_a_decoding_tells_waiting_from_work() -> None:

@@ -16,6 +16,7 @@ from kinetod.hooks import hook_runner
 from kinetod.hooks.hook_runner import MAX_WAITING, HookRunner, configured
 from kinetod.hooks.hook_types import Ended, Outcome, Result
 from support.service.kept import ended_capture
+from support.waiting import scaled, soon
 
 FAILED = Outcome(result=Result.FAILED, text="no", again=True)
 OK = Outcome(result=Result.OK)
@@ -71,8 +72,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def idle(found: HookRunner) -> None:
-    while found.waiting:
-        await asyncio.sleep(0.001)
+    await soon(lambda: not found.waiting, "no hook waits")
 
 
 def test_a_hook_gets_the_capture_as_kinetoctl_shows_it_and_its_ids() -> None:
@@ -151,8 +151,7 @@ def test_few_run_at_a_time_and_each_hook_has_its_own_places() -> None:
     async def act(found: HookRunner) -> None:
         for number in range(5):
             found.capture_ended(ended_capture(number, b"x"))
-        while len(second.told) < 5:
-            await asyncio.sleep(0.001)
+        await soon(lambda: len(second.told) >= 5, "the second hook has all captures")
         assert (first.most, len(first.told)) == (2, 2)
         first.open.set()
         await idle(found)
@@ -180,7 +179,7 @@ def test_what_comes_on_top_of_the_waiting_ones_is_dropped(caplog: pytest.LogCapt
 
 
 def test_a_stop_lets_what_waits_run_but_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_runner, "STOP_S", 0.05)
+    monkeypatch.setattr(hook_runner, "STOP_S", scaled(0.1))
     quick, stuck = Hook(), Hook(name="stuck")
     stuck.open.clear()
     before = count("dropped")
@@ -199,8 +198,7 @@ def test_a_stop_ends_pauses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def act(found: HookRunner) -> None:
         found.capture_ended(ended_capture(1, b"x"))
-        while not hook.told:
-            await asyncio.sleep(0.001)
+        await soon(lambda: hook.told, "the hook is told")
 
     run([hook], act)
     assert len(hook.told) == 1
@@ -248,8 +246,7 @@ def owned(number: int, uid: int) -> pb.Capture:
 
 
 async def told(hook: Hook, most: int) -> None:
-    while len(hook.told) < most:
-        await asyncio.sleep(0.001)
+    await soon(lambda: len(hook.told) >= most, "the hook is told often enough")
 
 
 def test_who_fills_all_places_loses_own_ones_to_another_user() -> None:
@@ -299,8 +296,7 @@ def test_calls_that_never_end_keep_no_other_user_waiting() -> None:
             found.capture_ended(owned(number, 1001))
         await told(hook, 1)
         found.capture_ended(owned(100, 1002))
-        while "c100" not in {ended.capture_id for ended in hook.told}:
-            await asyncio.sleep(0.001)
+        await soon(lambda: "c100" in {ended.capture_id for ended in hook.told}, "the other user's capture is told")
         assert hook.most == 2
         hook.open.set()
         await idle(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kinetod.hooks.program_run import MAX_OUTPUT_BYTES, NICE, Exit, run_program
 from support.machine.descriptors import open_files
-from support.waiting import until
+from support.waiting import soon, until
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -106,8 +106,8 @@ def test_when_the_caller_is_cancelled_it_is_ended(tmp_path: Path) -> None:
 
     async def cancelled() -> None:
         task = asyncio.create_task(run_program((sys.executable, "-c", code, str(tmp_path / "pid")), b"", ENVIRON, 60))
-        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-            await asyncio.sleep(0.005)
+        pid = tmp_path / "pid"
+        await soon(lambda: pid.exists() and pid.read_text(), "the program has written its pid")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

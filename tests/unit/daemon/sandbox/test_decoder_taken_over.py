@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = Path(__file__).parents[3]
 COMMAND = (sys.executable, "-P", str(SUPPORT / "support/service/hostile_decoder.py"))
 TRY = """

@@ -11,6 +11,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.result.decode_pool import DecodeError, WorkerPool
 from kinetod.captures.target.source_counts import stored_bytes
 from kinetod.sandbox import confinement, output_limit
+from support.waiting import soon
 
 COMMAND = (sys.executable, "-P", str(Path(__file__).parents[3] / "support/service/hostile_decoder.py"))
 FILES = "import threading\nfor number in range({count}): (own / str(number)).write_bytes(bytes({size}))\n"
@@ -85,8 +86,7 @@ def test_a_user_s_share_has_what_decoders_are_writing(own: Path) -> None:
         pool = WorkerPool(1, command=COMMAND)
         await pool.start()
         task = asyncio.create_task(pool.convert(own, [FILES.format(count=4, size=1 << 20) + WAIT], deadline_ns=10**11))
-        while pool.written(own.parent) < 4 << 20:
-            await asyncio.sleep(0.01)
+        await soon(lambda: pool.written(own.parent) >= 4 << 20, "the decoder has written 4 MiB")
         assert pool.written(own.parent.parent / "other") == 0
         task.cancel()
         await asyncio.wait([task])

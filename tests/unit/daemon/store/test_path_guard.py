@@ -26,7 +26,9 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_a_store_of_our_own_is_taken(state: Path) -> None:
+    before = sorted(path.name for path in state.iterdir())
     check_store(state)
+    assert sorted(path.name for path in state.iterdir()) == before
 
 
 @needs_root

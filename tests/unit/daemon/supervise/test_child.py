@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.supervise import child
+from support.waiting import scaled
 
 SOURCES = Path(child.__file__).parents[1]
 LOG = logging.getLogger("kinetod.test")
@@ -53,7 +54,7 @@ def planted(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("module", modules())
 def test_nothing_is_imported_from_the_folder_that_the_daemon_was_started_in(planted: Path, module: str) -> None:
-    subprocess.run(child.python(module), cwd=planted, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    subprocess.run(child.python(module), cwd=planted, stdin=subprocess.DEVNULL, capture_output=True, timeout=scaled(60))
     assert not (planted / "imported").exists()
 
 
@@ -63,7 +64,7 @@ def test_without_that_care_it_would_be(planted: Path) -> None:
         cwd=planted,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert (planted / "imported").exists()
 

@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from support.waiting import until
+from support.waiting import scaled, until
 
 LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
 
@@ -100,7 +100,7 @@ def test_connections_that_say_nothing_are_few_and_end(monkeypatch: pytest.Monkey
         ]
         assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= MAX_CONNECTIONS + 4
         for each in silent:
-            each.settimeout(20)
+            each.settimeout(scaled(20))
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b""
 
@@ -153,7 +153,7 @@ def test_a_request_that_comes_byte_by_byte_is_cut(monkeypatch: pytest.MonkeyPatc
 
         thread = threading.Thread(target=drip)
         thread.start()
-        slow.settimeout(20)
+        slow.settimeout(scaled(20))
         with contextlib.suppress(ConnectionResetError):
             assert slow.recv(1) == b""
         cut.set()

@@ -11,6 +11,7 @@ from kinetod.uploads.remote_reader import LONG_JOBS, READS, RemoteReader
 from kinetod.uploads.upload_worker import MAX_JOBS
 from kinetod.uploads.worker_client import OnProgress, UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
+from support.waiting import soon
 
 UPLOAD = pb.Upload(url="s3://b/h/c1")
 
@@ -44,9 +45,9 @@ def test_who_has_whole_captures_compared_leaves_threads_to_uploads_and_other_use
         reader = RemoteReader(worker)
         tasks = [asyncio.create_task(by("ada", reader.verify(UPLOAD))) for _ in range(64)]
         tasks += [asyncio.create_task(by("ada", first_block(reader))) for _ in range(64)]
-        await asyncio.sleep(0.01)
+        await soon(lambda: len(worker.jobs) == LONG_JOBS + READS, "ada has all that she may have")
         tasks += [asyncio.create_task(by("bob", work)) for work in (reader.verify(UPLOAD), first_block(reader))]
-        await asyncio.sleep(0.01)
+        await soon(lambda: len(worker.jobs) == LONG_JOBS + READS + 2, "bob has one of each")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -75,7 +75,9 @@ def test_everything_is_there_and_the_manifest_says_what(place: Place, tmp_path: 
 def test_a_large_file_goes_in_one_piece_where_nothing_better_exists(place: Place, tmp_path: Path) -> None:
     content = b"x" * (PART_BYTES + 1)
     digest, _ = upload(make_job(tmp_path / "c1", place.url, content), place)
-    place.remote.verify(NAME, place.remote.manifest(digest).files[NAME])
+    stored = place.remote.manifest(digest).files[NAME]
+    assert (stored.size_bytes, stored.sha256) == record(content)
+    place.remote.verify(NAME, stored)
 
 
 def test_a_damaged_local_file_is_found_and_can_be_left_out(place: Place, tmp_path: Path) -> None:

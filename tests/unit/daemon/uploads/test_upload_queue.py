@@ -13,6 +13,7 @@ from kinetod.uploads.upload_queue import Uploader
 from kinetod.uploads.worker_client import OnProgress, UploadWorker
 from kinetod.uploads.worker_protocol import UploadError, WorkerOptions
 from support.service.kept import put_capture
+from support.waiting import soon
 
 ADA, BOB = 1001, 1002
 
@@ -53,8 +54,7 @@ def run(path: Path, act: Callable[[Uploader, Slow, Store], Coroutine[Any, Any, N
 
 
 async def begun(worker: Slow, count: int) -> None:
-    while len(worker.jobs) < count:
-        await asyncio.sleep(0.001)
+    await soon(lambda: len(worker.jobs) >= count, "the jobs have begun")
 
 
 def put(uploader: Uploader, store: Store, number: int, uid: int) -> None:
@@ -69,7 +69,8 @@ def test_a_user_s_slow_uploads_keep_no_other_user_waiting(tmp_path: Path) -> Non
         put(uploader, store, 10, BOB)
         await begun(worker, 3)
         put(uploader, store, 11, BOB)
-        await asyncio.sleep(0.05)
+        for _ in range(100):  # turns of the loop, in which it would begin
+            await asyncio.sleep(0)
         assert worker.jobs[2:] == [(str(BOB), "c10")]  # one more, and no fourth
         worker.go[str(BOB)].set()
         await begun(worker, 4)

@@ -11,6 +11,7 @@ import pytest
 from kinetod.base.object_store_urls import folder_of
 from kinetod.uploads.worker_client import UploadWorker
 from kinetod.uploads.worker_protocol import UploadError, WorkerOptions
+from support.waiting import scaled
 
 TRY = """
 import sys, os, pathlib, socket, signal
@@ -40,7 +41,7 @@ def tried(state: Path, code: str) -> str:
     """What comes of the code in a confined process."""
     program = TRY.format(code=textwrap.indent(code, "    "))
     command = [sys.executable, "-c", program, str(state)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60).stdout.strip()
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=scaled(60)).stdout.strip()
 
 
 @pytest.mark.parametrize(

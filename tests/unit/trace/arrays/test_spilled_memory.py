@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from kineto_trace.arrays import spilled_memory
+from support.waiting import scaled
+
+pytestmark = pytest.mark.slow
 
 BEGIN = """
 import json, os, sys
@@ -31,7 +34,7 @@ def run(tmp_path: Path, code: str, resident: int = 1 << 40, pool: int = 0) -> An
     program = f"{BEGIN}\n{code}\nprint(json.dumps(said))"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "target"), str(resident), str(pool)],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=scaled(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

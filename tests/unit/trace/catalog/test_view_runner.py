@@ -154,7 +154,7 @@ def test_a_process_has_one_trace_at_a_time(tmp_path: Path, monkeypatch: pytest.M
     def slowly(path: Path) -> kineto_trace.Trace:
         inside.append(1)
         most.append(len(inside))
-        time.sleep(0.01)
+        time.sleep(0.01)  # long enough for another thread to come in, if it could
         inside.pop()
         return open_trace(path)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.conversion.worker_warm_up import convert_a_sample
 from support.trace_files.h200 import make_spool
+from support.waiting import scaled
 
 FIRST = """
 import json, sys
@@ -20,7 +21,9 @@ print(sorted(set(sys.modules) - before))
 
 def test_the_first_job_of_a_warm_process_imports_nothing(tmp_path: Path) -> None:
     make_spool(tmp_path, "mlp-cupti26")
-    done = subprocess.run([sys.executable, "-c", FIRST, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST, str(tmp_path)], capture_output=True, text=True, timeout=scaled(120)
+    )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 

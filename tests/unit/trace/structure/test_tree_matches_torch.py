@@ -14,7 +14,7 @@ from support.targets import torch_forks
 
 NAMED = ("start", "thread", "id", "scope", "sequence")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def profiled(folder: Path, *options: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kineto_agent.protocol import arena
 from support.agent.arenas import ArenaReader, count_kinds
 from support.agent.collector import calling, fake_cuda, recording
 from support.machine.native import ROOT
+from support.waiting import scaled
 
 KERNEL = 10
 PRELUDE = """
@@ -85,7 +86,7 @@ cuda.launch("gemm", count=30_000)
         with reader_of(process, line(process)) as reader:
             process.stdin.write("go\n")
             process.stdin.flush()
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=scaled(30)) == 0
             assert process.stderr.read() == ""
             assert count_kinds(reader.ready(), reader.record_bytes()) == {KERNEL: 30_000}
 
@@ -101,7 +102,7 @@ for _ in range(4):
 until(lambda: session.counts().records >= 20_000, "the threads are recorded")
 """) as process:
         assert process.stderr is not None
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=scaled(30)) == 0
         assert process.stderr.read() == ""
 
 
@@ -117,7 +118,7 @@ threading.Thread(target=session.start, daemon=True).start()
 until(lambda: cuda.attached, "its callbacks are registered")
 """) as process:
         assert process.stderr is not None
-        assert (process.wait(timeout=30), process.stderr.read()) == (0, "")
+        assert (process.wait(timeout=scaled(30)), process.stderr.read()) == (0, "")
 
 
 def test_a_forked_child_does_nothing_and_keeps_nothing() -> None:

@@ -15,6 +15,9 @@ from kineto_agent.sources.interface import SourceError
 from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
 from support.machine.native import COLLECTOR, COLLECTOR_HEADERS, FAKES, ROOT, build, collector_sources, fake_cupti
 from support.machine.sanitize import DRIVERS
+from support.waiting import scaled
+
+pytestmark = pytest.mark.slow
 
 KERNEL = 10
 STAYS = "stayed attached: another user of CUPTI in the program (Python's ctypes) started and has CUPTI now"
@@ -141,7 +144,12 @@ print(count.events, attempt())
 def test_who_was_there_before_our_first_recording_keeps_his_records() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "agent")])}
     ran = subprocess.run(
-        [sys.executable, "-c", ALREADY_THERE], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ALREADY_THERE],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=False,
     )
     assert ran.stdout.splitlines() == ["('CUPTI_BUSY', True)", "5 0"], ran.stderr
 
@@ -174,7 +182,12 @@ print(sum(got))
 def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_a_capture() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "agent")])}
     ran = subprocess.run(
-        [sys.executable, "-c", REGISTERED_ONCE], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", REGISTERED_ONCE],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=False,
     )
     assert ran.stdout.splitlines() == ["2", "5"], ran.stderr
 
@@ -206,7 +219,7 @@ def _drives(name: str, parts: Sequence[Path], *arguments: str) -> int:
     """Exit status of a driver, built with these parts of the collector."""
     flags = ["-O2", "-g", "-Wno-pedantic", *COLLECTOR_HEADERS, f"-I{FAKES}"]
     driver = build(name, [*parts, DRIVERS / f"{name}.c"], flags)
-    return subprocess.run([str(driver), *arguments], timeout=60, check=False).returncode
+    return subprocess.run([str(driver), *arguments], timeout=scaled(60), check=False).returncode
 
 
 @pytest.mark.skipif(not _REAL, reason="no nvidia-cuda-cupti wheel is installed")

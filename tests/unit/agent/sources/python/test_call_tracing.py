@@ -121,7 +121,7 @@ recording = Recording()
 assert sys.getprofile() is None  # ours cannot be seen
 sys.setprofile(own)
 work()
-time.sleep(0.2)  # the agent looks
+time.sleep(0.2)  # the agent looks every 50 ms, and what is tested is that it changes nothing
 work()
 assert sys.getprofile() is own
 sys.setprofile(None)
@@ -260,7 +260,7 @@ for thread in threads:
     thread.start()
 for _ in range(8):
     recording = Recording(limit_bytes=8 << 20)
-    time.sleep(0.01)
+    time.sleep(0.01)  # for some calls to be recorded; how many does not matter
     recording.stop()
 over.append(True)
 for thread in threads:

@@ -14,7 +14,7 @@ from kineto_agent.sources.python.sampler_binding import SamplerResult
 from kineto_agent.system.threads import start_thread
 from support.agent.agent_daemon import Sample, code_of
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain, prepared
-from support.waiting import until
+from support.waiting import scaled, until
 
 Record = Callable[..., Recorder]
 
@@ -109,10 +109,10 @@ def test_threads_of_the_agent_are_not_shown(record: Record) -> None:
 
     def wait() -> None:
         started.set()
-        done.wait(20)
+        done.wait(scaled(20))
 
     start_thread("kineto-test", wait)
-    assert started.wait(20)
+    assert started.wait(scaled(20))
     recorder = record()
     spin(recorder, 15)
     recorder.stop()
@@ -223,14 +223,14 @@ def test_a_thread_made_by_a_c_library_is_sampled_while_it_runs_python(record: Re
     def body(_argument: object) -> None:
         found.append(threading.get_native_id())
         ready.set()
-        assert done.wait(20)
+        assert done.wait(scaled(20))
 
     library = ctypes.CDLL(None)
     library.pthread_join.argtypes = [ctypes.c_ulong, ctypes.c_void_p]
     callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(body)
     thread = ctypes.c_ulong()
     assert library.pthread_create(ctypes.byref(thread), None, callback, None) == 0
-    assert ready.wait(20)
+    assert ready.wait(scaled(20))
     recorder = record()
     recorder.wait(2)
     done.set()

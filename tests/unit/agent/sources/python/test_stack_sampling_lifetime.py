@@ -115,7 +115,7 @@ os.set_inheritable(arena, True)
 pid = os.getpid()
 if os.fork() == 0:
     from support.agent.agent_daemon import ArenaReader
-    while os.getppid() == pid:
+    while os.getppid() == pid:  # nothing announces to a child that its parent was killed
         time.sleep(0.01)
     os.write(1, b"many" if len(ArenaReader(arena).samples()) > 50 else b"few")
     os._exit(0)
@@ -166,6 +166,7 @@ print("at once" if together > 0.2 * len(set(both)) else "in turn")
 """
 
 
+@pytest.mark.slow
 def test_subinterpreters_are_sampled_and_survive_also_with_a_gil_of_their_own() -> None:
     expected = "at once\n" if sys.version_info >= (3, 12) else "in turn\n"
     assert run(INTERPRETERS) == (0, expected, "")

@@ -79,7 +79,8 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
     samples = recorder.stop()
     for other in others:
         own = of_thread(samples, other.tid)
-        assert share(own, STACK_WAITS_FOR_GIL) > 0.1  # 0.6 on a quiet machine; on a busy one few have the CPU to wait
+        # 0.6 on a quiet machine; on a busy one few have the CPU to wait
+        assert share(own, STACK_WAITS_FOR_GIL) > 0.1
         assert share(own, STACK_IDLE) < 0.2
     holders = Counter(sample.time_ns for sample in samples if sample.holds_gil)
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)

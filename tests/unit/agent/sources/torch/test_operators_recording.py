@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from support.targets import torch_forks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def run(plan: str) -> str:
@@ -185,7 +185,7 @@ def test_fifty_recordings_under_three_training_threads() -> None:
         for round in range(50):
             recording = Recording(4 << 20, record_shapes=bool(round % 2))
             while recording.session.counts().records < 200:
-                time.sleep(0.001)
+                time.sleep(0.001)  # the training threads need the GIL
             outcome = recording.stop()
             assert outcome.metadata["threads"] >= 1 and not outcome.warnings
         stopping.set()

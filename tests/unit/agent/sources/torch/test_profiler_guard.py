@@ -10,6 +10,7 @@ from typing import Any, Iterator, List
 import pytest
 from kineto_agent.sources.torch import kineto_state
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
+from support.waiting import scaled
 
 
 class Profile:
@@ -157,13 +158,13 @@ def test_a_session_that_was_beginning_when_it_was_installed_is_active(
 
     def prepare(profile: Profile) -> None:
         inside.set()
-        let_go.wait(20)
+        let_go.wait(scaled(20))
 
     with monkeypatch.context() as patch:
         patch.setattr(Profile, "_prepare_trace", prepare)
         thread = threading.Thread(target=lambda: Profile([])._prepare_trace())
         thread.start()
-        inside.wait(20)
+        inside.wait(scaled(20))
         guard = installed([])
         states = [guard.state()]
         let_go.set()
@@ -230,7 +231,7 @@ def test_a_forked_child_is_left_alone(profiler: Any) -> None:
         if child == 0:
             thread = threading.Thread(target=lambda: Profile(seen)._prepare_trace(), daemon=True)
             thread.start()
-            thread.join(20)
+            thread.join(scaled(20))
             os.write(writer, repr(seen).encode())
             os._exit(0)
     os.waitpid(child, 0)

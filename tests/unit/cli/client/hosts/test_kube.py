@@ -20,7 +20,7 @@ from kinetoctl.kubectl import main as kubectl_kineto
 from kubernetes.config import incluster_config
 from support.peers import api_server as fake
 from support.peers.dripping import BODY, HANDSHAKE, HEAD, dripping
-from support.waiting import until
+from support.waiting import scaled, until
 
 TOKEN = "ada-s"
 CERTIFICATES = {"KINETO_TLS_CA": "/etc/ca.pem"}
@@ -178,7 +178,7 @@ def test_an_api_server_that_answers_byte_by_byte_is_given_up(
         began, cluster.port = time.monotonic(), server.port
         with pytest.raises(KubeFailed, match=r"does not answer: the call did not finish within 0.5 s"):
             found(cluster, "training/llama-0")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < scaled(10)
 
 
 def test_an_answer_without_an_end_is_not_kept(cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_an_api_server_that_forwards_nothing_is_given_up(
     monkeypatch.setattr(kube, "ANSWER_S", 5)
 
     async def silent(*_: Any) -> None:
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(cluster, "_forward", silent)
     with pytest.raises(KubeFailed, match=r"cannot forward ports to kineto/kinetod-node-0 .* does not answer"):
@@ -241,7 +241,7 @@ def talk(address: str, data: bytes) -> bytes:
     """What comes back for it, until all of it has, or the other end has gone."""
     received = b""
     with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
-        sock.settimeout(30)
+        sock.settimeout(scaled(30))
         sock.connect(address.removeprefix("unix:"))
 
         def send() -> None:

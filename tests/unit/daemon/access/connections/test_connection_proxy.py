@@ -18,6 +18,7 @@ from kinetod.access.peers import Peer
 from kinetod.base.errors import StartError
 from kinetod.config.settings import ListenAddress
 from kinetod.permissions.role_policy import Via
+from support.waiting import soon
 
 DEADLINE_S = 10
 
@@ -71,8 +72,7 @@ class Parts:
 
     async def __aexit__(self, *_exc: object) -> None:
         self.front.close()
-        while self.front._open or self.echoing:
-            await asyncio.sleep(0)
+        await soon(lambda: not (self.front._open or self.echoing), "no connection is left")
         self.server.close()
         self.private.close()
 
@@ -109,8 +109,7 @@ def test_what_a_client_sends_arrives_and_its_name_leads_to_it(tmp_path: Path) ->
                 assert peer is not None
                 assert (peer.via, peer.uid, peer.pid) == (Via.UNIX, os.getuid(), os.getpid())
                 assert parts.front.peer("unix:") is None
-            while parts.front.peer(name) is not None:
-                await asyncio.sleep(0)
+            await soon(lambda: parts.front.peer(name) is None, "the connection is forgotten")
 
     asyncio.run(run())
 
@@ -151,8 +150,7 @@ def test_a_thousand_silent_connections_keep_nobody_out(tmp_path: Path) -> None:
             assert len(parts.front._open) <= front_module.MAX_SILENT_PER_PEER + 2
             for each in silent:
                 each.close()
-            while parts.front._open:
-                await asyncio.sleep(0)
+            await soon(lambda: not parts.front._open, "the silent connections are gone")
 
     asyncio.run(run())
 
@@ -179,8 +177,7 @@ def test_a_peer_has_so_many_connections_and_gets_another_for_one_that_it_closes(
             assert answer == b""
             async with closing(one, three):
                 pass
-            while parts.front.crowd.speaking > 1:
-                await asyncio.sleep(0)
+            await soon(lambda: parts.front.crowd.speaking <= 1, "a connection is free")
             answer, four = await parts.said(b"d")
             assert answer == b"d"
             async with closing(two, four):

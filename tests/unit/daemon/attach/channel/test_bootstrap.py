@@ -18,7 +18,8 @@ from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.machine import native
 from support.machine.descriptors import open_files
 from support.targets.live_target import PROGRAM, LiveTarget, pythons
-from support.waiting import until
+from support.targets.python_versions import other_versions_slow
+from support.waiting import scaled, until
 
 Start = Callable[..., LiveTarget]
 STATE = "(sorted(__import__('__main__').__dict__), sorted(m for m in sys.modules if 'kineto' in m))"
@@ -30,7 +31,7 @@ def name_of(path: str) -> str:
     return next(part for part in reversed(Path(path).parts) if "3." in part)
 
 
-@pytest.fixture(params=pythons(), ids=name_of)
+@pytest.fixture(params=other_versions_slow(pythons()), ids=name_of)
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     targets: list[LiveTarget] = []
 
@@ -172,7 +173,7 @@ def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: Liv
     payload.send(first.socket, target.pid, Deadline(30))
     first.expect(wire.Hello)
     payload.send(second.socket, target.pid, Deadline(30))
-    second.socket.settimeout(30)
+    second.socket.settimeout(scaled(30))
     second.expect(wire.Hello)
     first.expect_end()
     second.close()
@@ -180,7 +181,7 @@ def test_a_bootstrap_that_was_given_up_does_not_disturb_the_next_one(target: Liv
     assert target.descriptors() == before
 
 
-FORK = "pid = os.fork()\nwhile pid == 0: import time; time.sleep(3600)"
+FORK = "pid = os.fork()\nwhile pid == 0: import signal; signal.pause()"
 
 
 @pytest.fixture
@@ -317,7 +318,7 @@ def native_agent(target: LiveTarget) -> Connection:
     taken = bring_in(TargetImage(target.pid), [NativeThread()], boot, Deadline(30))
     payload.send(taken.channel, target.pid, Deadline(30))
     connection = Connection(taken.channel)
-    taken.channel.settimeout(30)
+    taken.channel.settimeout(scaled(30))
     connection.expect(wire.Hello)
     connection.send(wire.Welcome("0.0.0"))
     return connection

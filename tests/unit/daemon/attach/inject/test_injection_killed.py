@@ -15,7 +15,7 @@ from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace
 
-pytestmark = needs_ptrace
+pytestmark = [pytest.mark.slow, needs_ptrace]
 SECONDS = 10.0
 RANDOM_KILLS = 50  # on each of two targets
 

@@ -11,6 +11,7 @@ import pytest
 from kinetod.attach.inject import trampoline
 from kinetod.attach.inject.arch import Aarch64, Call, Point
 from kinetod.attach.inject.ptrace import StoppedThread
+from support.waiting import scaled
 
 NATIVE = platform.machine() == "aarch64"
 COMPILER = "cc" if NATIVE else "aarch64-linux-gnu-gcc"
@@ -56,5 +57,5 @@ def test_it_calls_the_function_and_restores_every_register(tmp_path: Path) -> No
     symbols = [f"-Wa,--defsym,{name}={value}" for name, value in addresses.items()]
     options = ["-nostdlib", "-static", "-Wl,--build-id=none", f"-Wl,-Ttext={TEXT:#x}", f"-Wa,-I{tmp_path}", *symbols]
     subprocess.run([COMPILER, *options, "-o", tmp_path / "program", SOURCE], check=True)
-    status = subprocess.run([*RUNNER, tmp_path / "program"], check=False, timeout=30).returncode
+    status = subprocess.run([*RUNNER, tmp_path / "program"], check=False, timeout=scaled(30)).returncode
     assert status == 0

@@ -7,10 +7,11 @@ import pytest
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inspect.target_image import Mapping, TargetImage, _modules
 from support.targets.engine_target import PYENV, engine_target, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 
-@pytest.mark.parametrize("executable", pythons(), ids=version_of)
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 def test_the_interpreter_and_its_version_are_found(tmp_path: Path, executable: str) -> None:
     command = [executable, "-c", "import sys; print(*sys.version_info[:2])"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

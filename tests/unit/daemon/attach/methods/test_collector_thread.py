@@ -22,7 +22,7 @@ from kinetod.attach.methods import collector_thread
 from kinetod.attach.methods.collector_code import CODE
 from support.machine import native
 from support.machine.descriptors import open_files
-from support.waiting import until
+from support.waiting import scaled, until
 
 HARNESS = Path(__file__).parent / "native" / "run_stub.c"
 GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
@@ -223,7 +223,7 @@ def test_the_code_does_its_work_on_each_machine(machine: str, tmp_path: Path) ->
     said = []
     for library in ("server.so", "code"):
         command = [*filter(None, emulator), "./alone", "code", library]
-        said.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout)
+        said.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60)).stdout)
     assert said[0] == "served 1\n"
     assert re.fullmatch(r"E/proc/self/fd/\d+: invalid ELF header 1\n", said[1])
 

@@ -7,6 +7,7 @@ from kinetod.attach.attach_types import Deadline
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.native_thread import NativeThread, start_thread
 from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
@@ -19,7 +20,7 @@ STORE_ONE = {
 }
 
 
-@pytest.mark.parametrize("executable", pythons(), ids=version_of)
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 def test_a_joined_main_thread_does_not_matter(tmp_path: Path, executable: str) -> None:
     with engine_target(tmp_path, "joined bystander worker malloc", executable) as target:
         for times in range(1, 6):

@@ -9,6 +9,7 @@ from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Dead
 from kinetod.attach.inspect.target_image import TargetImage
 from kinetod.attach.methods.pending_call import PendingCall
 from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
@@ -16,7 +17,7 @@ METHOD = PendingCall()
 SECONDS = 10.0
 
 
-@pytest.mark.parametrize("executable", pythons(), ids=version_of)
+@pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 def test_a_busy_main_thread_runs_the_bootstrap_and_computes_on(tmp_path: Path, executable: str) -> None:
     with engine_target(tmp_path, "malloc", executable) as target:
         for times in range(1, 11):

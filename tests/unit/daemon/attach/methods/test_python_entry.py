@@ -18,12 +18,13 @@ from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_code import CODE
 from support.machine import native
 from support.targets.engine_target import engine_target, needs_ptrace, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
 MACHINE = os.uname().machine
 GENERATOR = native.ROOT / "daemon" / "native" / "generate_stub_code.py"
-every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
+every_python = pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 every_method = pytest.mark.parametrize("make", [PendingCall, NativeThread])
 
 

@@ -12,10 +12,11 @@ from kinetod.attach.methods.pending_call import PendingCall
 from kinetod.attach.methods.python_entry import TURNS_OFFSET, Handed
 from kinetod.attach.methods.turns_code import CODE
 from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace, pythons, version_of
+from support.targets.python_versions import other_versions_slow
 from support.waiting import until
 
 pytestmark = needs_ptrace
-every_python = pytest.mark.parametrize("executable", pythons(), ids=version_of)
+every_python = pytest.mark.parametrize("executable", other_versions_slow(pythons()), ids=version_of)
 # It does not rest, and gets nowhere.
 _WAITS = "lock = modules['_thread'].allocate_lock()\nlock.acquire()\nlock.acquire(timeout=30)\n"
 _FOR_EVER = struct.pack("<i", -1)
@@ -54,7 +55,7 @@ def name(task: Path) -> str:
 
 
 def switches(target: EngineTarget, after_s: float = 0.0) -> str:
-    """How often that thread has slept."""
+    """How often that thread has slept. after_s: time in which it may sleep again, which is what is tested."""
     time.sleep(after_s)
     (task,) = (task for task in tasks(target) if name(task) == "kineto-turns")
     (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))

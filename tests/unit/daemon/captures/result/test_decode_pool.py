@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_protos.units import format_duration
 from kinetod.base.fair_slots import payer
 from kinetod.captures.result import decode_pool
 from kinetod.captures.result.decode_pool import FATAL_ROUNDS, SPARE_KEPT_S, DecodeError, WorkerPool
 from kinetod.sandbox import decode_tries
+from support.waiting import slowdown, soon
 
 SECOND_NS = 10**9
 ANSWER = """
@@ -78,10 +80,11 @@ def test_a_job_that_crashes_its_worker_is_tried_twice(tmp_path: Path) -> None:
 
 
 def test_a_job_beyond_its_deadline_is_killed_and_the_next_gets_a_new_worker(tmp_path: Path) -> None:
-    hang, good = run(tmp_path, "hang", "good", deadline_ns=SECOND_NS // 2)
+    deadline_ns = round(500 * slowdown()) * 10**6
+    hang, good = run(tmp_path, "hang", "good", deadline_ns=deadline_ns)
     assert isinstance(hang, DecodeError)
     assert hang.code == "DECODE_TIMEOUT"
-    assert "longer than 500 ms" in hang.reason
+    assert f"longer than {format_duration(deadline_ns)}" in hang.reason
     assert "pid" in good
 
 
@@ -260,8 +263,7 @@ def test_a_daemon_that_is_stopped_while_it_decodes_does_not_count_as_a_try(tmp_p
         pool = WorkerPool(1, command=COMMAND)
         await pool.start()
         job = asyncio.create_task(pool.convert(tmp_path / "hang", [], deadline_ns=60 * SECOND_NS))
-        while pool.pids():  # until the worker has the job
-            await asyncio.sleep(0)
+        await soon(lambda: not pool.pids(), "the worker has the job")
         job.cancel()
         await asyncio.wait([job])
         await pool.stop()

@@ -9,6 +9,7 @@ import pytest
 from kineto_trace.conversion.target_conversion import FORMATS
 from kinetod.supervise import child
 from support.trace_files.h200 import RECORDINGS, make_spool
+from support.waiting import scaled
 
 
 def converse(*jobs: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
@@ -20,7 +21,7 @@ def converse(*jobs: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
         input=lines,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=True,
     )
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr

@@ -137,7 +137,9 @@ def test_lengths_beyond_the_buffer_are_cut(writer: ArenaWriter) -> None:
 
 
 def test_a_good_header_is_taken() -> None:
-    ArenaReader(raw_arena(), max_buffer_bytes=LIMIT).close()
+    reader = ArenaReader(raw_arena(), max_buffer_bytes=LIMIT)
+    assert reader.counts().records == 0
+    reader.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kineto_trace.analysis.memory.tensor_ids import tensor_ids
 from kineto_trace.model.trace import Table, make_table
 from support.targets import torch_forks
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def profiled(folder: Path, *options: str) -> dict[str, Any]:

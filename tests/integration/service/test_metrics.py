@@ -1,0 +1,159 @@
+"""Metrics and WatchHost of a real daemon on a host with (fake) GPUs."""
+
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from prometheus_client.parser import text_string_to_metric_families
+from support.machine.gpus import FakeGpus
+from support.service.cli import run_process
+from support.service.daemon import Daemon, error_of, running_daemon
+from support.waiting import scaled, until
+
+LISTEN, JOBS = "KINETOD_METRICS_LISTEN", "KINETOD_METRICS_GPU_JOBS_DIR"
+SLURM = Path(__file__).parents[3] / "deploy/slurm"
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeGpus:
+    gpus = FakeGpus(tmp_path_factory.mktemp("gpus"))
+    gpus.say(f"process 1 {os.getpid()} 500 33")
+    return gpus
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that says which job has which GPU."""
+    return tmp_path_factory.mktemp("jobs") / "map"
+
+
+@pytest.fixture(scope="module")
+def daemon(gpus: FakeGpus, jobs: Path) -> Iterator[Daemon]:
+    with running_daemon(environ={**gpus.environ, LISTEN: "127.0.0.1:0", JOBS: str(jobs)}) as started:
+        yield started
+
+
+def page(daemon: Daemon, name: str = "metrics") -> str:
+    found = re.search(r"metrics on http://(127\.0\.0\.1:\d+)/metrics", daemon.log())
+    assert found, daemon.log()
+    with urllib.request.urlopen(f"http://{found[1]}/{name}", timeout=scaled(20)) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """(name, label values by the labels' names…) -> value."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_has_the_daemon_the_host_and_the_gpus(daemon: Daemon) -> None:
+    daemon.stub().GetHost(pb.GetHostRequest(), timeout=20)
+    found = samples(page(daemon))
+    assert found["kineto_grpc_requests_total", "OK", "GetHost"] >= 1
+    assert found["kineto_agents", "READY"] == 0
+    assert found["kineto_collector_up", "host"] == 1
+    assert [value for key, value in found.items() if key[0] == "kineto_gpu_power_watts"] == [512.345, 512.345]
+    assert found["kineto_gpu_library_up", "nvml"] == 1
+
+
+def test_a_gpu_has_the_job_of_slurms_prolog_until_its_epilog(daemon: Daemon, jobs: Path) -> None:
+    def script(name: str) -> None:
+        environ = {"SLURM_JOB_ID": "4242", "SLURM_JOB_GPUS": "1"}
+        subprocess.run([str(SLURM / name), str(jobs)], env=environ, check=True)
+
+    def labels() -> list[tuple[str, str]]:
+        families = text_string_to_metric_families(page(daemon))
+        up = (each.labels for family in families if family.name == "kineto_gpu_up" for each in family.samples)
+        return [(each["gpu"], each["hpc_job"]) for each in up]
+
+    script("Prolog")
+    assert labels() == [("0", ""), ("1", "4242")]
+    script("Epilog")
+    assert labels() == [("0", ""), ("1", "")]
+
+
+def test_a_refused_call_is_counted_by_its_code(daemon: Daemon) -> None:
+    code, _, _ = error_of(lambda: daemon.stub().GetCapture(pb.GetCaptureRequest(id="nothing"), timeout=20))
+    assert code is grpc.StatusCode.NOT_FOUND
+    until(
+        lambda: samples(page(daemon)).get(("kineto_grpc_requests_total", "NOT_FOUND", "GetCapture")),
+        "the call is counted",
+    )
+
+
+def test_health_is_served(daemon: Daemon) -> None:
+    assert '"status": "SERVING"' in page(daemon, "health")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian package prometheus)")
+def test_promtool_finds_no_fault_with_the_metrics(daemon: Daemon) -> None:
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=page(daemon), capture_output=True, text=True, check=False
+    )
+    assert [line for line in done.stderr.splitlines() if "camelCase" not in line] == []  # modelName is DCGM's label
+
+
+def test_a_driver_that_hangs_costs_a_scrape_its_gpus_only(gpus: FakeGpus, daemon: Daemon) -> None:
+    def without_gpus() -> dict[tuple[str, ...], float] | None:
+        found = samples(page(daemon))
+        return found if found["kineto_gpu_library_up", "nvml"] == 0 else None
+
+    gpus.say("hang 1")
+    try:
+        found = until(without_gpus, "the driver hangs")
+        assert found["kineto_collector_up", "host"] == 1
+        assert not [key for key in found if key[0] == "kineto_gpu_power_watts"]
+        assert daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=20).captures == []
+    finally:
+        gpus.say(f"process 1 {os.getpid()} 500 33")
+    until(lambda: samples(page(daemon))["kineto_gpu_library_up", "nvml"], "the driver works again")
+
+
+def test_who_watches_sees_gpus_and_the_processes_on_them(daemon: Daemon) -> None:
+    request = pb.WatchHostRequest(interval_ns=500_000_000)
+    stream = daemon.stub().WatchHost(request, timeout=60)
+    first, second = next(stream), next(stream)
+    stream.cancel()
+    assert second.time_ns > first.time_ns
+    assert [gpu.device for gpu in second.gpus] == ["nvidia0", "nvidia1"]
+    assert second.gpus[0].nvlink_receive_bytes_per_second == 0
+    (process,) = second.processes
+    assert (process.process.pid, process.gpus[0].gpu, process.gpus[0].memory_bytes) == (os.getpid(), 1, 500 << 20)
+    assert process.memory_bytes > 0
+    assert 0 <= second.cpu_busy <= 1
+    assert second.memory_total_bytes > second.memory_available_bytes > 0
+
+
+@pytest.mark.parametrize("interval_ns", [-1, 1, 10**18])
+def test_an_interval_out_of_range_is_refused(daemon: Daemon, interval_ns: int) -> None:
+    request = pb.WatchHostRequest(interval_ns=interval_ns)
+    code, reason, message = error_of(lambda: daemon.stub().WatchHost(request, timeout=20))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert message.startswith("interval_ns: must be between")
+
+
+def test_there_are_not_watchers_without_end(daemon: Daemon) -> None:
+    request = pb.WatchHostRequest(interval_ns=3600 * 10**9)
+    streams = [daemon.stub().WatchHost(request, timeout=60) for _ in range(41)]  # root has the reserve, too
+    ends = until(lambda: [stream.code() for stream in streams if stream.done()], "one is refused")
+    for stream in streams:
+        stream.cancel()
+    assert ends == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+
+
+def test_top_shows_the_host(daemon: Daemon) -> None:
+    done = run_process(["top", "--once"], daemon.client_environ())
+    assert (done.code, done.stderr) == (0, "")
+    assert re.search(r"^1    NVIDIA H200  86%", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{os.getpid()} .* 500\.0 MiB  33% ", done.stdout, re.MULTILINE)

@@ -1,0 +1,57 @@
+"""Python's calls as we record them are those that torch's own tracer records around the same steps."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kineto_agent.protocol.records import SPACE_PYTHON_CALL
+from kineto_trace.decode.python import exact_calls
+from kineto_trace.model.trace import StringTable
+from kineto_trace.spool.raw_records import Chunk, RawSource
+from support.agent.python_child import environment
+from support.targets import torch_forks
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+PLAN = """
+import json, torch
+from pathlib import Path
+from support.agent.torch_session import Model
+model = Model()
+model.step()
+def work():
+    for _ in range(5):
+        model.step()
+recording = Recording()
+work()
+outcome, data, names = recording.stop()
+assert not outcome.warnings and not outcome.incomplete, outcome
+folder = Path(sys.argv[2])
+(folder / "records").write_bytes(data)
+(folder / "names").write_text(json.dumps([names, recording.session.metadata["prefixes"], threading.get_native_id()]))
+with torch.profiler.profile(with_stack=True) as profile:
+    work()
+profile.export_chrome_trace(str(folder / "theirs.json"))
+"""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+
+
+def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
+    child = torch_forks.run("-m", "support.agent.calls_session", PLAN, str(tmp_path), env=environment())
+    assert child.returncode == 0, child.stderr
+    names, prefixes, thread = json.loads((tmp_path / "names").read_text())
+    data, strings = (tmp_path / "records").read_bytes(), StringTable()
+    source = RawSource(
+        source="python_calls", format=exact_calls.FORMAT, metadata={"prefixes": prefixes}, record_bytes={}, records=0,
+        dropped=0, data=memoryview(data), chunks=(Chunk(sequence=0, records=0, offset=0, size=len(data)),),
+        strings={SPACE_PYTHON_CALL: {int(number): text.encode() for number, text in names.items()}}, torn=0,
+    )  # fmt: skip
+    table = exact_calls.decode(source, strings, 0).table
+    rows = zip(table["name"].tolist(), table["thread"].tolist(), strict=True)
+    ours = Counter(strings.strings[name] for name, row_thread in rows if row_thread == thread)
+    events = json.loads((tmp_path / "theirs.json").read_text())["traceEvents"]
+    theirs = Counter(_ADDRESS.sub(">", event["name"]) for event in events if event.get("cat") == "python_function")
+    inside = {name for name, count in theirs.items() if count % 5 == 0}  # what is called in each of the five steps
+    assert len(inside) > 40 and {"nn.Module: Sequential_0", "nn.Module: Linear_1"} <= inside
+    assert {name: ours[name] for name in inside} == {name: theirs[name] for name in inside}
