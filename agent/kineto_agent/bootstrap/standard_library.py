@@ -4,7 +4,7 @@ Theory of operation
     A program may have its own select.py or json.py in the first folder of sys.path, a module of such a name in
     sys.modules, or its own functions in the standard modules (gevent, eventlet, freezegun). The agent must run none of
     these, and the program must find nothing of the agent's. So a standard module is
-        the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
+        the one in sys.modules, if that is the interpreter's (built in, frozen, or from its own folders) and complete;
         else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
         too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
     typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
@@ -100,7 +100,10 @@ class Standard:
     def _is_real(self, module: Any) -> bool:
         if not isinstance(module, _Module):
             return False
-        if getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen"):
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            return False  # the program is importing it just now: it is not complete yet
+        if getattr(spec, "origin", None) in ("built-in", "frozen"):
             return True
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and any(

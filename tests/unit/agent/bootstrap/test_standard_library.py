@@ -1,6 +1,7 @@
 """The standard library as an attached agent gets it, loaded here beside the test's own."""
 
 import builtins
+import importlib.util
 import os
 import sys
 import time
@@ -60,6 +61,17 @@ def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, mo
     monkeypatch.setitem(sys.modules, "json", theirs)
     assert standard.get("json").loads("[1]") == [1]
     assert sys.modules["json"] is theirs
+
+
+def test_a_module_that_the_program_is_still_importing_is_not_used(
+    standard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec: Any = importlib.util.find_spec("json")
+    incomplete = importlib.util.module_from_spec(spec)
+    spec._initializing = True  # as the import statement does
+    monkeypatch.setitem(sys.modules, "json", incomplete)
+    assert standard.get("json").loads("[1]") == [1]
+    assert sys.modules["json"] is incomplete and not hasattr(incomplete, "loads")
 
 
 @pytest.mark.parametrize("name", ["ctypes", "json", "tempfile"])
