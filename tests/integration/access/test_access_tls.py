@@ -260,7 +260,7 @@ def test_kinetoctl_calls_with_certificates_from_its_variables(
     monkeypatch.delenv("KINETO_TLS_KEY")
     refused = run_here(capsys, remote.address, "host")
     assert refused.code == 2
-    assert "called with certificates only: set KINETO_TLS_KEY to PEM files" in refused.stderr
+    assert "requires certificates: set KINETO_TLS_KEY to PEM files" in refused.stderr
     monkeypatch.setenv("KINETO_TLS_KEY", str(tmp_path / "none"))
     assert "KINETO_TLS_KEY: " in run_here(capsys, remote.address, "host").stderr
 

@@ -32,7 +32,7 @@ def test_a_profiler_that_does_not_end_is_waited_for_until_the_limit(daemon: Daem
     agent.state("WAIT_FOR_REQUEST")
     (target,) = watch_to_end(daemon.stub(), created.id).targets
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "USER_PROFILER_ACTIVE")
-    assert f"process {os.getpid()} did not end within 1 s; trace again after it" in target.reason
+    assert f"process {os.getpid()}'s own torch.profiler was still running after 1 s; trace again" in target.reason
 
 
 def test_without_the_option_an_agent_that_only_waits_is_stuck(daemon: Daemon, agent: ScriptedAgent) -> None:

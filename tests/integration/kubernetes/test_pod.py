@@ -163,9 +163,9 @@ WHOSE = """
 import asyncio, sys
 from pathlib import Path
 from kinetod.attach_helper.helper_client import HelperService
-from kinetod.kubernetes.pod_resources import KubeletError, PodResources
+from kinetod.kubernetes.pod_resources import KubeletClient, KubeletError
 helper, direct = HelperService(Path(sys.argv[1])), Path(sys.argv[2])
-for asked in (PodResources(connect=helper.kubelet), PodResources(direct)):
+for asked in (KubeletClient(connect=helper.kubelet), KubeletClient(direct)):
     try:
         print({gpu: list(map(str, holders)) for gpu, holders in asyncio.run(asked.gpus()).items()})
     except KubeletError as exc:
