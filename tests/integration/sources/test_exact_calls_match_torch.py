@@ -3,12 +3,13 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kineto_agent.protocol.records import SPACE_PYTHON_CALL
 from kineto_trace.decode.python import exact_calls
-from kineto_trace.model.trace import StringTable
+from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import Chunk, RawSource
 from support.agent.python_child import environment
 from support.targets import torch_forks
@@ -37,6 +38,15 @@ profile.export_chrome_trace(str(folder / "theirs.json"))
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 
 
+def _names_inside_work(table: Table, strings: StringTable, thread: int) -> Iterator[str]:
+    """Of the calls of one thread. Before and after work() the recording sees its own start and stop."""
+    columns = (table[name].tolist() for name in ("name", "thread", "start", "duration"))
+    rows = [(strings.strings[name], *rest) for name, *rest in zip(*columns, strict=True)]
+    (work,) = [row for row in rows if row[0].endswith(": work")]
+    begin, end = work[2], work[2] + work[3]
+    return (name for name, row_thread, start, _ in rows if row_thread == thread and begin <= start < end)
+
+
 def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
     child = torch_forks.run("-m", "support.agent.calls_session", PLAN, str(tmp_path), env=environment())
     assert child.returncode == 0, child.stderr
@@ -48,8 +58,7 @@ def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
         strings={SPACE_PYTHON_CALL: {int(number): text.encode() for number, text in names.items()}}, torn=0,
     )  # fmt: skip
     table = exact_calls.decode(source, strings, 0).table
-    rows = zip(table["name"].tolist(), table["thread"].tolist(), strict=True)
-    ours = Counter(strings.strings[name] for name, row_thread in rows if row_thread == thread)
+    ours = Counter(_names_inside_work(table, strings, thread))
     events = json.loads((tmp_path / "theirs.json").read_text())["traceEvents"]
     theirs = Counter(_ADDRESS.sub(">", event["name"]) for event in events if event.get("cat") == "python_function")
     inside = {name for name, count in theirs.items() if count % 5 == 0}  # what is called in each of the five steps
