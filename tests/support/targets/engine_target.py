@@ -21,6 +21,7 @@ DEADLINE_S = 30.0
 PYENV = Path.home() / ".pyenv" / "versions"
 needs_ptrace = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no trampoline for it")
 
+_POLL = ("7", "73")  # x86-64; aarch64
 # The main thread works until the stop file is there; it is never told by a system call of its own.
 _SCRIPT = """
 import json, os, signal, sys, threading, time
@@ -47,9 +48,9 @@ def check():
 rounds = 0
 threads += [threading.Thread(target=churn) for _ in range(kind.count("worker"))]
 for thread in threads: thread.start()
+import select
 print("up", flush=True)
 if "asleep" in kind:
-    import select
     slept = time.monotonic()
     select.poll().poll(1500)
     slept = time.monotonic() - slept
@@ -84,6 +85,11 @@ class EngineTarget:
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], scaled(DEADLINE_S))[0], "it did not come up"
         assert self.process.stdout.readline() == b"up\n"
+        if "asleep" in kind:
+            until(self._main_thread_polls, "its main thread is asleep", state=self.state)
+
+    def _main_thread_polls(self) -> bool:
+        return Path(f"/proc/{self.pid}/syscall").read_text().partition(" ")[0] in _POLL
 
     def bootstrap(self, text: bytes = b"x") -> Bootstrap:
         """Appends `text` to the mark file."""

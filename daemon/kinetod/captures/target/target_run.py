@@ -124,8 +124,8 @@ class TargetRun:
         """Handles a message of the agent."""
         if isinstance(message, wire.Arena):
             assert fd is not None  # the link lets no Arena through without
-            self._arenas.append((message, fd))
             self._ways |= noted_ways({message.source: message.metadata})
+            self._arenas.append((message, fd))
         self._handle(message)
         self._wake.set()
 
