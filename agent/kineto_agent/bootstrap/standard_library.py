@@ -4,7 +4,7 @@ Theory of operation
     A program may have its own select.py or json.py in the first folder of sys.path, a module of such a name in
     sys.modules, or its own functions in the standard modules (gevent, eventlet, freezegun). The agent must run none of
     these, and the program must find nothing of the agent's. So a standard module is
-        the one in sys.modules, if that is the interpreter's (built in, frozen, or from its own folders) and complete;
+        the one in sys.modules, if that is the interpreter's: built in, frozen, or from its own folders;
         else a private copy from those folders, which does not get into sys.modules. What it imports comes from here
         too, and its `sys` is a copy with a `modules` of its own, where enum and the like look themselves up.
     typing is never loaded: the interpreter itself imports it by name from 3.12 on when a private copy is executed. The
@@ -15,6 +15,10 @@ Theory of operation
 
     An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
     an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
+
+    A module that the program is importing at this moment is waited for. If a private copy were executed beside it, what
+    modules register for the whole process (re in copyreg, ctypes in _ctypes) could be the copy's, and the program could
+    not pickle a compiled pattern any more. For the same reason private copies get a private copyreg.
 
     Files are opened by the bootstrap's `opened`: between two calls of Python's own reader the program may close the
     descriptor and reuse its number for a pipe. For the same reason no folder is listed.
@@ -51,6 +55,9 @@ _ORIGINALS = {
     "select": ("poll",),
 }
 _READ_BYTES = 1 << 18
+_LOOKS, _PAUSE_S = 1000, 0.001  # at a module that the program is importing
+# For private copies. enum looks for the modules of its users in the `sys` that it has itself.
+_ALWAYS_PRIVATE = ("enum", "copyreg")
 _MADE_TWICE = {"time": (3, 9), "_thread": (3, 10), "select": (3, 10)}  # from that Python on (multi-phase)
 _OF_THE_PROGRAM = ("environ", "environb")  # in os; what the program has changed there counts
 
@@ -92,18 +99,23 @@ class Standard:
     def _get(self, name: str) -> Any:
         if name == "typing":
             return _typing(self.get("collections").namedtuple)
-        module = modules.get(name)
+        module = self._imported(name)
         if not self._is_real(module):
             module = self._load(name)
         return _original_os(module) if name == "os" else _original(name, module)
 
+    def _imported(self, name: str) -> Any:
+        """What is in sys.modules, once it is complete; after a second as it is."""
+        for _ in range(_LOOKS):
+            if not getattr(getattr(modules.get(name), "__spec__", None), "_initializing", False):
+                break
+            self.get("time").sleep(_PAUSE_S)
+        return modules.get(name)
+
     def _is_real(self, module: Any) -> bool:
         if not isinstance(module, _Module):
             return False
-        spec = getattr(module, "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            return False  # the program is importing it just now: it is not complete yet
-        if getattr(spec, "origin", None) in ("built-in", "frozen"):
+        if getattr(getattr(module, "__spec__", None), "origin", None) in ("built-in", "frozen"):
             return True
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and any(
@@ -118,7 +130,7 @@ class Standard:
         """What the import statement calls in private copies."""
         if name == "sys":
             return self._sys  # type: ignore[no-any-return]
-        if name == "enum":  # looks for the modules of its users in the `sys` that it has itself
+        if name in _ALWAYS_PRIVATE:
             return self._load(name)  # type: ignore[no-any-return]
         if level:
             package = namespace["__package__"]

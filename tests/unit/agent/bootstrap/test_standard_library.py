@@ -1,12 +1,14 @@
 """The standard library as an attached agent gets it, loaded here beside the test's own."""
 
 import builtins
+import copyreg
 import importlib.util
 import os
+import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import kineto_agent
 import pytest
@@ -63,15 +65,41 @@ def test_a_module_of_the_programs_in_sys_modules_is_left_there(standard: Any, mo
     assert sys.modules["json"] is theirs
 
 
-def test_a_module_that_the_program_is_still_importing_is_not_used(
+def test_a_module_that_the_program_is_still_importing_is_waited_for(
     standard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec: Any = importlib.util.find_spec("json")
-    incomplete = importlib.util.module_from_spec(spec)
+    theirs = importlib.util.module_from_spec(spec)
     spec._initializing = True  # as the import statement does
-    monkeypatch.setitem(sys.modules, "json", incomplete)
-    assert standard.get("json").loads("[1]") == [1]
-    assert sys.modules["json"] is incomplete and not hasattr(incomplete, "loads")
+    monkeypatch.setitem(sys.modules, "json", theirs)
+
+    def complete(_seconds: float) -> None:
+        spec.loader.exec_module(theirs)
+        spec._initializing = False
+
+    monkeypatch.setattr(standard.get("time"), "sleep", complete)
+    assert standard.get("json") is theirs
+
+
+def test_a_module_that_never_becomes_complete_is_taken_as_it_is(standard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec: Any = importlib.util.find_spec("json")
+    theirs = importlib.util.module_from_spec(spec)
+    spec._initializing = True
+    monkeypatch.setitem(sys.modules, "json", theirs)
+    pauses: List[float] = []
+    monkeypatch.setattr(standard.get("time"), "sleep", pauses.append)
+    assert standard.get("json") is theirs
+    assert sum(pauses) == pytest.approx(1)
+
+
+def test_a_private_copy_changes_nothing_of_how_the_program_pickles(
+    standard: Any, shadow: Callable[[str], None]
+) -> None:
+    before = dict(copyreg.dispatch_table)
+    shadow("re")
+    private = standard.get("re")
+    assert copyreg.dispatch_table == before
+    assert private.compile("a+").match("aa") and private is not re
 
 
 @pytest.mark.parametrize("name", ["ctypes", "json", "tempfile"])
