@@ -19,10 +19,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kinetod.base import unix_sockets
 from kinetod.base.libc import LIBC
 from kinetod.permissions.role_policy import Via
 
-_UCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59  # Linux 4.13
 _USUAL_GROUPS, _MAX_GROUPS = 64, 65536
 _ESTABLISHED = "01"
@@ -69,7 +69,7 @@ def _known(uid: int) -> int:
 
 def of_unix(sock: socket.socket) -> Peer:
     """The process that connected, with its main group. Raises OSError, UnknownPeer."""
-    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, uid, gid = unix_sockets.peer(sock)
     return Peer(via=Via.UNIX, uid=_known(uid), gids=frozenset({gid} - {unmapped("gid")}), pid=pid or None)
 
 

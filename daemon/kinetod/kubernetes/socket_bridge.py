@@ -11,10 +11,10 @@ import contextlib
 import os
 import secrets
 import socket
-import struct
 from collections.abc import AsyncIterator
 
-_UCRED = struct.Struct("3i")
+from kinetod.base import unix_sockets
+
 _CHUNK_BYTES = 64 << 10
 
 
@@ -50,9 +50,7 @@ async def passage(sock: socket.socket) -> AsyncIterator[str]:
 
 
 def _pid(writer: asyncio.StreamWriter) -> int:
-    found = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid: int = _UCRED.unpack(found)[0]
-    return pid
+    return unix_sockets.peer(writer.get_extra_info("socket"))[0]
 
 
 async def _join(

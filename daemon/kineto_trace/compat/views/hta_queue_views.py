@@ -21,27 +21,11 @@ from kineto_trace.analysis.launches.queue_views import (
     summary_columns,
 )
 from kineto_trace.arrays.id_sets import is_in
+from kineto_trace.compat.hta.hta_critical_path_gpu import launches
 from kineto_trace.compat.hta.hta_frame import HtaError, hta_frame
 from kineto_trace.compat.hta.hta_gpu_events import hta_events
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Answer, Compat
-
-_LAUNCHES = frozenset(
-    (
-        "cudaLaunchKernel",
-        "cudaLaunchKernelExC",
-        "cuLaunchKernel",
-        "cuLaunchKernelEx",
-        "cudaMemcpyAsync",
-        "cudaMemsetAsync",
-        "runFunction - job_prep_and_submit_for_execution",
-        "hipLaunchKernel",
-        "hipExtModuleLaunchKernel",
-        "hipMemsetAsync",
-        "hipMemcpyAsync",
-        "hipMemcpyWithStream",
-    )
-)
 
 
 @queue_length.variant(Compat.HTA)
@@ -77,13 +61,8 @@ def _or_exact(context: Context, hta: Callable[[Queues], Answer], exact: Callable
 
 def hta_queues(context: Context) -> Queues:
     """HTA's queues. Raises HtaError."""
-    frame, events, names = context.get(hta_frame), context.get(hta_events), context.trace.strings
-    launches = np.array([text in _LAUNCHES for text in names], np.bool_)
-    is_launch = (
-        launches[frame.name] & (frame.link != NOTHING) & ~frame.links_to_first()
-        if len(launches)
-        else np.zeros(0, np.bool_)
-    )
+    frame, events = context.get(hta_frame), context.get(hta_events)
+    is_launch = launches(context.trace.strings, frame)
     correlation = frame.correlation[events.row]
     known = (correlation >= 0) & is_in(correlation.astype(np.uint64), frame.correlation[is_launch].astype(np.uint64))
     rows = np.flatnonzero(known)
