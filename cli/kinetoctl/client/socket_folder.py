@@ -19,14 +19,13 @@ import os
 import pwd
 import socket
 import stat
-import struct
 from pathlib import Path
 
+from kineto_protos import unix_peer
 from kineto_protos.endpoints import SYSTEM_PARENT, vouched_for
 
 from kinetoctl.errors import UntrustedSocket
 
-_UCRED = struct.Struct("3i")  # pid, uid, gid
 _CONNECT_LIMIT_S = 1.0  # of a daemon whose queue is full
 _ROOT = 0
 
@@ -91,8 +90,7 @@ class SocketFolder:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, contextlib.suppress(OSError):
             connection.settimeout(_CONNECT_LIMIT_S)
             connection.connect(self._within)
-            _pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            return int(uid)
+            return unix_peer.credentials(connection)[1]
         return None
 
     def _untrusted(self, why: str) -> UntrustedSocket:

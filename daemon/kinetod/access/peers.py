@@ -19,7 +19,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kinetod.base import unix_sockets
+from kineto_protos import unix_peer
+
 from kinetod.base.libc import LIBC
 from kinetod.permissions.role_policy import Via
 
@@ -69,7 +70,7 @@ def _known(uid: int) -> int:
 
 def of_unix(sock: socket.socket) -> Peer:
     """The process that connected, with its main group. Raises OSError, UnknownPeer."""
-    pid, uid, gid = unix_sockets.peer(sock)
+    pid, uid, gid = unix_peer.credentials(sock)
     return Peer(via=Via.UNIX, uid=_known(uid), gids=frozenset({gid} - {unmapped("gid")}), pid=pid or None)
 
 

@@ -31,13 +31,13 @@ from kineto_agent.sources.cupti.collector_binding import Collector
 from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSource
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.steps.counting import StepCounter
+from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper.helper_client import Unreachable, toolkit
 from kinetod.attach_helper.messages import Tools
-from kinetod.base import unix_sockets
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.proc_folder import lines
 
@@ -60,7 +60,7 @@ def read_environ(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 def is_of(channel: socket.socket, pid: int, proc: Path = PROC) -> bool:
     """Whether the process still is of the user who made the channel."""
-    _pid, uid, _gid = unix_sockets.peer(channel)
+    _pid, uid, _gid = unix_peer.credentials(channel)
     try:
         return bool((proc / str(pid)).stat().st_uid == uid)
     except OSError:

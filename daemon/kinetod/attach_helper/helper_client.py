@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
-from kinetod.base.unix_sockets import peer, receive
+from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import Profiler
@@ -217,7 +218,7 @@ class _Conversation:
         try:
             async with asyncio.timeout_at(self._end):
                 await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
-            _pid, uid, _gid = peer(self._sock)
+            _pid, uid, _gid = unix_peer.credentials(self._sock)
             if uid not in (0, os.geteuid()):
                 raise Unreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
         except BaseException as exc:

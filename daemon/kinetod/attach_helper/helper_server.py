@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
 from kinetod.attach_helper import messages
@@ -34,7 +35,6 @@ from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
-from kinetod.base import unix_sockets
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
@@ -77,7 +77,7 @@ class Caller:
     @classmethod
     def of(cls, sock: socket.socket) -> "Caller":
         """The one that connected."""
-        pid, uid, _gid = unix_sockets.peer(sock)
+        pid, uid, _gid = unix_peer.credentials(sock)
         return cls(pid, uid)
 
     def __str__(self) -> str:

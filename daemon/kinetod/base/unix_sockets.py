@@ -1,11 +1,10 @@
-"""Unix sockets: who is at the other end, packets with descriptors, and sockets left behind in the file system."""
+"""Unix sockets: packets with descriptors, and sockets left behind in the file system."""
 
 import array
 import asyncio
 import errno
 import socket
 import stat
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +12,6 @@ from kinetod.base.errors import StartError
 
 # Our packets carry one descriptor at most; with room for four, those that come on top can be closed.
 DESCRIPTORS_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
-_UCRED = struct.Struct("iII")  # pid, uid, gid
-
-
-def peer(sock: socket.socket) -> tuple[int, int, int]:
-    """Pid, uid and gid of the process that connected, or made the pair, according to the kernel. Raises OSError."""
-    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return pid, uid, gid
 
 
 def descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:

@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 
-from kinetod.base import unix_sockets
+from kineto_protos import unix_peer
 
 _CHUNK_BYTES = 64 << 10
 
@@ -50,7 +50,7 @@ async def passage(sock: socket.socket) -> AsyncIterator[str]:
 
 
 def _pid(writer: asyncio.StreamWriter) -> int:
-    return unix_sockets.peer(writer.get_extra_info("socket"))[0]
+    return unix_peer.credentials(writer.get_extra_info("socket"))[0]
 
 
 async def _join(

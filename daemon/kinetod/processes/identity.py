@@ -15,7 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetod.base import unix_sockets
+from kineto_protos import unix_peer
+
 from kinetod.processes.proc_folder import lines
 
 PROC = Path("/proc")
@@ -111,7 +112,7 @@ def started_ns(ticks: int, *, boot_time_ns: int = BOOT_TIME_NS) -> int:
 
 def identify(sock: socket.socket, proc: Path = PROC) -> Identity:
     """The process that connected. Raises Unidentified."""
-    pid, uid, gid = unix_sockets.peer(sock)
+    pid, uid, gid = unix_peer.credentials(sock)
     if pid <= 0:
         raise Unidentified("the peer is not visible in this PID namespace; run the daemon with the host's (hostPID)")
     pidfd = _peer_pidfd(sock, pid)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TypeVar
 import psutil
 import pytest
 from kineto_agent.protocol import wire
+from kineto_protos import unix_peer
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.diagnosis import KnownAgent
@@ -151,7 +151,7 @@ def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: i
         return channel
 
     channel = ask(service, use)
-    pid, uid, _gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _gid = unix_peer.credentials(channel)
     assert (pid, uid) == (target, OWNER_UID)
     assert not channel.get_inheritable()
     with_agent = Connection(channel)

@@ -19,8 +19,9 @@ import select
 import socket
 import time
 
+from kineto_protos import unix_peer
+
 from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, replaced
-from kinetod.base import unix_sockets
 from kinetod.base.libc import LIBC
 from kinetod.processes.credentials import Credentials
 
@@ -135,7 +136,7 @@ def _checked(descriptor: int, pid: int) -> socket.socket:
 
 def _peer(channel: socket.socket) -> tuple[int, int, int]:
     """Pid, uid and gid of who made the pair."""
-    pid, uid, gid = unix_sockets.peer(channel)
+    pid, uid, gid = unix_peer.credentials(channel)
     return pid, uid, gid
 
 

@@ -1,5 +1,6 @@
 """Whose a Unix socket is: nothing is said to a daemon of somebody else, nor where somebody else could put one."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from kinetoctl.exit_codes import ExitCode
 from support.service.fake_profiler import FakeProfiler, serve
 
 OTHER = 64_123
+LARGEST_UID = 2**32 - 2
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 LISTEN = """
 import os, socket, sys
@@ -48,15 +50,21 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.fixture
-def foreign(folder: Path) -> Iterator[subprocess.Popen[str]]:
+@contextlib.contextmanager
+def program_of(uid: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A program of another user that listens at folder/kinetod.sock; the folder is its user's meanwhile."""
-    os.chown(folder, OTHER, OTHER)
-    command = [sys.executable, "-c", LISTEN, str(folder / "kinetod.sock"), str(OTHER)]
+    os.chown(folder, uid, uid)
+    command = [sys.executable, "-c", LISTEN, str(folder / "kinetod.sock"), str(uid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         yield process
         process.kill()
+
+
+@pytest.fixture
+def foreign(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    with program_of(OTHER, folder) as process:
+        yield process
 
 
 def listening(path: Path) -> socket.socket:
@@ -87,6 +95,18 @@ def test_nothing_is_sent_to_somebody_elses_program_in_ones_own_folder(
     ):
         client.host()
     assert foreign.communicate("")[0] == "0\n"  # it was connected to, and let go: not one byte
+
+
+@needs_root
+def test_a_user_with_the_largest_uid_is_known_and_named(folder: Path) -> None:
+    folder.parent.chmod(0o755)
+    with program_of(LARGEST_UID, folder):
+        path = str(folder / "kinetod.sock")
+        SocketFolder(path, run=folder.parent).close()
+        SocketFolder(path, uid=LARGEST_UID).close()
+        os.chown(folder, 0, 0)
+        with pytest.raises(errors.UntrustedSocket, match=f"uid {LARGEST_UID} listens there"):
+            SocketFolder(path)
 
 
 @needs_root

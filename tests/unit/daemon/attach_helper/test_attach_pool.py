@@ -4,13 +4,13 @@ import asyncio
 import os
 import signal
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from kineto_protos import unix_peer
 from kinetod.attach.attach_types import AttachCode, Attached, AttachError
 from kinetod.attach_helper import attach_pool as module
 from kinetod.attach_helper.attach_pool import AttachHelpers
@@ -25,7 +25,7 @@ KEY = ProcessKey(4242, 1)
 
 def peer_pid(channel: socket.socket) -> int:
     """Of the helper that made the channel, which may have ended."""
-    pid: int = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    pid: int = unix_peer.credentials(channel)[0]
     return pid
 
 
