@@ -37,7 +37,7 @@ def task_room(pid: int, needed: int, proc: Path = PROC) -> TaskRoom | None:
     status = _head(proc / str(pid) / "status")
     limit = soft_limits(proc / str(pid) / "limits").get("Max processes")
     uid = (status.get("Uid") or ["0"])[0]
-    if limit is None or uid == "0" or int((status.get("CapEff") or ["0"])[0], 16) & _EXEMPT:
+    if limit is None or uid == "0" or _capabilities(status) & _EXEMPT:
         return None
     if _all_threads(proc) + needed <= limit:
         return None
@@ -46,6 +46,13 @@ def task_room(pid: int, needed: int, proc: Path = PROC) -> TaskRoom | None:
         return None
     advice = f"raise it, as root: `prlimit --pid {pid} --nproc=unlimited:unlimited`"
     return TaskRoom(limit - used, f"its limit RLIMIT_NPROC of {limit} threads of uid {uid}", advice)
+
+
+def _capabilities(status: dict[str, list[str]]) -> int:
+    """The effective ones; none where the file has no such mask, as with kernels that only look like Linux."""
+    with contextlib.suppress(KeyError, IndexError, ValueError):
+        return int(status["CapEff"][0], 16)
+    return 0
 
 
 def _all_threads(proc: Path) -> int:

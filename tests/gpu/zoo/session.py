@@ -23,6 +23,7 @@ LEAST_END_S = 20.0
 LAST_WORDS_S = 5.0  # of a session's time are kept for the end of the program
 SLOW_REFUSAL_S, MOST_SLOW_REFUSALS = 5.0, 3
 INTO_THE_CAPTURE_S = 0.2
+CATCH_UP_POLL_S = 0.1
 SETTLED = (12, 13)  # captures after which memory may not grow any more; the agent has stayed after one of them
 
 
@@ -114,6 +115,8 @@ class Session:
         self._end(traced, pids)
         reference = twin or untouched
         if twin is not None:
+            if self.row.state == "HARMED":
+                self._let_catch_up(twin, len(traced.times()))
             twin.ask_to_end()
             if twin.await_end(self._end_s()) != self.program.status:
                 self.row.notes.append(f"the untouched program ended with {twin.process.returncode}")
@@ -155,6 +158,12 @@ class Session:
         """Some time, or until the program has died."""
         with contextlib.suppress(Exception):
             running.process.wait(max(0.0, min(seconds, self.plan.left_s() - LAST_WORDS_S)))
+
+    def _let_catch_up(self, twin: Running, iterations: int) -> None:
+        """Waits until the untouched program is beyond the iteration in which the traced one failed: it may fail too."""
+        end = time.monotonic() + self._end_s()
+        while twin.alive() and len(twin.times()) <= iterations and time.monotonic() < end:
+            self._wait(twin, CATCH_UP_POLL_S)
 
     def _after_s(self) -> float:
         return max(LAST_WORDS_S, min(self.plan.after_s, self.plan.left_s() - LAST_WORDS_S))

@@ -163,10 +163,10 @@ class Site:
         try:
             begun.id = self.daemon.stub().CreateCapture(request, timeout=CALL_S).id
         except grpc.RpcError as exc:
-            if exc.code() is not grpc.StatusCode.UNAVAILABLE:
+            if exc.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 begun.refusal = _reason(exc)
         except (ValueError, grpc.FutureTimeoutError):
-            return  # the channel was closed with the daemon: asked again once it is back
+            return  # as CANCELLED: the channel was closed with the daemon, so it is asked again once that is back
 
     def begin_in_background(self, *pids: int, milliseconds: int = 300) -> threading.Thread:
         """Begins a capture on a thread, while something else is done."""

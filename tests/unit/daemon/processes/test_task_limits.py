@@ -36,6 +36,14 @@ def test_who_is_exempt_or_far_from_it_is_not_held_back(tmp_path: Path, exempt: d
     assert task_room(7, 8, tmp_path) is None
 
 
+def test_a_mask_of_capabilities_that_is_no_number_exempts_nobody(tmp_path: Path) -> None:
+    user(tmp_path, limit=26)
+    status = tmp_path / "7/status"
+    status.write_text(status.read_text().replace("CapEff:\t0", "CapEff:\tp"))
+    room = task_room(7, 8, tmp_path)
+    assert room is not None and room.left == 6
+
+
 def test_a_pids_group_above_the_process_counts(tmp_path: Path) -> None:
     made = Written(tmp_path, version=2)
     made.group("jobs/one", {"pids.max": "max", "pids.current": 3})
