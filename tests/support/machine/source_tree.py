@@ -54,6 +54,12 @@ class SourceTree:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def make(self, target: str) -> None:
+        """What the Makefile does. Raises AssertionError, with its errors, if it fails."""
+        command = ["make", f"PYTHON={sys.executable}", target]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def text(self, path: str) -> str:
         """A file as it is now."""
         return (self.folder / path).read_text()
