@@ -45,7 +45,7 @@ from kinetod.captures.target.services import Services
 from kinetod.config.config_sources import LoadedConfig, Origin
 from kinetod.config.reload import Reloader
 from kinetod.config.settings import Config, Settings, serves_everybody
-from kinetod.gpus.context_holders import GpuHolders
+from kinetod.gpus.context_holders import ContextHolders
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.hooks.hook_runner import HookRunner
 from kinetod.host_checks.check_runner import HostLooker
@@ -266,7 +266,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub()
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    registry = Registry(hub, privileged=helper, gpus=GpuHolders(gpus), attaching=config.attach, names=kubernetes.names)
+    registry = Registry(
+        hub, privileged=helper, gpus=ContextHolders(gpus), attaching=config.attach, names=kubernetes.names
+    )
     services = Services(
         settings=settings,
         workers=workers,

@@ -46,7 +46,7 @@ class CaptureListener(Protocol):
         """The link has ended; `died` if the process did too."""
 
 
-class Agent:
+class ConnectedAgent:
     """One connected agent that speaks our protocol version."""
 
     def __init__(self, connection: Connection, hello: wire.Hello) -> None:
@@ -168,14 +168,14 @@ class AgentHub:
     """All agents; the handler of the link server's connections."""
 
     def __init__(self) -> None:
-        self._agents: dict[ProcessKey, Agent] = {}
+        self._agents: dict[ProcessKey, ConnectedAgent] = {}
         self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
-        self._awaited: dict[Connection, asyncio.Future[Agent]] = {}
+        self._awaited: dict[Connection, asyncio.Future[ConnectedAgent]] = {}
 
     def __len__(self) -> int:
         return len(self._agents)
 
-    def agents(self) -> list[Agent]:
+    def agents(self) -> list[ConnectedAgent]:
         """The connected agents."""
         return list(self._agents.values())
 
@@ -184,11 +184,11 @@ class AgentHub:
         busy = sum(bool(agent.capture_id or agent.hello.busy_capture_id) for agent in self._agents.values())
         return {"READY": len(self._agents) - busy, "BUSY": busy, "INCOMPATIBLE": len(self._incompatible)}
 
-    def get(self, key: ProcessKey) -> Agent | None:
+    def get(self, key: ProcessKey) -> ConnectedAgent | None:
         """The agent in this process."""
         return self._agents.get(key)
 
-    def introduction(self, connection: Connection) -> "asyncio.Future[Agent]":
+    def introduction(self, connection: Connection) -> "asyncio.Future[ConnectedAgent]":
         """Done when the agent of an adopted connection has said Hello; fails with AttachError if it never does."""
         waiting = self._awaited.setdefault(connection, asyncio.get_running_loop().create_future())
         agent = self._agents.get(connection.identity.key)
@@ -208,7 +208,7 @@ class AgentHub:
         self._forget_dead()
         return list(self._incompatible)
 
-    async def refresh(self, agents: list[Agent], deadline_s: float) -> None:
+    async def refresh(self, agents: list[ConnectedAgent], deadline_s: float) -> None:
         """Asks these agents for a fresh Hello; those that do not answer in time keep the last one.
 
         Who has just answered is not asked. Who has lately, works at a capture, or has not answered an earlier question
@@ -256,7 +256,7 @@ class AgentHub:
         if agent is not None:
             agent.connection.close("the same process has connected again")
         connection.accept_handshake()
-        agent = self._agents[key] = Agent(connection, hello)
+        agent = self._agents[key] = ConnectedAgent(connection, hello)
         self._drop_incompatible(key)
         agent.send(wire.Welcome(__version__))
         if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
@@ -265,7 +265,7 @@ class AgentHub:
         log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
         self._introduce(connection, agent)
 
-    def _introduce(self, connection: Connection, agent: Agent) -> None:
+    def _introduce(self, connection: Connection, agent: ConnectedAgent) -> None:
         waiting = self._awaited.pop(connection, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(agent)

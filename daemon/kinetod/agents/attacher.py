@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from kineto_protos.units import format_duration
 
-from kinetod.agents.agent_hub import Agent, AgentHub
+from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.agents.link import Connection, LinkServer
 from kinetod.agents.proxy_pool import Proxies
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError, Helpers
@@ -33,18 +33,18 @@ COLLECTOR = "collector"  # the method whose channel leads to a collector without
 class _Attempt:
     """One attempt and who waits for it. Its agent is held until each of them has gone on with it."""
 
-    def __init__(self, task: "asyncio.Task[Agent]") -> None:
+    def __init__(self, task: "asyncio.Task[ConnectedAgent]") -> None:
         self.task = task
         self._waiting = 0
         self._hold = contextlib.ExitStack()
         task.add_done_callback(self._done)
 
-    def _done(self, task: "asyncio.Task[Agent]") -> None:
+    def _done(self, task: "asyncio.Task[ConnectedAgent]") -> None:
         if not task.cancelled() and task.exception() is None:
             self._hold.enter_context(task.result().held())
         self._let_go()
 
-    async def agent(self) -> Agent:
+    async def agent(self) -> ConnectedAgent:
         """The caller holds it before it awaits anything else, or the agent may leave. Raises AttachError."""
         self._waiting += 1
         try:
@@ -87,7 +87,7 @@ class Attacher:
         self._deadline_ns = deadline_ns
         self._keep_ns = keep_ns
 
-    async def attach(self, key: ProcessKey, approval: Approval) -> Agent:
+    async def attach(self, key: ProcessKey, approval: Approval) -> ConnectedAgent:
         """The agent in this process, which may have connected by itself meanwhile. Raises AttachError."""
         attempt = self._attempts.get((key, approval))
         if attempt is None:
@@ -96,13 +96,13 @@ class Attacher:
             task.add_done_callback(lambda done: self._done(key, approval, done))
         return await attempt.agent()
 
-    def _done(self, key: ProcessKey, approval: Approval, attempt: "asyncio.Task[Agent]") -> None:
+    def _done(self, key: ProcessKey, approval: Approval, attempt: "asyncio.Task[ConnectedAgent]") -> None:
         del self._attempts[key, approval]
         if not attempt.cancelled() and (error := attempt.exception()) is not None:  # the caller may be gone
             log.info("process %d: %s", key.pid, error)
             metrics.attach_failed(str(error.code) if isinstance(error, AttachError) else "INTERNAL")
 
-    async def _attach(self, key: ProcessKey, approval: Approval) -> Agent:
+    async def _attach(self, key: ProcessKey, approval: Approval) -> ConnectedAgent:
         if key.pid in (os.getpid(), *self._own_pids(), *self._proxies.pids()):
             raise AttachError(
                 AttachCode.UNSUITABLE,
@@ -112,7 +112,7 @@ class Attacher:
         async with self._turns.turn():
             return await self._attach_now(key, approval)
 
-    async def _attach_now(self, key: ProcessKey, approval: Approval) -> Agent:
+    async def _attach_now(self, key: ProcessKey, approval: Approval) -> ConnectedAgent:
         end = time.monotonic() + self._deadline_ns / 1e9
         attached, channel = await self._helpers.attach(key, approval, deadline_s=self._deadline_ns / 1e9)
         left_s = max(1.0, end - time.monotonic())

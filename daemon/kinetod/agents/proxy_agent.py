@@ -36,7 +36,7 @@ from kineto_protos import unix_peer
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach.channel.remote_collector import RemoteCollector
 from kinetod.attach.inspect.cupti_search import find_cupti
-from kinetod.attach_helper.helper_client import Unreachable, toolkit
+from kinetod.attach_helper.helper_client import HelperUnreachable, toolkit
 from kinetod.attach_helper.messages import Tools
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.proc_folder import lines
@@ -176,7 +176,7 @@ class Helper:
         """Raises SourceError."""
         try:
             return toolkit(self.path, self.key, boot_time_ns=self.boot_time_ns)
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             raise SourceError("ATTACH_FAILED", f"the attach helper cannot be reached ({self.path}: {exc})") from exc
         except AttachError as exc:
             raise SourceError(exc.code, exc.reason) from exc

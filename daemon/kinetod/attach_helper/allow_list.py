@@ -63,7 +63,7 @@ class Uids:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class ProcessOwner:
     """Whose a process is. container: it is in another PID namespace than this service, which is in the host's.
     protected: why its own user could not trace it; empty: the kernel would let that user.
     """
@@ -94,7 +94,7 @@ class Policy:
             return ""
         return f"uid {uid} may not ask the attach helper; `callers` in {self.path} names those who may"
 
-    def refuses_owner(self, owner: Owner, *, administrator: bool = False) -> str:
+    def refuses_owner(self, owner: ProcessOwner, *, administrator: bool = False) -> str:
         """Why a process is not entered; empty if it may be. administrator: whether one asked the front end for it."""
         if why := self._refuses_uids(owner):
             return why
@@ -103,7 +103,7 @@ class Policy:
         whom = "for administrators only" if self.protected == ADMINISTRATORS else "for nobody"
         return f"it is protected: {owner.protected}; such processes are entered {whom} (protected in {self.path})"
 
-    def _refuses_uids(self, owner: Owner) -> str:
+    def _refuses_uids(self, owner: ProcessOwner) -> str:
         for uid in dict.fromkeys(owner.uids):
             if uid == 0:
                 if self.root == ALWAYS or (self.root == IN_CONTAINERS and owner.container):
@@ -192,12 +192,12 @@ def _range(entry: str, look_up: Callable[[str], int]) -> tuple[int, int]:
     return uid, uid
 
 
-def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> Owner:
+def owner(pid: int, rights: Credentials, proc: Path = Path("/proc")) -> ProcessOwner:
     """The owner of a process with these credentials."""
     container = False
     with contextlib.suppress(OSError):  # what cannot be read is not believed to be a container
         container = (proc / str(pid) / "ns/pid").readlink() != (proc / "self/ns/pid").readlink()
-    return Owner(rights.uids, container, _protected(pid, rights, container, proc))
+    return ProcessOwner(rights.uids, container, _protected(pid, rights, container, proc))
 
 
 def _protected(pid: int, rights: Credentials, container: bool, proc: Path) -> str:

@@ -29,7 +29,7 @@ from kinetod.base.safe_text import clean, clean_code
 from kinetod.base.unix_sockets import receive
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
-from kinetod.profilers.profiler_scan import Profiler
+from kinetod.profilers.profiler_scan import ProfilingTool
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
 
-class Unreachable(Exception):
+class HelperUnreachable(Exception):
     """The service does not answer. The text says why, and what to do."""
 
 
@@ -78,9 +78,9 @@ class HelperService:
         try:
             async with _Conversation(self._path, deadline_s + self._start_grace_s + ANSWER_GRACE_S) as service:
                 said, descriptor = await service.ask(asked)
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             raise AttachError(AttachCode.FAILED, f"process {key.pid}: {self._unreachable(str(exc))}") from exc
-        if isinstance(said, messages.Attached) and descriptor is not None:
+        if isinstance(said, messages.AttachReply) and descriptor is not None:
             attached = Attached(method=clean(said.method, 40), stopped_ns=said.stopped_ns, latency_ns=said.latency_ns)
             return attached, socket.socket(fileno=descriptor)
         if descriptor is not None:
@@ -93,7 +93,7 @@ class HelperService:
             key = ProcessKey(pid, await asyncio.to_thread(start_time_ns, pid))
         except OSError as exc:
             raise ProcessLookupError(f"there is no process {pid}") from exc
-        known = messages.Agent(
+        known = messages.AgentFacts(
             state=clean(agent.state, 128),
             version=clean(agent.version, 128),
             attached=agent.attached,
@@ -104,7 +104,7 @@ class HelperService:
         try:
             async with _Conversation(self._path, DIAGNOSE_DEADLINE_S + self._start_grace_s) as service:
                 said, _ = await service.ask(asked)
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             return _no_diagnosis("attach_helper", self._unreachable(str(exc)))
         if isinstance(said, messages.Diagnosed):
             try:
@@ -122,11 +122,13 @@ class HelperService:
         seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
         return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
 
-    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
         """The processes that the service searched, and the tools in them; empty, and logged, if it is unreachable."""
         keys = await asyncio.to_thread(_keys, pids)
         found = await self._about(keys, messages.Search, messages.Found, "other profilers in")
-        tools = [Profiler(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools]
+        tools = [
+            ProfilingTool(product=each.product, pid=each.pid, gpus=each.gpus) for said in found for each in said.tools
+        ]
         return {pid for said in found for pid in said.searched}, tools
 
     async def _about(
@@ -149,7 +151,7 @@ class HelperService:
                         answers.append(said)
                     else:
                         log.warning("%s some processes are not known: %s", what, _refusal(said, 0).reason)
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             log.warning("%s other users' processes are not known: %s", what, self._unreachable(str(exc)))
         return answers
 
@@ -159,21 +161,21 @@ class HelperService:
         try:
             async with _Conversation(self._path, DEVICE_CODE_DEADLINE_S) as service:
                 said, _ = await service.ask(asked)
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             raise OSError(self._unreachable(str(exc))) from exc
-        if isinstance(said, messages.Launches):
+        if isinstance(said, messages.LaunchesReply):
             return said.file
         raise OSError(_refusal(said, key.pid).reason)
 
     async def kubelet(self) -> socket.socket:
-        """A connection to the kubelet, which is the caller's. Raises Unreachable."""
+        """A connection to the kubelet, which is the caller's. Raises HelperUnreachable."""
         async with _Conversation(self._path, KUBELET_DEADLINE_S) as service:
             said, descriptor = await service.ask(messages.Kubelet())
         if isinstance(said, messages.Connected) and descriptor is not None:
             return socket.socket(fileno=descriptor)
         if descriptor is not None:
             os.close(descriptor)
-        raise Unreachable(_refusal(said, 0).reason)
+        raise HelperUnreachable(_refusal(said, 0).reason)
 
     async def problem(self) -> str:
         """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
@@ -181,7 +183,7 @@ class HelperService:
         try:
             async with _Conversation(self._path, LOOK_DEADLINE_S + self._start_grace_s) as service:
                 said, _ = await service.ask(messages.Look(targets=targets, boot_time_ns=BOOT_TIME_NS))
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             return self._unreachable(str(exc))
         return "" if isinstance(said, messages.Seen) else _refusal(said, os.getpid()).reason
 
@@ -193,7 +195,7 @@ class HelperService:
 
 
 def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float = START_GRACE_S) -> messages.Tools:
-    """The facts that a proxy needs about its process. Blocking. Raises Unreachable, AttachError."""
+    """The facts that a proxy needs about its process. Blocking. Raises HelperUnreachable, AttachError."""
 
     async def ask() -> messages.Answer:
         async with _Conversation(path, deadline_s) as service:
@@ -207,7 +209,7 @@ def toolkit(path: Path, key: ProcessKey, *, boot_time_ns: int, deadline_s: float
 
 
 class _Conversation:
-    """A connection. Raises Unreachable, also when the deadline has passed."""
+    """A connection. Raises HelperUnreachable, also when the deadline has passed."""
 
     def __init__(self, path: Path, deadline_s: float) -> None:
         self._path = path
@@ -220,13 +222,13 @@ class _Conversation:
                 await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
             _pid, uid, _gid = unix_peer.credentials(self._sock)
             if uid not in (0, os.geteuid()):
-                raise Unreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
+                raise HelperUnreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
         except BaseException as exc:
             self._sock.close()
             if isinstance(exc, TimeoutError):
-                raise Unreachable("it does not answer") from exc
+                raise HelperUnreachable("it does not answer") from exc
             if isinstance(exc, OSError):
-                raise Unreachable(exc.strerror or str(exc)) from exc
+                raise HelperUnreachable(exc.strerror or str(exc)) from exc
             raise
         return self
 
@@ -240,18 +242,18 @@ class _Conversation:
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
                 packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
         except TimeoutError as exc:
-            raise Unreachable("it does not answer") from exc
+            raise HelperUnreachable("it does not answer") from exc
         except OSError as exc:
-            raise Unreachable(exc.strerror or str(exc)) from exc
+            raise HelperUnreachable(exc.strerror or str(exc)) from exc
         try:
             if not packet:
-                raise Unreachable("it hung up")
+                raise HelperUnreachable("it hung up")
             said = messages.answer(packet)
-            brings = isinstance(said, messages.Attached | messages.Connected)
+            brings = isinstance(said, messages.AttachReply | messages.Connected)
             keep = fds.pop() if brings and len(fds) == 1 else None
             return said, keep
         except messages.BadMessage as exc:
-            raise Unreachable(str(exc)) from exc
+            raise HelperUnreachable(str(exc)) from exc
         finally:
             for fd in fds:
                 os.close(fd)
@@ -274,7 +276,7 @@ def _batches(keys: Sequence[ProcessKey], size: int) -> Iterable[Sequence[Process
     return (keys[at : at + size] for at in range(0, len(keys), size))
 
 
-def _private(each: messages.PrivateFacts) -> PrivateFacts:
+def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
     return PrivateFacts(
         gpus=each.gpus,
         rank=each.rank,
@@ -289,7 +291,7 @@ def _private(each: messages.PrivateFacts) -> PrivateFacts:
 
 
 def _refusal(said: messages.Answer, pid: int) -> AttachError:
-    if not isinstance(said, messages.Refused):
+    if not isinstance(said, messages.RefusedReply):
         return AttachError(AttachCode.FAILED, f"the attach helper gave an unexpected answer about process {pid}")
     code, reason = clean_code(said.code, ""), clean(said.reason, 1000)
     if code in {each.value for each in AttachCode}:

@@ -59,7 +59,7 @@ class _HungUp(Exception):
     pass
 
 
-class Denied(Exception):
+class Denial(Exception):
     """A request is refused. The text is the answer to the caller."""
 
     def __init__(self, code: str, reason: str) -> None:
@@ -68,14 +68,14 @@ class Denied(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class HelperCaller:
     """The process at the other end of a connection, according to the kernel."""
 
     pid: int
     uid: int
 
     @classmethod
-    def of(cls, sock: socket.socket) -> "Caller":
+    def of(cls, sock: socket.socket) -> "HelperCaller":
         """The one that connected."""
         pid, uid, _gid = unix_peer.credentials(sock)
         return cls(pid, uid)
@@ -125,7 +125,7 @@ class AttachService:
         """Takes a connection over."""
         sock.setblocking(False)
         if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("%s was refused: too many connections", Caller.of(sock))
+            log.warning("%s was refused: too many connections", HelperCaller.of(sock))
             sock.close()
             return
         task = asyncio.create_task(self._connection(sock), name="attach connection")
@@ -140,26 +140,26 @@ class AttachService:
 
     async def _connection(self, sock: socket.socket) -> None:
         with sock:
-            caller = Caller.of(sock)
+            caller = HelperCaller.of(sock)
             with contextlib.suppress(_HungUp, TimeoutError, OSError):
                 await _Connection(self, sock, caller).serve()
 
-    def policy_for(self, caller: Caller) -> Policy:
-        """Raises Denied."""
+    def policy_for(self, caller: HelperCaller) -> Policy:
+        """Raises Denial."""
         try:
             policy = self._load_policy()
         except PolicyError as exc:
             log.error("%s was refused: %s", caller, exc)
-            raise Denied("CALLER", f"the attach helper serves no caller: {exc}") from exc
+            raise Denial("CALLER", f"the attach helper serves no caller: {exc}") from exc
         if why := policy.refuses_caller(caller.uid):
             log.warning("%s was refused: %s", caller, why)
-            raise Denied("CALLER", why)
+            raise Denial("CALLER", why)
         return policy
 
     def check(
-        self, caller: Caller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
+        self, caller: HelperCaller, policy: Policy, key: ProcessKey, boot_time_ns: int, *, administrator: bool = True
     ) -> Credentials:
-        """Checks that the process still is the one that is named, and may be entered. Raises Denied.
+        """Checks that the process still is the one that is named, and may be entered. Raises Denial.
 
         administrator: for whom the front end asks; what only looks at a process is done for everybody whom it asks for.
         """
@@ -169,21 +169,21 @@ class AttachService:
             if not before == start_time_ns(key.pid, self._proc, boot_time_ns=boot_time_ns) == key.start_time_ns:
                 raise ProcessLookupError
         except (OSError, ValueError):
-            raise Denied(
+            raise Denial(
                 AttachCode.GONE, f"process {key.pid} has ended; `kinetoctl ps --all` lists the others"
             ) from None
         if key.pid == os.getpid() or _is_child(key.pid, self._proc):
-            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
+            raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the attach helper itself; name another process")
         if key.pid == caller.pid:
-            raise Denied(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
+            raise Denial(AttachCode.UNSUITABLE, f"process {key.pid} is the caller itself; name another process")
         if why := policy.refuses_owner(owner(key.pid, found, self._proc), administrator=administrator):
-            raise Denied(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
+            raise Denial(AttachCode.NOT_PERMITTED, f"process {key.pid}: the attach helper's policy forbids it: {why}")
         return found
 
     async def attach(
-        self, caller: Caller, policy: Policy, asked: messages.Attach
-    ) -> tuple[messages.Attached, socket.socket]:
-        """Attaches for a caller. Raises Denied, AttachError."""
+        self, caller: HelperCaller, policy: Policy, asked: messages.Attach
+    ) -> tuple[messages.AttachReply, socket.socket]:
+        """Attaches for a caller. Raises Denial, AttachError."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         approved = Credentials.from_dict(msgspec.structs.asdict(asked.approved))
 
@@ -200,47 +200,49 @@ class AttachService:
         except BaseException:
             channel.close()  # the agent leaves
             raise
-        said = messages.Attached(method=attached.method, stopped_ns=attached.stopped_ns, latency_ns=attached.latency_ns)
+        said = messages.AttachReply(
+            method=attached.method, stopped_ns=attached.stopped_ns, latency_ns=attached.latency_ns
+        )
         return said, channel
 
-    async def diagnose(self, caller: Caller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
-        """Raises Denied."""
+    async def diagnose(self, caller: HelperCaller, policy: Policy, asked: messages.Diagnose) -> messages.Diagnosed:
+        """Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         before = self.check(caller, policy, key, asked.boot_time_ns)
         agent = KnownAgent(**msgspec.structs.asdict(asked.agent))
         try:
             found = await self._diagnosis.diagnose(key.pid, agent)
         except ProcessLookupError as exc:
-            raise Denied(AttachCode.GONE, f"process {key.pid} has ended") from exc
+            raise Denial(AttachCode.GONE, f"process {key.pid} has ended") from exc
         _same(key, before, self.check(caller, policy, key, asked.boot_time_ns))
         return messages.Diagnosed(diagnosis=asdict(found))
 
-    async def look(self, caller: Caller, policy: Policy, asked: messages.Look) -> messages.Seen:
-        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
+    async def look(self, caller: HelperCaller, policy: Policy, asked: messages.Look) -> messages.Seen:
+        """Answers for the processes that may be inspected. Raises Denial if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Seen(facts=())
         said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
-        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFacts, ...]))
+        return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFactsItem, ...]))
 
-    async def search(self, caller: Caller, policy: Policy, asked: messages.Search) -> messages.Found:
-        """Answers for the processes that may be inspected. Raises Denied if inspecting them fails."""
+    async def search(self, caller: HelperCaller, policy: Policy, asked: messages.Search) -> messages.Found:
+        """Answers for the processes that may be inspected. Raises Denial if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Found(searched=(), tools=())
         said = await self._ask({"do": SEARCH, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
         tools = msgspec.convert(said["tools"], tuple[messages.Tool, ...])
         return messages.Found(searched=tuple(said["searched"]), tools=tools)
 
-    def _allowed(self, caller: Caller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
+    def _allowed(self, caller: HelperCaller, policy: Policy, asked: messages.Look | messages.Search) -> list[list[int]]:
         """Pid and start time of the processes that may be inspected."""
         allowed = []
         for target in asked.targets:
-            with contextlib.suppress(Denied):
+            with contextlib.suppress(Denial):
                 self.check(caller, policy, ProcessKey(target.pid, target.start_time_ns), asked.boot_time_ns)
                 allowed.append([target.pid, target.start_time_ns])
         return allowed
 
-    async def toolkit(self, caller: Caller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
-        """Raises Denied."""
+    async def toolkit(self, caller: HelperCaller, policy: Policy, asked: messages.Toolkit) -> messages.Tools:
+        """Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
@@ -248,14 +250,16 @@ class AttachService:
         self._still(key, found)
         return messages.Tools(cupti=said["cupti"], environ=said["environ"])
 
-    async def device_code(self, caller: Caller, policy: Policy, asked: messages.DeviceCode) -> messages.Launches:
-        """Raises Denied."""
+    async def device_code(
+        self, caller: HelperCaller, policy: Policy, asked: messages.DeviceCode
+    ) -> messages.LaunchesReply:
+        """Raises Denial."""
         key = ProcessKey(asked.target.pid, asked.target.start_time_ns)
         found = self.check(caller, policy, key, asked.boot_time_ns)
         targets = [[key.pid, key.start_time_ns]]
         said = await self._ask({"do": DEVICE_GRAPHS, "boot_time_ns": asked.boot_time_ns, "targets": targets})
         self._still(key, found)
-        return messages.Launches(file=said["file"])
+        return messages.LaunchesReply(file=said["file"])
 
     def _still(self, key: ProcessKey, found: Credentials) -> None:
         """Checks that what was read belongs to the process that was checked. Raises AttachError."""
@@ -263,11 +267,11 @@ class AttachService:
             _same(key, found, credentials.read(key.pid, proc=self._proc))
 
     async def kubelet(self, policy: Policy) -> tuple[messages.Connected, socket.socket]:
-        """Opens a connection and passes it on; what the caller sends on it is not looked at. Raises Denied."""
+        """Opens a connection and passes it on; what the caller sends on it is not looked at. Raises Denial."""
         path = policy.kubelet_socket
         if path is None:
             reason = f"access to the kubelet is not configured: set kubelet_socket in {policy.path} to its socket"
-            raise Denied(AttachCode.NOT_PERMITTED, reason)
+            raise Denial(AttachCode.NOT_PERMITTED, reason)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             async with asyncio.timeout(KUBELET_S):
@@ -277,7 +281,7 @@ class AttachService:
             if not isinstance(exc, OSError):  # a TimeoutError is one
                 raise
             why = exc.strerror or f"it does not answer within {KUBELET_S:g} s"
-            raise Denied(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
+            raise Denial(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
         return messages.Connected(), sock
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +291,7 @@ class AttachService:
             reason = f"inspecting these processes took longer than {LOOK_S:g} s: what one of them maps does not respond"
         except (OSError, Crashed) as exc:
             reason = f"inspecting these processes failed: {exc}"
-        raise Denied(AttachCode.FAILED, reason)
+        raise Denial(AttachCode.FAILED, reason)
 
 
 @dataclass(slots=True)
@@ -301,7 +305,7 @@ class _Looks:
 class _Connection:
     """One caller."""
 
-    def __init__(self, service: AttachService, sock: socket.socket, caller: Caller) -> None:
+    def __init__(self, service: AttachService, sock: socket.socket, caller: HelperCaller) -> None:
         self._service = service
         self._sock = sock
         self._caller = caller
@@ -325,14 +329,14 @@ class _Connection:
                 # Not before: closing a socket with a packet that was not read would lose the refusal.
                 policy = self._service.policy_for(self._caller)
                 await self._carry_out(policy, messages.request(packet))
-        except Denied as exc:
-            await self._send(messages.Refused(code=exc.code, reason=str(exc)[:4000]))
+        except Denial as exc:
+            await self._send(messages.RefusedReply(code=exc.code, reason=str(exc)[:4000]))
         except messages.WrongVersion as exc:
             log.warning("%s was refused: %s", self._caller, exc)
-            await self._send(messages.Refused(code="VERSION", reason=str(exc)))
+            await self._send(messages.RefusedReply(code="VERSION", reason=str(exc)))
         except messages.BadMessage as exc:
             log.warning("%s was refused: %s", self._caller, clean(str(exc), 500))
-            await self._send(messages.Refused(code="REQUEST", reason=clean(str(exc), 500)))
+            await self._send(messages.RefusedReply(code="REQUEST", reason=clean(str(exc), 500)))
 
     async def _receive(self) -> bytes:
         packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
@@ -359,10 +363,10 @@ class _Connection:
                 said = await self._unless_it_hangs_up(service.device_code(caller, policy, asked))
             else:
                 said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
-        except Denied as exc:
-            said = messages.Refused(code=exc.code, reason=str(exc)[:4000])
+        except Denial as exc:
+            said = messages.RefusedReply(code=exc.code, reason=str(exc)[:4000])
         except AttachError as exc:
-            said = messages.Refused(code=exc.code, reason=exc.reason[:4000])
+            said = messages.RefusedReply(code=exc.code, reason=exc.reason[:4000])
         except _HungUp:
             self._note(asked, "given up: the caller hung up", began)
             raise
@@ -432,9 +436,9 @@ async def _writable(sock: socket.socket) -> None:
 
 
 def _result(said: messages.Answer) -> str:
-    if isinstance(said, messages.Refused):
+    if isinstance(said, messages.RefusedReply):
         return f"refused {said.code}: {clean(said.reason, 500)}"
-    if isinstance(said, messages.Attached):
+    if isinstance(said, messages.AttachReply):
         return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
     return "done"
 

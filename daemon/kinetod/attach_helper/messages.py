@@ -59,7 +59,7 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     start_time_ns: Nanoseconds
 
 
-class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class AgentFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the daemon knows of the process's agent (diagnosis.KnownAgent)."""
 
     state: Short = ""
@@ -96,7 +96,7 @@ class Diagnose(_Message, frozen=True, tag="diagnose"):
 
     target: Target
     boot_time_ns: Nanoseconds
-    agent: Agent
+    agent: AgentFacts
 
 
 class Look(_Message, frozen=True, tag="look"):
@@ -134,7 +134,7 @@ class Kubelet(_Message, frozen=True, tag="kubelet"):
 Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet
 
 
-class Attached(_Message, frozen=True, tag="attached"):
+class AttachReply(_Message, frozen=True, tag="attached"):
     """The agent is in; the channel's descriptor comes with it."""
 
     method: Short
@@ -152,7 +152,7 @@ class Diagnosed(_Message, frozen=True, tag="diagnosed"):
     diagnosis: dict[str, Any]
 
 
-class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """process_info.PrivateFacts, with the pid of the process."""
 
     pid: Pid
@@ -170,7 +170,7 @@ class PrivateFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class Seen(_Message, frozen=True, tag="seen"):
     """The facts of the processes that the question named and that still exist."""
 
-    facts: Annotated[tuple[PrivateFacts, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
+    facts: Annotated[tuple[PrivateFactsItem, ...], msgspec.Meta(max_length=MAX_PROCESSES)]
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -195,20 +195,20 @@ class Tools(_Message, frozen=True, tag="tools"):
     environ: Annotated[dict[Short, Annotated[str, msgspec.Meta(max_length=256)]], msgspec.Meta(max_length=32)]
 
 
-class Launches(_Message, frozen=True, tag="launches"):
+class LaunchesReply(_Message, frozen=True, tag="launches"):
     """file: with such code, as the process sees it; empty: none is seen."""
 
     file: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class Refused(_Message, frozen=True, tag="refused"):
+class RefusedReply(_Message, frozen=True, tag="refused"):
     """code: an AttachCode; CALLER, REQUEST or VERSION when nothing was looked at, because of who or what asks."""
 
     code: Short
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-Answer = Attached | Connected | Diagnosed | Seen | Found | Tools | Launches | Refused
+Answer = AttachReply | Connected | Diagnosed | Seen | Found | Tools | LaunchesReply | RefusedReply
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

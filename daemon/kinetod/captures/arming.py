@@ -19,7 +19,7 @@ from kineto_trace.model.target_info import MAX_OFFSET_NS
 from kinetod.base.errors import Precondition, Reason, VerdictReason, invalid
 from kinetod.captures.request.alignment import OBSERVED_S
 from kinetod.captures.request.capture_spec import MAX_ITERATIONS, check_start_time
-from kinetod.captures.result.verdict import Ending, Outcome
+from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.captures.target.target_run import TargetRun
 from kinetod.config.settings import Config
 
@@ -83,7 +83,7 @@ class Arming:
             "connection to this host. Trace again; if the other hosts are slow to arm, arm it for longer"
         )
         for run in self._runs:
-            run.stop(Ending(Outcome.CANCELLED, VerdictReason.NOT_STARTED, reason))
+            run.stop(Ending(EndState.CANCELLED, VerdictReason.NOT_STARTED, reason))
         self.close()
         self._on_change()
 

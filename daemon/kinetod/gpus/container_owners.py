@@ -20,7 +20,7 @@ NAMES_DEADLINE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class GpuContainer:
     """A container that has or uses a GPU. Empty values make no label."""
 
     pod: str = ""
@@ -31,7 +31,7 @@ class Owner:
     pod_uid: str = ""
 
 
-Owners = Mapping[str, Sequence[Owner]]  # by the GPU's UUID
+Owners = Mapping[str, Sequence[GpuContainer]]  # by the GPU's UUID
 
 
 class ContainerOwners:
@@ -107,8 +107,8 @@ def _names(gpu: GpuState) -> tuple[str, ...]:
     return gpu.uuid, f"{domain[-4:]}:{rest}", gpu.device
 
 
-def _owner(container: Container, names: Names) -> Owner:
-    return Owner(
+def _owner(container: Container, names: Names) -> GpuContainer:
+    return GpuContainer(
         pod=names.pod,
         namespace=names.namespace,
         container=names.container,

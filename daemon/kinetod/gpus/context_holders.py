@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import GpuState, Question, Snapshot
+from kinetod.gpus.gpu_types import GpuQuestion, GpuState, Snapshot
 
 FRESH_S = 1.0
 LATELY_S = 5.0
@@ -20,7 +20,7 @@ LIST_DEADLINE_S = 1.5
 Held = Mapping[int, frozenset[int]]  # pid -> GPUs, by the number in /dev/nvidiaN
 
 
-class GpuHolders:
+class ContextHolders:
     """Asks the reader, which is shared with everybody who looks at GPUs."""
 
     def __init__(self, reader: GpuReader) -> None:
@@ -46,14 +46,14 @@ class GpuHolders:
         return _held(latest)
 
     async def _read(self, max_age_s: float, deadline_s: float) -> Snapshot:
-        question = Question.PROCESSES
+        question = GpuQuestion.PROCESSES
         found = await asyncio.to_thread(
             lambda: self._reader.read(max_age_s=max_age_s, deadline_s=deadline_s, question=question)
         )
         return found if found.time_ns else self._latest(OLD_S)
 
     def _latest(self, max_age_s: float) -> Snapshot:
-        return self._reader.latest(max_age_s, Question.PROCESSES)
+        return self._reader.latest(max_age_s, GpuQuestion.PROCESSES)
 
 
 def _held(snapshot: Snapshot) -> Held:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from kinetod.attach.finding import Finding, Status
-from kinetod.gpus.gpu_types import Library, LibraryState, Snapshot
+from kinetod.gpus.gpu_types import LibraryState, Snapshot, VendorLibrary
 
 VENDORS = {"nvml": "nvidia", "amdsmi": "amd"}
 _PRODUCTS = {"nvml": "NVIDIA", "amdsmi": "AMD"}
@@ -22,7 +22,7 @@ def findings(snapshot: Snapshot, present: Mapping[str, int]) -> tuple[Finding, .
     return (*(_of_library(each, snapshot, present) for each in snapshot.libraries), *_lost(snapshot))
 
 
-def _of_library(library: Library, snapshot: Snapshot, present: Mapping[str, int]) -> Finding:
+def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str, int]) -> Finding:
     vendor, name = VENDORS.get(library.name, ""), f"gpus_{library.name}"
     if library.state is LibraryState.OK:
         count = sum(gpu.vendor == vendor for gpu in snapshot.gpus)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kinetod.base.safe_text import clean
-from kinetod.gpus.gpu_types import Library, LibraryState, Question, Snapshot
+from kinetod.gpus.gpu_types import GpuQuestion, LibraryState, Snapshot, VendorLibrary
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ class GpuReader:
         self._clock = clock
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked: Question | None = None  # whose answer is awaited
+        self._asked: GpuQuestion | None = None  # whose answer is awaited
         self._asked_at = float("-inf")
         self._answer = b""
-        self._snapshots = dict.fromkeys(Question, (Snapshot(), float("-inf")))  # the latest, and when it came
+        self._snapshots = dict.fromkeys(GpuQuestion, (Snapshot(), float("-inf")))  # the latest, and when it came
         self._crashed_at = float("-inf")
         self._crash = ""
-        self._states: dict[str, Library] = {}
+        self._states: dict[str, VendorLibrary] = {}
         self._closed = False
 
     def pids(self) -> set[int]:
@@ -61,7 +61,7 @@ class GpuReader:
         process = self._process
         return set() if process is None or process.returncode is not None else {process.pid}
 
-    def latest(self, max_age_s: float = float("inf"), question: Question = Question.EVERYTHING) -> Snapshot:
+    def latest(self, max_age_s: float = float("inf"), question: GpuQuestion = GpuQuestion.EVERYTHING) -> Snapshot:
         """The last snapshot, without asking; an empty one if it is older than `max_age_s`."""
         snapshot, read_at = self._snapshots[question]
         return snapshot if self._clock() - read_at <= max_age_s else Snapshot()
@@ -71,7 +71,7 @@ class GpuReader:
         *,
         max_age_s: float = MAX_AGE_S,
         deadline_s: float = DEADLINE_S,
-        question: Question = Question.EVERYTHING,
+        question: GpuQuestion = GpuQuestion.EVERYTHING,
     ) -> Snapshot:
         """The GPUs as of at most `max_age_s` ago; without GPUs and with the reason if that is not to be had in time."""
         end = self._clock() + deadline_s
@@ -86,7 +86,7 @@ class GpuReader:
         finally:
             self._lock.release()
 
-    def _ask(self, question: Question, end: float, deadline_s: float) -> Snapshot:
+    def _ask(self, question: GpuQuestion, end: float, deadline_s: float) -> Snapshot:
         now = self._clock()
         if self._closed:
             return _nothing(LibraryState.FAILED, "the daemon is stopping")
@@ -95,7 +95,7 @@ class GpuReader:
         if self._asked is not None and now - self._asked_at > KILL_S:
             self._end()
         try:
-            while (answered := self._wait_for_answer(question, end)) not in (question, Question.EVERYTHING):
+            while (answered := self._wait_for_answer(question, end)) not in (question, GpuQuestion.EVERYTHING):
                 if answered is None:
                     return _nothing(LibraryState.LATE, _late(deadline_s))
         except _Crashed as exc:
@@ -103,7 +103,7 @@ class GpuReader:
             return _nothing(LibraryState.FAILED, self._crash)
         return self._snapshots[question][0]
 
-    def _wait_for_answer(self, question: Question, end: float) -> Question | None:
+    def _wait_for_answer(self, question: GpuQuestion, end: float) -> GpuQuestion | None:
         """Asks, unless an answer is still awaited, and takes the answer: to which question. None if it does not come in
         time. Raises _Crashed.
         """
@@ -132,11 +132,11 @@ class GpuReader:
                 raise _Crashed(f"the process that reads the GPUs gave an invalid answer: {exc}") from exc
         raise _Crashed("the process that reads the GPUs exits immediately")
 
-    def _take(self, asked: Question) -> Question:
+    def _take(self, asked: GpuQuestion) -> GpuQuestion:
         """Raises msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
         read = msgspec.json.decode(self._answer, type=Snapshot), self._clock()
         self._answer, self._asked = b"", None
-        self._snapshots |= {asked: read, Question.PROCESSES: read}  # everything has the processes, too
+        self._snapshots |= {asked: read, GpuQuestion.PROCESSES: read}  # everything has the processes, too
         return asked
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -198,4 +198,4 @@ def _late(deadline_s: float) -> str:
 
 
 def _nothing(state: LibraryState, detail: str) -> Snapshot:
-    return Snapshot(libraries=tuple(Library(name=name, state=state, detail=detail) for name in NAMES))
+    return Snapshot(libraries=tuple(VendorLibrary(name=name, state=state, detail=detail) for name in NAMES))

@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 
-class Question(StrEnum):
+class GpuQuestion(StrEnum):
     """A question to the reader process: one byte."""
 
     EVERYTHING = "?"
@@ -31,7 +31,7 @@ class LibraryState(StrEnum):
     LATE = "late"  # it did not answer in time
 
 
-class Library(msgspec.Struct, frozen=True, kw_only=True):
+class VendorLibrary(msgspec.Struct, frozen=True, kw_only=True):
     """A vendor's library as it was asked."""
 
     name: str  # "nvml", "amdsmi"
@@ -84,7 +84,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All GPUs by all libraries."""
 
     gpus: tuple[GpuState, ...] = ()
-    libraries: tuple[Library, ...] = ()
+    libraries: tuple[VendorLibrary, ...] = ()
     time_ns: int = 0  # Unix; 0: nothing was read
 
 

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 import msgspec
 
 from kinetod.gpus.amd import AmdSmi
-from kinetod.gpus.gpu_types import GpuLibrary, GpuState, Library, LibraryError, LibraryState, Question, Snapshot
+from kinetod.gpus.gpu_types import (
+    GpuLibrary,
+    GpuQuestion,
+    GpuState,
+    LibraryError,
+    LibraryState,
+    Snapshot,
+    VendorLibrary,
+)
 from kinetod.gpus.nvml import Nvml
 
 IDLE_S = 120.0  # longer than most scrape periods
@@ -31,7 +39,7 @@ class OpenLibrary:
         self._failure: LibraryError | None = None
         self._failed_at = 0.0
 
-    def read(self, question: Question = Question.EVERYTHING) -> tuple[list[GpuState], Library]:
+    def read(self, question: GpuQuestion = GpuQuestion.EVERYTHING) -> tuple[list[GpuState], VendorLibrary]:
         """The GPUs, and how it stands with the library."""
         began = time.monotonic()
         gpus: list[GpuState] = []
@@ -41,18 +49,18 @@ class OpenLibrary:
         except LibraryError as exc:
             state, detail = exc.state, exc.detail
         took = time.monotonic() - began
-        return gpus, Library(
+        return gpus, VendorLibrary(
             name=self._library.name, state=state, detail=detail, driver_version=self._version or "", seconds=took
         )
 
-    def _read(self, now: float, question: Question) -> list[GpuState]:
+    def _read(self, now: float, question: GpuQuestion) -> list[GpuState]:
         if self._failure is not None and now - self._failed_at < REOPEN_S:
             raise self._failure
         try:
             if self._version is None:
                 self._version = self._library.open()
             self._failure = None
-            return self._library.read() if question is Question.EVERYTHING else self._library.read_processes()
+            return self._library.read() if question is GpuQuestion.EVERYTHING else self._library.read_processes()
         except LibraryError as exc:
             if self._version is not None:
                 self._library.close()
@@ -60,7 +68,7 @@ class OpenLibrary:
             raise
 
 
-def snapshot(libraries: Sequence[OpenLibrary], question: Question) -> Snapshot:
+def snapshot(libraries: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
     """A snapshot of all GPUs."""
     answers = [library.read(question) for library in libraries]
     return Snapshot(
@@ -75,7 +83,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
     libraries = [OpenLibrary(Nvml()), OpenLibrary(AmdSmi())]
     while select.select([0], [], [], IDLE_S)[0] and (asked := os.read(0, 1)):
-        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries, Question(asked.decode()))) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries, GpuQuestion(asked.decode()))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping
 
 from kinetod.base.safe_text import clean
-from kinetod.hooks.hook_types import Ended, Outcome, Result
+from kinetod.hooks.hook_types import Ended, HookOutcome, HookResult
 from kinetod.hooks.program_run import run_program
 
 _MAX_TEXT_CHARS = 300
@@ -25,19 +25,19 @@ class CommandHook:
         self._environ = environ
         self.name = argv[0]
 
-    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
         """See Hook."""
         environ = {name: value for name, value in self._environ.items() if name not in _DAEMONS_OWN}
         try:
             found = await run_program(self._argv, ended.body, environ | dict(ended.variables), timeout_s)
         except (OSError, ValueError) as exc:
-            return Outcome(result=Result.FAILED, text=f"cannot be started: {exc}")
+            return HookOutcome(result=HookResult.FAILED, text=f"cannot be started: {exc}")
         said = last_line(found.output)
         if found.status is None:
-            return Outcome(result=Result.TIMEOUT, text=f"took longer than {timeout_s:g} s and was killed{said}")
+            return HookOutcome(result=HookResult.TIMEOUT, text=f"took longer than {timeout_s:g} s and was killed{said}")
         if found.status:
-            return Outcome(result=Result.FAILED, text=f"{_how(found.status)}{said}")
-        return Outcome(result=Result.OK)
+            return HookOutcome(result=HookResult.FAILED, text=f"{_how(found.status)}{said}")
+        return HookOutcome(result=HookResult.OK)
 
 
 def _how(status: int) -> str:

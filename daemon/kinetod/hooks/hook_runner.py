@@ -42,8 +42,8 @@ from kinetod.hooks.hook_types import (
     STATUS_VARIABLE,
     Ended,
     Hook,
-    Outcome,
-    Result,
+    HookOutcome,
+    HookResult,
 )
 from kinetod.hooks.webhook_hook import WebhookHook
 
@@ -166,7 +166,7 @@ class HookRunner:
         while True:
             async with places.turn(place, self._settings.current.hook_parallel):
                 outcome = await self._call(hook, ended)
-            if outcome.result is Result.OK:
+            if outcome.result is HookResult.OK:
                 return
             failures += 1
             pause_s = max(self._pause_s(failures), outcome.after_s)
@@ -188,7 +188,7 @@ class HookRunner:
             metrics.hook_dropped(hook.kind)
             return
 
-    async def _call(self, hook: Hook, ended: Ended) -> Outcome:
+    async def _call(self, hook: Hook, ended: Ended) -> HookOutcome:
         began = asyncio.get_running_loop().time()
         outcome = await hook.call(ended, self._settings.current.hook_timeout_ns / 1e9)
         metrics.hook_called(hook.kind, outcome.result, asyncio.get_running_loop().time() - began)

@@ -19,7 +19,7 @@ FLEET_VARIABLE = "KINETO_CAPTURE_FLEET"
 VARIABLES = (ID_VARIABLE, STATUS_VARIABLE, HOST_VARIABLE, FOLDER_VARIABLE, FLEET_VARIABLE)
 
 
-class Result(StrEnum):
+class HookResult(StrEnum):
     """The result of one try, named as in the metrics."""
 
     OK = "ok"
@@ -38,10 +38,10 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class HookOutcome:
     """The outcome of one try. text: what went wrong. again: whether a retry may succeed, not before after_s."""
 
-    result: Result
+    result: HookResult
     text: str = ""
     again: bool = False
     after_s: float = 0.0
@@ -53,6 +53,6 @@ class Hook(Protocol):
     kind: str  # for the metrics
     name: str  # for messages, without secrets
 
-    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
         """One try. Raises nothing."""
         ...

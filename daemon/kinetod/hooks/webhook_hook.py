@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from kinetod.base.safe_text import redacted
 from kinetod.hooks.command_hook import last_line
-from kinetod.hooks.hook_types import Ended, Outcome, Result
+from kinetod.hooks.hook_types import Ended, HookOutcome, HookResult
 from kinetod.hooks.program_run import run_program
-from kinetod.hooks.webhook_sender import Answer, Delivery
+from kinetod.hooks.webhook_sender import Delivery, ReceiverAnswer
 from kinetod.supervise import child
 
 _COMMAND = child.python("kinetod.hooks.webhook_sender")
@@ -37,7 +37,7 @@ class WebhookHook:
         hidden |= {each for each in segments if len(each) >= _SECRET_CHARS}
         self._hidden = frozenset(each for each in hidden if each)
 
-    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
         """See Hook."""
         delivery = Delivery(
             url=self._url,
@@ -50,15 +50,15 @@ class WebhookHook:
         try:
             found = await run_program(_COMMAND, data, os.environ, timeout_s + _OWN_S)
         except OSError as exc:
-            return Outcome(result=Result.FAILED, text=f"cannot be called: {exc}", again=True)
+            return HookOutcome(result=HookResult.FAILED, text=f"cannot be called: {exc}", again=True)
         if found.status is None:
-            return Outcome(result=Result.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
+            return HookOutcome(result=HookResult.TIMEOUT, text=f"did not answer within {timeout_s:g} s", again=True)
         try:
-            answer = Answer(**json.loads(found.output.splitlines()[-1]))
+            answer = ReceiverAnswer(**json.loads(found.output.splitlines()[-1]))
         except (ValueError, TypeError, IndexError):
             text = f"cannot be called: its process ended with status {found.status}{last_line(found.output)}"
-            return Outcome(result=Result.FAILED, text=text, again=True)
+            return HookOutcome(result=HookResult.FAILED, text=text, again=True)
         if not answer.text:
-            return Outcome(result=Result.OK)
+            return HookOutcome(result=HookResult.OK)
         text = redacted(answer.text, self._hidden)  # a receiver may say the address again
-        return Outcome(result=Result.FAILED, text=text, again=answer.again, after_s=answer.after_s)
+        return HookOutcome(result=HookResult.FAILED, text=text, again=answer.again, after_s=answer.after_s)

@@ -37,7 +37,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReceiverAnswer:
     """The outcome. text: what went wrong; empty if it was accepted. again: whether a retry may succeed."""
 
     text: str = ""
@@ -52,12 +52,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def deliver(delivery: Delivery, body: bytes, now: int) -> Answer:
+def deliver(delivery: Delivery, body: bytes, now: int) -> ReceiverAnswer:
     """One POST. now: Unix seconds."""
     try:
         secret = webhook_signature.secret_in(Path(delivery.secret_file).read_bytes()) if delivery.secret_file else None
     except (OSError, ValueError) as exc:
-        return Answer(text=f"the secret {delivery.secret_file} cannot be used: {exc}", again=True)
+        return ReceiverAnswer(text=f"the secret {delivery.secret_file} cannot be used: {exc}", again=True)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"kinetod/{__version__}",
@@ -66,12 +66,12 @@ def deliver(delivery: Delivery, body: bytes, now: int) -> Answer:
     request = urllib.request.Request(delivery.url, data=body, headers=headers, method="POST")  # noqa: S310  # checked
     try:
         with _opener(delivery).open(request, timeout=delivery.timeout_s):
-            return Answer()
+            return ReceiverAnswer()
     except urllib.error.HTTPError as exc:
         return _refused(exc)
     except (OSError, http.client.HTTPException, ValueError) as exc:
         reason = exc.reason if isinstance(exc, urllib.error.URLError) else exc
-        return Answer(text=f"cannot be reached: {str(reason) or type(reason).__name__}", again=True)
+        return ReceiverAnswer(text=f"cannot be reached: {str(reason) or type(reason).__name__}", again=True)
 
 
 def _opener(delivery: Delivery) -> urllib.request.OpenerDirector:
@@ -82,15 +82,15 @@ def _opener(delivery: Delivery) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _refused(exc: urllib.error.HTTPError) -> Answer:
+def _refused(exc: urllib.error.HTTPError) -> ReceiverAnswer:
     with exc:
         said = " ".join(exc.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").split())
     text = f"answered {exc.code} {exc.reason}"
     if 300 <= exc.code < 400:
-        return Answer(text=f"{text}: redirects are not followed; configure the address that it points to")
+        return ReceiverAnswer(text=f"{text}: redirects are not followed; configure the address that it points to")
     after = exc.headers.get("Retry-After", "")
     after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
-    return Answer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)
+    return ReceiverAnswer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)
 
 
 def main(stdin: IO[bytes], stdout: IO[str]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kinetod.host_checks import clock_check, disk_check, driver_check, rights_check, sandbox_check, systemd_check
-from kinetod.host_checks.check_protocol import Check, Line, Question, packed
+from kinetod.host_checks.check_protocol import Check, CheckQuestion, Line, packed
 from kinetod.processes.profiler_signs import DCGM, EXPORTER
 from kinetod.profilers import dcgm
 from kinetod.profilers.profiler_scan import scan
@@ -27,7 +27,7 @@ CHECKS: dict[str, Check] = {
 PROFILERS = "profilers"
 
 
-def lines(question: Question) -> Iterator[Line]:
+def lines(question: CheckQuestion) -> Iterator[Line]:
     """Each announces the next check, so that one which hangs is known by its name."""
     checks = {} if question.only_profilers else CHECKS
     names = [*checks, PROFILERS]
@@ -43,7 +43,7 @@ def main() -> int:
     """Ends when all checks are made."""
     with contextlib.suppress(OSError):
         os.nice(5)  # whatever runs on this host goes first
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckQuestion)
     for line in lines(question):
         sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
         sys.stdout.buffer.flush()

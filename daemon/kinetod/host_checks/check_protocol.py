@@ -18,7 +18,7 @@ from kinetod.profilers.dcgm import Profiling
 from kinetod.profilers.profiler_scan import Scan
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class CheckQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What the checks need to know about the daemon."""
 
     daemon_pid: int
@@ -38,7 +38,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next: str = ""
 
 
-Check = Callable[[Question], Iterable[Finding]]
+Check = Callable[[CheckQuestion], Iterable[Finding]]
 
 
 def packed(findings: Iterable[Finding]) -> tuple[tuple[str, str, str, str], ...]:

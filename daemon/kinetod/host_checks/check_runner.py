@@ -10,9 +10,9 @@ import msgspec
 
 from kinetod.attach.finding import Finding, Status
 from kinetod.base.safe_text import clean
-from kinetod.host_checks.check_protocol import Line, Question, unpacked
+from kinetod.host_checks.check_protocol import CheckQuestion, Line, unpacked
 from kinetod.profilers.dcgm import Profiling
-from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Looked:
 class Searcher(Protocol):
     """Searches processes that the check process may not read: the attach helper service."""
 
-    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
         """The processes that it has looked into, and the tools in them."""
 
 
@@ -51,9 +51,9 @@ class HostLooker:
         self._deadline_s = deadline_s
         self._helper = helper
         self._lock = asyncio.Lock()
-        self._last: tuple[float, Question, Looked] | None = None  # when, by the loop's clock
+        self._last: tuple[float, CheckQuestion, Looked] | None = None  # when, by the loop's clock
 
-    async def look(self, question: Question) -> Looked:
+    async def look(self, question: CheckQuestion) -> Looked:
         """Runs the checks that fit into the deadline; one that hangs or crashes becomes a finding itself."""
         loop = asyncio.get_running_loop()
         async with self._lock:
@@ -76,7 +76,7 @@ class HostLooker:
             return looked
         return replace(looked, scan=looked.scan.joined(searched, found))
 
-    async def _look(self, question: Question) -> Looked:
+    async def _look(self, question: CheckQuestion) -> Looked:
         lines: list[Line] = []
 
         def take(line: bytes) -> None:

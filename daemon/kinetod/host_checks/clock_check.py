@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kinetod.attach.finding import Finding, Status
 from kinetod.base.libc import LIBC
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 TIMEDATECTL = ("timedatectl", "show", "--property=NTPSynchronized", "--value")
 DEADLINE_S = 3.0
@@ -57,7 +57,7 @@ def read() -> Kernel:
     )
 
 
-def check(_question: Question) -> Iterable[Finding]:
+def check(_question: CheckQuestion) -> Iterable[Finding]:
     """Asks the kernel, or systemd if the kernel may not be asked."""
     try:
         kernel = read()

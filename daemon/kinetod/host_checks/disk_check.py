@@ -7,18 +7,18 @@ from pathlib import Path
 from kineto_protos.units import format_size
 
 from kinetod.attach.finding import Finding, Status
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 _SPARE = 4  # times what a capture needs to begin; less is worth a note
 _FEW_FILES = 1000  # a capture takes a few dozens
 
 
-def check(question: Question) -> Iterable[Finding]:
+def check(question: CheckQuestion) -> Iterable[Finding]:
     """Blocks while the disk does not answer."""
     return findings(question)
 
 
-def findings(question: Question) -> Iterator[Finding]:
+def findings(question: CheckQuestion) -> Iterator[Finding]:
     """One: whether captures can be stored."""
     name, store = "store", Path(question.store)
     free = "free space on the disk, `kinetoctl captures delete`, or shorten the retention ([store] in config.toml)"

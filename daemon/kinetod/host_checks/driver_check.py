@@ -12,7 +12,7 @@ from kineto_agent.system import env
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import cupti_version
 from kinetod.attach.inspect.process_inspection import PROC
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 # Older drivers echo the module's option, newer and open ones the name inside of the driver.
 _RESTRICTED = re.compile(r"^(?:NVreg_)?(?:RestrictProfilingToAdminUsers|RmProfilingAdminOnly):\s*(\d+)", re.MULTILINE)
@@ -29,7 +29,7 @@ _PATTERNS = (
 _MAX_NAMED = 8
 
 
-def check(_question: Question) -> Iterable[Finding]:
+def check(_question: CheckQuestion) -> Iterable[Finding]:
     """The findings about NVIDIA's driver and CUPTI."""
     return findings()
 

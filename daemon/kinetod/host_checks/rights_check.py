@@ -10,7 +10,7 @@ from kinetod.attach.attach_types import NEWEST_TRIED
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach.inspect.process_inspection import PROC, OwnFacts
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 # The first namespaces' numbers are the same on every Linux (include/linux/proc_ns.h).
 _FIRST = {"pid": 4026531836, "user": 4026531837, "cgroup": 4026531835}
@@ -51,12 +51,12 @@ def read(proc: Path = PROC) -> Rights:
     )
 
 
-def check(question: Question) -> Iterable[Finding]:
+def check(question: CheckQuestion) -> Iterable[Finding]:
     """The findings about the daemon's rights."""
     return findings(read(), question)
 
 
-def findings(rights: Rights, question: Question) -> Iterator[Finding]:
+def findings(rights: Rights, question: CheckQuestion) -> Iterator[Finding]:
     """The findings, each before those that it explains."""
     yield _permissions(rights.own, question)
     yield _ptrace_scope(rights.own, question)
@@ -65,7 +65,7 @@ def findings(rights: Rights, question: Question) -> Iterator[Finding]:
     yield _python(rights)
 
 
-def _permissions(own: OwnFacts, question: Question) -> Finding:
+def _permissions(own: OwnFacts, question: CheckQuestion) -> Finding:
     name = "permissions"
     who = "root" if own.uid == 0 else f"uid {own.uid}"
     if not question.attaching:
@@ -89,7 +89,7 @@ def _permissions(own: OwnFacts, question: Question) -> Finding:
     return Finding(name, Status.NOTE, f"runs as {who} {detail}", "give its container these capabilities")
 
 
-def _ptrace_scope(own: OwnFacts, question: Question) -> Finding:
+def _ptrace_scope(own: OwnFacts, question: CheckQuestion) -> Finding:
     name, scope = "ptrace_scope", own.ptrace_scope
     exempt = question.helper or "CAP_SYS_PTRACE" in own.capabilities
     if scope is None:
@@ -105,7 +105,7 @@ def _ptrace_scope(own: OwnFacts, question: Question) -> Finding:
     return Finding(name, Status.PROBLEM, f"{scope}: the daemon may not enter a process that has no agent", advice)
 
 
-def _seccomp(own: OwnFacts, question: Question) -> Finding:
+def _seccomp(own: OwnFacts, question: CheckQuestion) -> Finding:
     name = "seccomp"
     if own.seccomp.mode == 0:
         return Finding(name, Status.OK, "the daemon has no filter")

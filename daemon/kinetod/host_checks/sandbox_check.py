@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from kinetod.attach.finding import Finding, Status
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.sandbox.kernel_support import Support, support
 
 _ADVICE = (
@@ -12,7 +12,7 @@ _ADVICE = (
 )
 
 
-def check(_question: Question) -> Iterable[Finding]:
+def check(_question: CheckQuestion) -> Iterable[Finding]:
     """Asks the kernel from a child of the daemon."""
     return findings(support())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kinetod.attach.finding import Finding, Status
 from kinetod.base.safe_text import clean
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 SERVICE, SOCKET, HELPER = "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service"
@@ -16,14 +16,14 @@ COMMAND = ("systemctl", "show", f"--property={','.join(PROPERTIES)}", *UNITS)
 DEADLINE_S = 3.0
 
 
-def check(question: Question) -> Iterable[Finding]:
+def check(question: CheckQuestion) -> Iterable[Finding]:
     """The findings about the units. Blocking."""
     if not BOOTED.is_dir():
         return [Finding("units", Status.OK, "systemd does not run here")]
     return ask(question)
 
 
-def ask(question: Question, command: Sequence[str] = COMMAND) -> Iterator[Finding]:
+def ask(question: CheckQuestion, command: Sequence[str] = COMMAND) -> Iterator[Finding]:
     """Asks systemctl. Blocking."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
@@ -48,7 +48,7 @@ def parse(text: str) -> dict[str, dict[str, str]]:
     return units
 
 
-def findings(states: Mapping[str, Mapping[str, str]], question: Question) -> Iterator[Finding]:
+def findings(states: Mapping[str, Mapping[str, str]], question: CheckQuestion) -> Iterator[Finding]:
     """One finding for each unit that is installed."""
     if states[SERVICE].get("LoadState") == "not-found":
         detail = f"{SERVICE} is not installed; this daemon was started by hand"
@@ -59,7 +59,7 @@ def findings(states: Mapping[str, Mapping[str, str]], question: Question) -> Ite
             yield _unit(name, states[name], question)
 
 
-def _unit(name: str, state: Mapping[str, str], question: Question) -> Finding:
+def _unit(name: str, state: Mapping[str, str], question: CheckQuestion) -> Finding:
     active, look = state.get("ActiveState", "?"), f"`systemctl status {name}`, `journalctl -u {name}`"
     if state.get("LoadState") == "not-found":
         return Finding(name, Status.PROBLEM, "not installed, unlike the others", "`kinetoctl host install`")

@@ -32,7 +32,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 Held = Mapping[str, Collection[ContainerRef]]  # by the GPU's UUID
 
 
-class GpuHolders:
+class KubeletGpuHolders:
     """Who holds which GPU according to the kubelet, at most KEEP_S old; empty and logged if it fails."""
 
     def __init__(self, ask: Callable[[], Awaitable[Held]], clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,7 +106,7 @@ class PodNames:
 
     def __init__(
         self,
-        holders: GpuHolders | None,
+        holders: KubeletGpuHolders | None,
         pods: Callable[[], Awaitable[Mapping[str, tuple[str, str]]]] | None = None,
         *,
         gpus: Path = GPUS,

@@ -28,7 +28,7 @@ import grpc.aio
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
 from kineto_protos.kubelet.v1.pod_resources_pb2_grpc import PodResourcesListerStub
 
-from kinetod.attach_helper.helper_client import Unreachable
+from kinetod.attach_helper.helper_client import HelperUnreachable
 from kinetod.base.safe_text import clean
 from kinetod.kubernetes.socket_bridge import passage
 
@@ -123,7 +123,7 @@ class KubeletClient:
             return
         try:
             connection = await self._connect()
-        except Unreachable as exc:
+        except HelperUnreachable as exc:
             raise KubeletError(
                 f"the kubelet cannot be asked, because the attach helper provides no connection: {exc}"
             ) from exc

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from kinetod.attach.finding import Finding, Status
 from kinetod.processes.profiler_signs import BY_PRODUCT, CUPTI_USER, DCGM, EXPORTER, Holds
 from kinetod.profilers.dcgm import Profiling
-from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
 NAME = "profilers"
 _MAX_NAMED = 5
@@ -22,10 +22,10 @@ _TEXTS = {
 
 
 def findings(
-    found: Scan, visible: Callable[[Profiler], bool], dcgm: tuple[Profiling, str] | None
+    found: Scan, visible: Callable[[ProfilingTool], bool], dcgm: tuple[Profiling, str] | None
 ) -> tuple[Finding, ...]:
     """One for each tool. visible: whether its pid may be told; dcgm: what it said, None if nobody asked it."""
-    products: dict[str, list[Profiler]] = {}
+    products: dict[str, list[ProfilingTool]] = {}
     for each in found.profilers:
         products.setdefault(each.product, []).append(each)
     if not products:
@@ -50,8 +50,8 @@ def of_libraries(products: Sequence[str]) -> Finding:
 
 def _finding(
     product: str,
-    users: Sequence[Profiler],
-    visible: Callable[[Profiler], bool],
+    users: Sequence[ProfilingTool],
+    visible: Callable[[ProfilingTool], bool],
     dcgm: tuple[Profiling, str] | None,
 ) -> Finding:
     where = f"{product} ({named(users, visible)})"
@@ -71,7 +71,7 @@ def _dcgm(where: str, state: Profiling, why: str) -> Finding:
     return Finding(NAME, Status.NOTE, detail, _PAUSE)
 
 
-def named(users: Iterable[Profiler], visible: Callable[[Profiler], bool]) -> str:
+def named(users: Iterable[ProfilingTool], visible: Callable[[ProfilingTool], bool]) -> str:
     """The processes as far as they may be told."""
     everybody = list(users)
     told = [_told(each) for each in everybody if each.pid and visible(each)]
@@ -84,7 +84,7 @@ def named(users: Iterable[Profiler], visible: Callable[[Profiler], bool]) -> str
     return ", ".join(parts) or "it listens on this host"
 
 
-def _told(profiler: Profiler) -> str:
+def _told(profiler: ProfilingTool) -> str:
     gpus = f", with GPU {', '.join(map(str, profiler.gpus))} open" if profiler.gpus else ""
     return f"pid {profiler.pid}{gpus}"
 

@@ -14,7 +14,7 @@ _ENGINE_SOCKET = "nv-hostengine"  # /tmp/nv-hostengine unless its -d says otherw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profiler:
+class ProfilingTool:
     """A tool in a process. library: the file by which it was known; empty: by the program's name, or not told."""
 
     product: str
@@ -27,10 +27,10 @@ class Profiler:
 class Scan:
     """All of them. hidden: processes whose files and mappings may not be seen, only their names."""
 
-    profilers: tuple[Profiler, ...] = ()
+    profilers: tuple[ProfilingTool, ...] = ()
     hidden: tuple[int, ...] = ()
 
-    def joined(self, searched: Collection[int], found: Iterable[Profiler]) -> "Scan":
+    def joined(self, searched: Collection[int], found: Iterable[ProfilingTool]) -> "Scan":
         """The same with what somebody else has found in hidden processes. searched: those that they looked into."""
         seen = set(searched) & set(self.hidden)
         profilers = [each for each in self.profilers if each.pid not in seen]
@@ -40,7 +40,7 @@ class Scan:
 
 def scan(proc: Path = PROC, own: frozenset[int] = frozenset()) -> Scan:
     """own: processes to leave out."""
-    found: list[Profiler] = []
+    found: list[ProfilingTool] = []
     hidden = []
     for pid in sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()):
         if pid in own:
@@ -50,25 +50,25 @@ def scan(proc: Path = PROC, own: frozenset[int] = frozenset()) -> Scan:
         except PermissionError:
             hidden.append(pid)
             if (sign := of_program(_names(proc / str(pid)))) is not None:
-                found.append(Profiler(product=sign.product, pid=pid))
+                found.append(ProfilingTool(product=sign.product, pid=pid))
         except OSError:
             continue  # it has ended
     if _engine_listens(proc):
-        found.append(Profiler(product=DCGM, pid=0))
+        found.append(ProfilingTool(product=DCGM, pid=0))
     return Scan(profilers=_in_order(found), hidden=tuple(hidden))
 
 
-def look_into(pid: int, proc: Path = PROC) -> list[Profiler]:
+def look_into(pid: int, proc: Path = PROC) -> list[ProfilingTool]:
     """The tools in one process. Raises OSError; PermissionError if it may not be looked into."""
     found = []
     for sign, library in _signs(proc / str(pid)):
         gpus = _gpus(pid, proc)
         if gpus or sign is not CUPTI_USER:
-            found.append(Profiler(product=sign.product, pid=pid, library=library, gpus=gpus))
+            found.append(ProfilingTool(product=sign.product, pid=pid, library=library, gpus=gpus))
     return found
 
 
-def _in_order(profilers: Iterable[Profiler]) -> tuple[Profiler, ...]:
+def _in_order(profilers: Iterable[ProfilingTool]) -> tuple[ProfilingTool, ...]:
     """By pid. An engine of which only the socket is seen is left out if some engine's process is seen."""
     found = sorted(profilers, key=lambda each: (each.pid, each.product))
     engines = any(each.pid and each.product == DCGM for each in found)

@@ -11,17 +11,17 @@ from kinetod.attach.finding import Finding, Status
 from kinetod.config.settings import Settings
 from kinetod.gpus.gpu_findings import findings as gpu_findings
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
 from kinetod.permissions.role_policy import Caller
 from kinetod.profilers.profiler_findings import findings as profiler_findings
-from kinetod.profilers.profiler_scan import Profiler
+from kinetod.profilers.profiler_scan import ProfilingTool
 from kinetod.rpc.diagnose_process import to_check
 from kinetod.selection.process_registry import Registry
 from kinetod.telemetry.gpu_metrics import present
 
 
-class HelperService(Searcher, Protocol):
+class HelperSearcher(Searcher, Protocol):
     """The attach helper service."""
 
     async def problem(self) -> str:
@@ -38,7 +38,7 @@ class HostDiagnoser:
         gpus: GpuReader,
         hostname: str,
         *,
-        helper: HelperService | None = None,
+        helper: HelperSearcher | None = None,
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
     ) -> None:
@@ -53,7 +53,7 @@ class HostDiagnoser:
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
         config = self._settings.current
-        question = Question(
+        question = CheckQuestion(
             daemon_pid=os.getpid(),
             store=str(config.state_dir),
             needed_bytes=config.needed_bytes,
@@ -80,7 +80,7 @@ class HostDiagnoser:
             return [Finding(name, Status.PROBLEM, problem)]
         return [Finding(name, Status.OK, "answers")]
 
-    async def _visible(self, profilers: Iterable[Profiler], caller: Caller) -> set[int]:
+    async def _visible(self, profilers: Iterable[ProfilingTool], caller: Caller) -> set[int]:
         pids = {each.pid for each in profilers if each.pid}
         candidates = [await self._registry.candidate(pid) for pid in sorted(pids)]
         return {each.key.pid for each in candidates if each is not None and each.visible_to(caller)}

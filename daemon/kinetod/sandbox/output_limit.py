@@ -31,7 +31,7 @@ class Overrun(Exception):
         self.code = code
 
 
-class Output:
+class OutputWatch:
     """Watches the output of one decode. room: free bytes of the disk beyond its reserve."""
 
     def __init__(self, folder: Path, room: Callable[[], int]) -> None:

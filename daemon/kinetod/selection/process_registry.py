@@ -12,7 +12,7 @@ import re2
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.agents.agent_hub import Agent, AgentHub
+from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.base.errors import check_shown, invalid
 from kinetod.gpus.context_holders import Held
 from kinetod.kubernetes.pod_names import PodNames
@@ -173,7 +173,7 @@ class Candidate:
 
     key: ProcessKey
     process: pb.Process
-    agent: Agent | None
+    agent: ConnectedAgent | None
     facts: ProcessFacts
 
     def thing(self) -> Thing:
@@ -335,7 +335,7 @@ class Registry:
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
         await self._hub.refresh(agents, DESCRIBE_DEADLINE_S)
 
-    def agent(self, key: ProcessKey) -> Agent | None:
+    def agent(self, key: ProcessKey) -> ConnectedAgent | None:
         """The agent in this process now."""
         return self._hub.get(key)
 
@@ -431,7 +431,7 @@ def to_proto(facts: ProcessFacts) -> pb.Process:
     return process
 
 
-def add_agent(process: pb.Process, agent: Agent) -> None:
+def add_agent(process: pb.Process, agent: ConnectedAgent) -> None:
     """Adds what the agent said of itself."""
     hello = agent.hello
     if hello.rank is not None:

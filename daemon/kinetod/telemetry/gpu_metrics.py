@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kinetod.gpus.container_owners import Owner, Owners
+from kinetod.gpus.container_owners import GpuContainer, Owners
 from kinetod.gpus.gpu_types import GpuState, LibraryState, Snapshot
 from kinetod.gpus.job_owners import Jobs, jobs_of
 
@@ -20,7 +20,7 @@ PROC = Path("/proc")
 SYS = Path("/sys")
 
 
-_NOBODY = Owner()
+_NOBODY = GpuContainer()
 _GAUGES: Sequence[tuple[str, str, str]] = (
     ("kineto_gpu_up", "1: the GPU answers; 0: it has fallen off the bus or must be reset.", "works"),
     ("kineto_gpu_memory_total_bytes", "Memory of the GPU.", "memory_total_bytes"),
@@ -108,7 +108,7 @@ class GpuCollector(Collector):
         yield _present(present(self._proc, self._sys))
         yield from _libraries(snapshot)
 
-    def _labels(self, gpu: GpuState, owner: Owner, job: str) -> list[str]:
+    def _labels(self, gpu: GpuState, owner: GpuContainer, job: str) -> list[str]:
         return [
             str(gpu.index),
             gpu.uuid,
@@ -123,7 +123,7 @@ class GpuCollector(Collector):
         ]
 
 
-def _only(owners: Sequence[Owner]) -> Owner:
+def _only(owners: Sequence[GpuContainer]) -> GpuContainer:
     return owners[0] if len(owners) == 1 else _NOBODY
 
 
@@ -138,7 +138,7 @@ def _batch_jobs(labelled: Iterable[list[str]]) -> Metric:
     return family
 
 
-def _containers(owners: Iterable[tuple[list[str], Owner]]) -> Metric:
+def _containers(owners: Iterable[tuple[list[str], GpuContainer]]) -> Metric:
     family = GaugeMetricFamily(
         "kineto_gpu_container_info",
         "1 for each container with processes on the GPU.",

@@ -24,7 +24,7 @@ def part_bytes(size: int) -> int:
     return max(PART_BYTES, -(-needed // BLOCK_BYTES) * BLOCK_BYTES)
 
 
-class Source:
+class LocalFile:
     """One file; `stored` and `etag` are known when all parts were iterated over."""
 
     def __init__(self, path: Path, name: str, sha256: str = "") -> None:

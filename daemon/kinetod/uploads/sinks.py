@@ -13,14 +13,14 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from kinetod.uploads.local_source import Part, Source
+from kinetod.uploads.local_source import LocalFile, Part
 from kinetod.uploads.throttle import Share
 from kinetod.uploads.worker_protocol import LocalDamage, Progress
 
 _PART_SUFFIX = ".part"
 
 
-class Memory(Protocol):
+class RetryNotes(Protocol):
     """What one try leaves for the next, per file; kept on disk."""
 
     def get(self, name: str, key: str) -> Any:
@@ -39,7 +39,7 @@ class Sink:
         self._fs = fs
         self._throttle = throttle
 
-    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+    def put(self, source: LocalFile, target: str, memory: RetryNotes, progress: Progress) -> str:
         """Whole, or not at all. Raises what the file system raises, LocalDamage, Cancelled."""
         parts = source.parts()
         first = next(parts)
@@ -62,7 +62,7 @@ class Sink:
 class S3Sink(Sink):
     """Multipart uploads through s3fs, which offers S3's own calls."""
 
-    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+    def put(self, source: LocalFile, target: str, memory: RetryNotes, progress: Progress) -> str:
         """See Sink.put."""
         if source.size <= source.part_bytes:
             super().put(source, target, memory, progress)
@@ -86,7 +86,9 @@ class S3Sink(Sink):
         self._fs.invalidate_cache(target)
         return source.etag()
 
-    def _begin(self, source: Source, where: dict[str, str], memory: Memory) -> tuple[str, dict[int, tuple[str, int]]]:
+    def _begin(
+        self, source: LocalFile, where: dict[str, str], memory: RetryNotes
+    ) -> tuple[str, dict[int, tuple[str, int]]]:
         """The upload to go on with and its parts: tag and size by number."""
         if (upload_id := memory.get(source.name, "upload_id")) is not None:
             with contextlib.suppress(FileNotFoundError):  # no such upload: it was completed or given up meanwhile
@@ -115,13 +117,15 @@ class S3Sink(Sink):
                 return found
             more = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
-    def _known(self, part: Part, there: dict[int, tuple[str, int]], memory: Memory, source: Source) -> str:
+    def _known(self, part: Part, there: dict[int, tuple[str, int]], memory: RetryNotes, source: LocalFile) -> str:
         """The tag of a part that has arrived, else an empty text."""
         tag, size = there.get(part.number, ("", -1))
         ours = part.md5.hex(), memory.get(source.name, f"part {part.number}")
         return tag if size == len(part.data) and tag.strip('"') in ours else ""
 
-    def _send(self, part: Part, upload: dict[str, str], memory: Memory, source: Source, progress: Progress) -> str:
+    def _send(
+        self, part: Part, upload: dict[str, str], memory: RetryNotes, source: LocalFile, progress: Progress
+    ) -> str:
         self._throttle.take(len(part.data), lambda: progress(0))
         answer = self._fs.call_s3("upload_part", **upload, PartNumber=part.number, Body=part.data)
         tag: str = answer["ETag"]
@@ -133,7 +137,7 @@ class S3Sink(Sink):
 class FileSink(Sink):
     """A folder of this machine or a mounted one."""
 
-    def put(self, source: Source, target: str, memory: Memory, progress: Progress) -> str:
+    def put(self, source: LocalFile, target: str, memory: RetryNotes, progress: Progress) -> str:
         """See Sink.put."""
         path = Path(target)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from kineto_trace.store import upload_manifest
 
-from kinetod.uploads.local_source import Source
+from kinetod.uploads.local_source import LocalFile
 from kinetod.uploads.remote_capture import RemoteCapture
 from kinetod.uploads.sinks import Sink
 from kinetod.uploads.worker_protocol import MANIFEST, STATE_FILE, LocalDamage, Progress, Stored
@@ -126,7 +126,7 @@ def _upload_file(
     job: UploadJob, name: str, notes: Notes, sink: Sink, remote: RemoteCapture, progress: Progress
 ) -> Stored:
     size, sha256 = job.known.get(name, (None, ""))
-    source = Source(job.folder / "targets" / name, name, sha256)
+    source = LocalFile(job.folder / "targets" / name, name, sha256)
     if size is not None and source.size != size:
         raise LocalDamage(name, f"has {source.size} bytes instead of {size}")
     etag = sink.put(source, remote.path(name), notes, progress)

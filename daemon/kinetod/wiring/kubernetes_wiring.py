@@ -12,7 +12,7 @@ from kinetod.base.errors import StartError
 from kinetod.config.settings import Config, Settings
 from kinetod.kubernetes.api_server import ApiServer, address_in
 from kinetod.kubernetes.node_pods import NodePods
-from kinetod.kubernetes.pod_names import GpuHolders, PodNames
+from kinetod.kubernetes.pod_names import KubeletGpuHolders, PodNames
 from kinetod.kubernetes.pod_resources import KubeletClient
 from kinetod.kubernetes.token_reviews import Reviews
 
@@ -21,7 +21,7 @@ from kinetod.kubernetes.token_reviews import Reviews
 class Kubernetes:
     """The Kubernetes parts that others use; None if not configured."""
 
-    holders: GpuHolders | None = None
+    holders: KubeletGpuHolders | None = None
     users: KubernetesUsers | None = None
     names: PodNames | None = None
 
@@ -38,7 +38,7 @@ def make_kubernetes(
     holders = pods = users = None
     if config.pod_resources:
         connect = helper.kubelet if helper is not None else None
-        holders = GpuHolders(KubeletClient(config.kubelet_socket, connect=connect).gpus)
+        holders = KubeletGpuHolders(KubeletClient(config.kubelet_socket, connect=connect).gpus)
     if config.kubernetes:
         api = _api(config, environ)
         stack.push_async_callback(asyncio.to_thread, api.close)

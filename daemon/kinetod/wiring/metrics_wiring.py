@@ -9,7 +9,7 @@ from kinetod.config.settings import Config
 from kinetod.gpus.container_owners import ContainerOwners
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.job_owners import JobFolder
-from kinetod.kubernetes.pod_names import GpuHolders
+from kinetod.kubernetes.pod_names import KubeletGpuHolders
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
 from kinetod.telemetry.gpu_metrics import GpuCollector
 from kinetod.telemetry.host_metrics import HostCollector
@@ -27,7 +27,7 @@ def start_metrics(
     hostname: str,
     healthy: Callable[[], bool],
     stack: contextlib.AsyncExitStack,
-    holders: GpuHolders | None = None,
+    holders: KubeletGpuHolders | None = None,
 ) -> None:
     """Starts serving metrics if metrics.listen is set. Raises StartError."""
     if config.metrics_listen is None:

@@ -18,7 +18,7 @@ def play(data: bytes) -> None:
         assert str(exc).startswith(str(_file))
         return
     for uid in (0, 1, 900, 1001, 65534, 2**32 - 1):
-        owner = allow_list.Owner((uid,) * 4, container=False)
+        owner = allow_list.ProcessOwner((uid,) * 4, container=False)
         if uid in found.callers or (uid and uid in found.denied) or uid == found.own_uid != 0:
             assert found.refuses_owner(owner, administrator=True)
         if uid == 0 and found.root != allow_list.ALWAYS:

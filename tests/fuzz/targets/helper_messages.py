@@ -10,7 +10,7 @@ APPROVED = messages.Approved(
     uids=(1000,) * 4, gids=(1000,) * 4, capabilities=0, dumpable=True, user_namespace=4026531837, executable=(1, 2),
     program="ab" * 16,
 )  # fmt: skip
-FACTS = messages.PrivateFacts(
+FACTS = messages.PrivateFactsItem(
     pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, own_user_namespace=False,
     uid=1000, program="ab" * 16,
 )  # fmt: skip
@@ -37,18 +37,18 @@ def seeds() -> Iterator[bytes]:
     """One of each."""
     for message in (
         messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
-        messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.Agent(state="READY")),
+        messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
         messages.Look(targets=(TARGET,) * 3, boot_time_ns=1),
         messages.Search(targets=(TARGET,), boot_time_ns=1),
         messages.Toolkit(target=TARGET, boot_time_ns=1),
         messages.DeviceCode(target=TARGET, boot_time_ns=1),
         messages.Kubelet(),
-        messages.Attached(method="pending-call", stopped_ns=5, latency_ns=6),
+        messages.AttachReply(method="pending-call", stopped_ns=5, latency_ns=6),
         messages.Diagnosed(diagnosis={"method": "x", "findings": []}),
         messages.Seen(facts=(FACTS,)),
         messages.Found(searched=(7,), tools=(messages.Tool(pid=7, product="Nsight", gpus=(0,)),)),
         messages.Tools(cupti="/usr/lib/libcupti.so.13", environ={"RANK": "1"}),
-        messages.Launches(file="/usr/bin/x"),
-        messages.Refused(code="GONE", reason="it has ended"),
+        messages.LaunchesReply(file="/usr/bin/x"),
+        messages.RefusedReply(code="GONE", reason="it has ended"),
     ):
         yield messages.encode(message)

@@ -9,11 +9,11 @@ import numpy as np
 from kinetod.attach.attach_types import AttachError
 from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
 from kinetod.attach.inspect.process_inspection import elf_kind
-from kinetod.attach.inspect.target_memory import Memory
+from kinetod.attach.inspect.target_memory import TargetMemory
 
 ROOM = 1 << 16
 NAMES = ("Py_Version", "getpid", "no_such_name")
-_memory = Memory(os.getpid())
+_memory = TargetMemory(os.getpid())
 _map = mmap.mmap(-1, ROOM, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 _base = int(np.frombuffer(_map, np.uint8).ctypes.data)
 

@@ -21,7 +21,7 @@ from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.helper_client import HelperService
 from kinetod.processes import credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
-from kinetod.profilers.profiler_scan import Profiler
+from kinetod.profilers.profiler_scan import ProfilingTool
 from support.agent.agent_daemon import Connection
 from support.machine import seccomp_host
 from support.service import attach_service, subjects
@@ -273,7 +273,7 @@ def test_facts_of_many_processes_come_in_batches(service: Service, target: int) 
 def test_profilers_are_searched_in_the_processes_that_the_policy_allows(target: int) -> None:
     with attach_service.running() as own:
 
-        async def use(helper: HelperService) -> tuple[set[int], list[Profiler]]:
+        async def use(helper: HelperService) -> tuple[set[int], list[ProfilingTool]]:
             return await helper.profilers([target, os.getpid(), 2**22 - 1])  # root's, and none
 
         assert ask(own, use) == ({target}, [])
@@ -320,7 +320,7 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:
     said = raw(service, packet)
-    assert isinstance(said, messages.Refused) and said.code == code
+    assert isinstance(said, messages.RefusedReply) and said.code == code
 
 
 def test_a_descriptor_that_nobody_asked_for_is_closed(service: Service) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inject.ptrace import StoppedThread
-from kinetod.attach.inspect.target_memory import Memory
+from kinetod.attach.inspect.target_memory import TargetMemory
 
 NT_PRSTATUS, NT_PRFPREG, NT_ARM_SYSTEM_CALL, NT_ARM_SVE = 1, 2, 0x404, 0x405
 RED_ZONE = 128
@@ -30,7 +30,7 @@ _TIMER_ABSTIME = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InterruptedCall:
     """A system call that a thread is inside."""
 
     number: int
@@ -43,7 +43,7 @@ class Point:
 
     pc: int
     sp: int
-    call: Call | None  # the restartable call that it is parked in
+    call: InterruptedCall | None  # the restartable call that it is parked in
     registers: tuple[int, ...]
 
 
@@ -65,7 +65,7 @@ class Machine(ABC):
     injected_calls: dict[str, int]  # what the trampoline calls in the target: for the check of seccomp filters
     register_bytes: int
 
-    def point(self, thread: StoppedThread, memory: Memory) -> Point | None:
+    def point(self, thread: StoppedThread, memory: TargetMemory) -> Point | None:
         """Where the thread is; None when it cannot be used there at all."""
         data = thread.registers(NT_PRSTATUS, self.register_bytes)
         if len(data) != self.register_bytes:  # runs 32-bit code
@@ -73,7 +73,7 @@ class Machine(ABC):
         return self._point(thread, struct.unpack(f"<{len(data) // 8}Q", data), memory)
 
     @abstractmethod
-    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: Memory) -> Point | None: ...
+    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: TargetMemory) -> Point | None: ...
 
     @abstractmethod
     def resumption(self, point: Point) -> Resumption:
@@ -83,16 +83,16 @@ class Machine(ABC):
     def redirect(self, thread: StoppedThread, point: Point, pc: int, parameters: int, saved: int) -> None:
         """Let it go on in the trampoline, with its stack ending at the parameters. All at once or not at all."""
 
-    def parked_call(self, number: int, arguments: tuple[int, ...]) -> Call | None:
+    def parked_call(self, number: int, arguments: tuple[int, ...]) -> InterruptedCall | None:
         """The call, if a thread that stands in it may be used."""
         name = self.parked_calls.get(number)
         if name is None:
             return None
         if name == "futex" and arguments[1] & _FUTEX_COMMAND not in (_FUTEX_WAIT, _FUTEX_WAIT_BITSET):
             return None
-        return Call(number, arguments)
+        return InterruptedCall(number, arguments)
 
-    def waiting_call(self, number: int, arguments: tuple[int, ...]) -> Call | None:
+    def waiting_call(self, number: int, arguments: tuple[int, ...]) -> InterruptedCall | None:
         """The call, if its arguments set no time limit (a socket may have one of its own)."""
         name = self.waiting_calls.get(number)
         if name is None:
@@ -101,9 +101,9 @@ class Machine(ABC):
             return None
         if name == "epoll_pwait" and arguments[4]:
             return None
-        return Call(number, arguments)
+        return InterruptedCall(number, arguments)
 
-    def holds_no_low_level_lock(self, call: Call) -> bool:
+    def holds_no_low_level_lock(self, call: InterruptedCall) -> bool:
         """Whether a thread parked so cannot be inside an allocator or the dynamic loader.
 
         Their locks wait by FUTEX_WAIT; semaphores, condition variables and joins by FUTEX_WAIT_BITSET.
@@ -160,7 +160,7 @@ class X86_64(Machine):
     _EINTR, _EPOLL_CALLS = _U64 - 4, (232, 281)  # these say EINTR where others are restarted
     _TRAP_AND_DIRECTION = 0x500  # eflags
 
-    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: Memory) -> Point | None:
+    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: TargetMemory) -> Point | None:
         if registers[_X86["cs"]] != self._USER_64:
             return None
         pc, number, result = registers[_X86["rip"]], registers[_X86["orig_rax"]], registers[_X86["rax"]]
@@ -220,7 +220,7 @@ class Aarch64(Machine):
     _BRANCH_TYPE_AND_STEP = 0xC00 | 1 << 21  # pstate
     _SVE_LIVE = 1  # SVE_PT_REGS_SVE
 
-    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: Memory) -> Point | None:
+    def _point(self, thread: StoppedThread, registers: tuple[int, ...], memory: TargetMemory) -> Point | None:
         pc = registers[self.PC]
         call = None
         if memory.read(pc, 4) == self._SVC:
@@ -232,7 +232,7 @@ class Aarch64(Machine):
             return None
         return Point(pc, registers[self.SP], call, registers)
 
-    def parked_call(self, number: int, arguments: tuple[int, ...]) -> Call | None:
+    def parked_call(self, number: int, arguments: tuple[int, ...]) -> InterruptedCall | None:
         """See Machine."""
         call = super().parked_call(number, arguments)
         name = self.parked_calls.get(number)

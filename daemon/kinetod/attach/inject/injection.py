@@ -29,7 +29,7 @@ from kinetod.attach.attach_types import AttachCode, AttachError, Deadline, Stop
 from kinetod.attach.inject import trampoline
 from kinetod.attach.inject.arch import Machine, Point, this_machine
 from kinetod.attach.inject.ptrace import LostError, StoppedThread, StuckError, in_own_thread, translate
-from kinetod.attach.inject.thread_policy import Policy, read_facts, refuse_unsuitable, thread_state
+from kinetod.attach.inject.thread_policy import ThreadPolicy, read_facts, refuse_unsuitable, thread_state
 from kinetod.attach.inject.trampoline import Frame, Placed, Work
 from kinetod.attach.inspect import standstill
 from kinetod.attach.inspect.target_image import Mapping, TargetImage
@@ -51,7 +51,7 @@ _CODES_NEEDED = 2  # the trampoline and the first of a plan
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CallRequest:
     """The call that the target makes."""
 
     function: int
@@ -64,15 +64,15 @@ class Request:
 class Plan:
     """How a method makes its call: the region's address comes first, then the request for it."""
 
-    policy: Policy
-    request: Callable[[int, tuple[int, ...]], Request]  # of the region's address and those of `codes`
+    policy: ThreadPolicy
+    request: Callable[[int, tuple[int, ...]], CallRequest]  # of the region's address and those of `codes`
     codes: tuple[
         bytes, ...
     ] = ()  # constant code besides the trampoline: the first is needed, others where there is room
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What the trampoline reports."""
 
     stop: Stop
@@ -84,7 +84,7 @@ class BadPointError(Exception):
     """The thread stopped where it must not be redirected."""
 
 
-def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> Outcome:
+def hand_over(image: TargetImage, plan: Plan, deadline: Deadline) -> CallOutcome:
     """Makes the call. Raises AttachError. TIMEOUT: no thread reached a good point, or the chosen one does not run."""
     with _exclusive(image, deadline):
         while True:
@@ -112,7 +112,7 @@ class _HandOver:
         self._longest_stop_ns = 0
         self._last = "no thread is at a point where code can be injected safely"
 
-    def run(self) -> Outcome:
+    def run(self) -> CallOutcome:
         for _failure in range(_MAX_MAP_FAILURES):
             placed = self._place()
             work = self._work(placed)
@@ -235,7 +235,7 @@ class _HandOver:
         self._image.refresh()
         raise BadPointError(f"not enough stack at {point.sp:#x}")
 
-    def _await_result(self, tid: int, work: Work, frame: Frame) -> Outcome | None:
+    def _await_result(self, tid: int, work: Work, frame: Frame) -> CallOutcome | None:
         """The trampoline's result; None if the region could not be mapped there, so another address may do."""
         began = time.monotonic()
         look_at = began + _LOOK_EVERY_S
@@ -243,7 +243,7 @@ class _HandOver:
             found = trampoline.read_result(self._image, work)
             if found is not None:
                 stop = Stop(tid, self._longest_stop_ns, self._attempts)
-                return Outcome(stop, initialised=found[0] == trampoline.DONE, result=found[1])
+                return CallOutcome(stop, initialised=found[0] == trampoline.DONE, result=found[1])
             error = trampoline.read_error(self._image, work, frame)
             if error == errno.EEXIST:
                 return None

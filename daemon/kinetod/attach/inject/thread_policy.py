@@ -22,7 +22,7 @@ from typing import Protocol
 
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.channel.private_channel import take_descriptor
-from kinetod.attach.inject.arch import Call, Machine, Point, this_machine
+from kinetod.attach.inject.arch import InterruptedCall, Machine, Point, this_machine
 from kinetod.attach.inject.ptrace import job_stopped, traced
 from kinetod.attach.inspect.process_inspection import read_status, thread_seccomp
 from kinetod.attach.inspect.target_image import TargetImage
@@ -33,7 +33,7 @@ _UNUSABLE_STATES = "ZXtTD"
 _TIMEVAL_BYTES = 16
 
 
-class Policy(Protocol):
+class ThreadPolicy(Protocol):
     """Which threads to try, best first, and whether the point where one stopped is good."""
 
     def candidates(self) -> Iterator[int]:
@@ -99,18 +99,18 @@ def thread_state(image: TargetImage, tid: int) -> str:
         return "X"
 
 
-def parked_call(image: TargetImage, tid: int, machine: Machine) -> Call | None:
+def parked_call(image: TargetImage, tid: int, machine: Machine) -> InterruptedCall | None:
     """The restartable call that the thread stands in. None as well when it may not be known."""
     call = _standing_call(image, tid)
     return machine.parked_call(call.number, call.arguments) if call is not None else None
 
 
-def _standing_call(image: TargetImage, tid: int) -> Call | None:
+def _standing_call(image: TargetImage, tid: int) -> InterruptedCall | None:
     """The call that the thread stands in, whichever it is."""
     with contextlib.suppress(OSError, ValueError), open(image.proc / "task" / str(tid) / "syscall", "rb") as file:  # noqa: PTH123
         fields = file.read().split()
         if len(fields) == 9:  # else: running
-            return Call(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
+            return InterruptedCall(int(fields[0]), tuple(int(field, 16) for field in fields[1:7]))
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from kinetod.attach.attach_types import AttachCode, AttachError
 from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
-from kinetod.attach.inspect.target_memory import Memory, gone, not_permitted
+from kinetod.attach.inspect.target_memory import TargetMemory, gone, not_permitted
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 
@@ -110,7 +110,7 @@ class TargetImage:
         self.pid = pid
         self.approved = approved or _found(pid, proc)
         self.proc = proc / str(pid)
-        self.memory = Memory(pid)
+        self.memory = TargetMemory(pid)
         self.maps = read_maps(pid, proc)
         try:
             self.exe = str((self.proc / "exe").readlink())

@@ -51,7 +51,7 @@ def _unmapped(address: int, pid: int) -> OSError:
     return OSError(errno.EIO, "Unmapped", f"{address:#x} of process {pid}")
 
 
-class Memory:
+class TargetMemory:
     """Reads and writes by /proc/PID/mem, which is the memory of the program that runs as this is made: after an execve
     it is at its end.
 

@@ -41,7 +41,7 @@ _PACKET = b"K"
 _MAX_ANSWER_BYTES = 8192
 
 
-class Library(NamedTuple):
+class CollectorImage(NamedTuple):
     """The collector as it travels."""
 
     fd: int  # a sealed memfd of this process
@@ -49,7 +49,7 @@ class Library(NamedTuple):
 
 
 @functools.cache
-def library(path: str = LIBRARY) -> Library:
+def library(path: str = LIBRARY) -> CollectorImage:
     """The installed collector; the same at every call. Raises AttachError if there is none."""
     try:
         data = Path(path).read_bytes()
@@ -58,7 +58,7 @@ def library(path: str = LIBRARY) -> Library:
             AttachCode.FAILED, f"the daemon has no collector to inject ({exc}): install kinetod from a wheel"
         ) from exc
     name = f"kineto-collector-{hashlib.sha256(data).hexdigest()[:16]}"
-    return Library(sealed_memfd(name, data), name)
+    return CollectorImage(sealed_memfd(name, data), name)
 
 
 def bring_in(target: TargetImage, token: int, deadline: Deadline) -> tuple[Stop, socket.socket]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kinetod.attach.attach_types import AttachError, Bootstrap, Deadline, Stop
-from kinetod.attach.inject.injection import Outcome, Plan, Request, hand_over
+from kinetod.attach.inject.injection import CallOutcome, CallRequest, Plan, hand_over
 from kinetod.attach.inject.thread_policy import NativeThreadPolicy
 from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET, SPARE_OFFSET
 from kinetod.attach.inspect.target_image import TargetImage
@@ -60,17 +60,17 @@ def start_thread(image: TargetImage, code: bytes, argument: bytes, deadline: Dea
 
 def _start(
     image: TargetImage, codes: tuple[bytes, ...], argument: _Argument, deadline: Deadline, check: int
-) -> Outcome:
+) -> CallOutcome:
     create = image.libc_symbol("pthread_create")
 
-    def request(region: int, placed: tuple[int, ...]) -> Request:
+    def request(region: int, placed: tuple[int, ...]) -> CallRequest:
         address = region + PAYLOAD_OFFSET
-        return Request(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed), check)
+        return CallRequest(create, (region + SPARE_OFFSET, 0, placed[0], address), argument(address, placed), check)
 
     return hand_over(image, Plan(NativeThreadPolicy(image), request, codes), deadline)
 
 
-def _checked(image: TargetImage, outcome: Outcome) -> Stop:
+def _checked(image: TargetImage, outcome: CallOutcome) -> Stop:
     error = outcome.result & 0xFFFFFFFF
     if error:
         raise python_entry.no_thread(image.pid, error)

@@ -6,7 +6,7 @@ The call is python_stub.c, which starts a thread for the bootstrap: no Python is
 import time
 
 from kinetod.attach.attach_types import AttachCode, AttachError, Bootstrap, Deadline, Stop
-from kinetod.attach.inject.injection import Plan, Request, hand_over
+from kinetod.attach.inject.injection import CallRequest, Plan, hand_over
 from kinetod.attach.inject.thread_policy import PendingCallPolicy
 from kinetod.attach.inject.trampoline import PAYLOAD_OFFSET
 from kinetod.attach.inspect.target_image import PythonImage, TargetImage
@@ -31,11 +31,11 @@ class PendingCall:
         python = python_of(target)
         add, check = python.address("Py_AddPendingCall"), python.address("Py_IsInitialized")
 
-        def request(region: int, placed: tuple[int, ...]) -> Request:
+        def request(region: int, placed: tuple[int, ...]) -> CallRequest:
             page = region + PAYLOAD_OFFSET
             self.handed = Handed(target, page)
             argument = python_entry.argument(target, python, python_entry.PENDING, page, placed, bootstrap.source)
-            return Request(add, (placed[0], page), argument, check)
+            return CallRequest(add, (placed[0], page), argument, check)
 
         plan = Plan(PendingCallPolicy(target), request, python_entry.codes())
         for _attempt in range(_MAX_QUEUE_FULL):

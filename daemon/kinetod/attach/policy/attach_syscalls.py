@@ -25,7 +25,7 @@ Arguments = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SystemCall:
     """One system call. tolerated: the error numbers that do no harm when a filter makes it fail."""
 
     name: str
@@ -37,8 +37,8 @@ class Call:
 
 # The hand-over runs on a thread of the program: these first.
 HAND_OVER = (
-    Call("rt_sigprocmask", 14, 135, ((2, _POINTER, _POINTER, 8),)),
-    Call(
+    SystemCall("rt_sigprocmask", 14, 135, ((2, _POINTER, _POINTER, 8),)),
+    SystemCall(
         "mmap",
         9,
         222,
@@ -51,62 +51,64 @@ HAND_OVER = (
             (_POINTER, _PAGE, _RX, _PRIVATE | _FIXED | _DENYWRITE, _FD, 0),
         ),
     ),
-    Call("munmap", 11, 215, ((_POINTER, _PAGE),)),
-    Call("rt_sigreturn", None, 139, ((),)),  # how the hand-over ends on aarch64
+    SystemCall("munmap", 11, 215, ((_POINTER, _PAGE),)),
+    SystemCall("rt_sigreturn", None, 139, ((),)),  # how the hand-over ends on aarch64
     # The kernel makes this one itself when a sleep or a poll goes on behind a stop.
-    Call("restart_syscall", 219, 128, ((),)),
-    Call("futex", 202, 98, ((_POINTER, 0x80, 0), (_POINTER, 0x81, 1), (_POINTER, 0x189, 0))),
+    SystemCall("restart_syscall", 219, 128, ((),)),
+    SystemCall("futex", 202, 98, ((_POINTER, 0x80, 0), (_POINTER, 0x81, 1), (_POINTER, 0x189, 0))),
 )
 AGENT = (
-    Call("socketpair", 53, 199, ((1, 5 | _CLOEXEC, 0, _POINTER),)),
-    Call("memfd_create", 319, 279, ((_POINTER, 1), (_POINTER, 3))),
-    Call("clone3", 435, 435, ((_POINTER, 88),), FALLS_BACK),
-    Call("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
-    Call("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000), (_FD, _POINTER, 0x40000040))),
-    Call("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
-    Call("sendto", 44, 206, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 100, 0x4000, 0, 0))),
-    Call("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 1, 2, 0, 0))),
-    Call("poll", 7, None, ((_POINTER, 1, 1000),)),
-    Call("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
-    Call("pselect6", 270, 72, ((0, 0, 0, 0, _POINTER, 0),)),  # time.sleep, up to Python 3.10
-    Call("openat", 257, 56, ((_AT_FDCWD, _POINTER, _CLOEXEC, 0),)),
-    Call("read", 0, 63),
-    Call("pread64", 17, 67, ((_FD, _POINTER, 64, 784),), ANY_ERROR),
-    Call("write", 1, 64),
-    Call("close", 3, 57, ((_FD,),)),
-    Call("fstat", 5, 80, ((_FD, _POINTER),)),
-    Call("newfstatat", 262, 79, ((_AT_FDCWD, _POINTER, _POINTER, 0), (_FD, _POINTER, _POINTER, 0x1000))),
-    Call("lseek", 8, 62, ((_FD, 0, 1),)),
-    Call("fcntl", 72, 25, ((_FD, 3, 0), (_FD, 1030, 0), (_FD, 1033, 6))),
-    Call("ftruncate", 77, 46, ((_FD, _PAGE),)),
-    Call("mprotect", 10, 226, ((_POINTER, _PAGE, _RW), (_POINTER, _PAGE, 1))),
-    Call("pipe2", 293, 59, ((_POINTER, _CLOEXEC),)),
-    Call("exit", 60, 93, ((0,),)),
-    Call("brk", 12, 214, ((_POINTER,),), ANY_ERROR),
-    Call("madvise", 28, 233, ((_POINTER, _PAGE, 4), (_POINTER, _PAGE, 10)), ANY_ERROR),
+    SystemCall("socketpair", 53, 199, ((1, 5 | _CLOEXEC, 0, _POINTER),)),
+    SystemCall("memfd_create", 319, 279, ((_POINTER, 1), (_POINTER, 3))),
+    SystemCall("clone3", 435, 435, ((_POINTER, 88),), FALLS_BACK),
+    SystemCall("clone", 56, 220, ((_CLONE_THREAD, _POINTER, _POINTER, _POINTER, _POINTER),)),
+    SystemCall("recvmsg", 47, 212, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x40000000), (_FD, _POINTER, 0x40000040))),
+    SystemCall("sendmsg", 46, 211, ((_FD, _POINTER, 0), (_FD, _POINTER, 0x4000))),
+    SystemCall("sendto", 44, 206, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 100, 0x4000, 0, 0))),
+    SystemCall("recvfrom", 45, 207, ((_FD, _POINTER, 100, 0, 0, 0), (_FD, _POINTER, 1, 2, 0, 0))),
+    SystemCall("poll", 7, None, ((_POINTER, 1, 1000),)),
+    SystemCall("ppoll", None, 73, ((_POINTER, 1, _POINTER, 0, 8),)),
+    SystemCall("pselect6", 270, 72, ((0, 0, 0, 0, _POINTER, 0),)),  # time.sleep, up to Python 3.10
+    SystemCall("openat", 257, 56, ((_AT_FDCWD, _POINTER, _CLOEXEC, 0),)),
+    SystemCall("read", 0, 63),
+    SystemCall("pread64", 17, 67, ((_FD, _POINTER, 64, 784),), ANY_ERROR),
+    SystemCall("write", 1, 64),
+    SystemCall("close", 3, 57, ((_FD,),)),
+    SystemCall("fstat", 5, 80, ((_FD, _POINTER),)),
+    SystemCall("newfstatat", 262, 79, ((_AT_FDCWD, _POINTER, _POINTER, 0), (_FD, _POINTER, _POINTER, 0x1000))),
+    SystemCall("lseek", 8, 62, ((_FD, 0, 1),)),
+    SystemCall("fcntl", 72, 25, ((_FD, 3, 0), (_FD, 1030, 0), (_FD, 1033, 6))),
+    SystemCall("ftruncate", 77, 46, ((_FD, _PAGE),)),
+    SystemCall("mprotect", 10, 226, ((_POINTER, _PAGE, _RW), (_POINTER, _PAGE, 1))),
+    SystemCall("pipe2", 293, 59, ((_POINTER, _CLOEXEC),)),
+    SystemCall("exit", 60, 93, ((0,),)),
+    SystemCall("brk", 12, 214, ((_POINTER,),), ANY_ERROR),
+    SystemCall("madvise", 28, 233, ((_POINTER, _PAGE, 4), (_POINTER, _PAGE, 10)), ANY_ERROR),
     # realloc() of a large block; without it the C library copies.
-    Call("mremap", 25, 216, ((_POINTER, 1 << 18, 1 << 19, 1),), ANY_ERROR),
-    Call("getdents64", 217, 61, tolerated=ANY_ERROR),
-    Call("readlink", 89, None, ((_POINTER, _POINTER, 4096),), ANY_ERROR),
-    Call("readlinkat", 267, 78, ((_AT_FDCWD, _POINTER, _POINTER, 4096),), ANY_ERROR),
-    Call("getcwd", 79, 17, ((_POINTER, 4096),), ANY_ERROR),
-    Call("getrandom", 318, 278, ((_POINTER, 16, 1),), ANY_ERROR),
-    Call("getpid", 39, 172, ((),), ANY_ERROR),
-    Call("gettid", 186, 178, ((),), ANY_ERROR),
-    Call("uname", 63, 160, ((_POINTER,),)),
-    Call("getsockname", 51, 204, ((_FD, _POINTER, _POINTER),)),
-    Call("geteuid", 107, 175, ((),), ANY_ERROR),
-    Call("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
-    Call("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
-    Call("rt_sigaction", 13, 134, ((33, _POINTER, _POINTER, 8),), ANY_ERROR),
-    Call("process_vm_readv", 310, 270, ((1000, _POINTER, 1, _POINTER, 1, 0),), _PLAIN_READ),
-    Call("set_robust_list", 273, 99, ((_POINTER, 24),), ANY_ERROR),
-    Call("rseq", 334, 293, ((_POINTER, 32, 0, 0x53053053),), ANY_ERROR),
-    Call("prctl", 157, 167, ((15, _POINTER),), ANY_ERROR),  # the thread's name
-    Call("sched_getaffinity", 204, 123, ((0, 128, _POINTER),), ANY_ERROR),
-    Call("sched_yield", 24, 124, ((),), ANY_ERROR),
-    Call("close_range", 436, 436, ((0, 2**32 - 1, 2),), ANY_ERROR),  # the stack sampler's own table of descriptors
-    Call("clock_gettime", 228, 113, ((0, _POINTER), (1, _POINTER), (_CPU_CLOCK_OF_THREAD, _POINTER)), ANY_ERROR),
-    Call("clock_nanosleep", 230, 115, ((1, 1, _POINTER, 0),), ANY_ERROR),
+    SystemCall("mremap", 25, 216, ((_POINTER, 1 << 18, 1 << 19, 1),), ANY_ERROR),
+    SystemCall("getdents64", 217, 61, tolerated=ANY_ERROR),
+    SystemCall("readlink", 89, None, ((_POINTER, _POINTER, 4096),), ANY_ERROR),
+    SystemCall("readlinkat", 267, 78, ((_AT_FDCWD, _POINTER, _POINTER, 4096),), ANY_ERROR),
+    SystemCall("getcwd", 79, 17, ((_POINTER, 4096),), ANY_ERROR),
+    SystemCall("getrandom", 318, 278, ((_POINTER, 16, 1),), ANY_ERROR),
+    SystemCall("getpid", 39, 172, ((),), ANY_ERROR),
+    SystemCall("gettid", 186, 178, ((),), ANY_ERROR),
+    SystemCall("uname", 63, 160, ((_POINTER,),)),
+    SystemCall("getsockname", 51, 204, ((_FD, _POINTER, _POINTER),)),
+    SystemCall("geteuid", 107, 175, ((),), ANY_ERROR),
+    SystemCall("getsockopt", 55, 209, ((_FD, 1, 7, _POINTER, _POINTER),), ANY_ERROR),
+    SystemCall("ioctl", 16, 29, ((_FD, 0x5401, _POINTER),), ANY_ERROR),  # asks whether a file is a terminal
+    SystemCall("rt_sigaction", 13, 134, ((33, _POINTER, _POINTER, 8),), ANY_ERROR),
+    SystemCall("process_vm_readv", 310, 270, ((1000, _POINTER, 1, _POINTER, 1, 0),), _PLAIN_READ),
+    SystemCall("set_robust_list", 273, 99, ((_POINTER, 24),), ANY_ERROR),
+    SystemCall("rseq", 334, 293, ((_POINTER, 32, 0, 0x53053053),), ANY_ERROR),
+    SystemCall("prctl", 157, 167, ((15, _POINTER),), ANY_ERROR),  # the thread's name
+    SystemCall("sched_getaffinity", 204, 123, ((0, 128, _POINTER),), ANY_ERROR),
+    SystemCall("sched_yield", 24, 124, ((),), ANY_ERROR),
+    SystemCall(
+        "close_range", 436, 436, ((0, 2**32 - 1, 2),), ANY_ERROR
+    ),  # the stack sampler's own table of descriptors
+    SystemCall("clock_gettime", 228, 113, ((0, _POINTER), (1, _POINTER), (_CPU_CLOCK_OF_THREAD, _POINTER)), ANY_ERROR),
+    SystemCall("clock_nanosleep", 230, 115, ((1, 1, _POINTER, 0),), ANY_ERROR),
 )
 CALLS = (*HAND_OVER, *AGENT)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
-from kinetod.attach.policy.attach_syscalls import CALLS, Call
+from kinetod.attach.policy.attach_syscalls import CALLS, SystemCall
 
 MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
 INSTRUCTION = struct.Struct("<HBBI")  # struct sock_filter: code, jump if true, jump if false, k
@@ -58,7 +58,7 @@ _STRICTEST_FIRST = tuple(ActionKind)
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class FilterAction:
     """What the filter does with a call. data: for ERRNO, the error number."""
 
     kind: ActionKind
@@ -68,11 +68,11 @@ class Action:
         return f"ERRNO({self.data})" if self.kind is ActionKind.ERRNO else self.kind.name
 
 
-def _action(result: int) -> Action:
+def _action(result: int) -> FilterAction:
     try:
-        return Action(ActionKind(result & _ACTION_MASK), result & _DATA_MASK)
+        return FilterAction(ActionKind(result & _ACTION_MASK), result & _DATA_MASK)
     except ValueError:
-        return Action(ActionKind.KILL_PROCESS)
+        return FilterAction(ActionKind.KILL_PROCESS)
 
 
 class Filter:
@@ -169,12 +169,14 @@ def _constant(code: int, k: int) -> int:
     return k
 
 
-def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], machine: str) -> Action:
+def evaluate(filters: Sequence[Filter], number: int, arguments: Sequence[int], machine: str) -> FilterAction:
     """The action of all filters (oldest first, as the kernel numbers them) for one call. Raises SeccompError."""
     padded = ([value & _U64 for value in arguments] + [0] * 6)[:6]
     data = _DATA.pack(number, _ARCHITECTURES[machine], _SOMEWHERE, *padded)
     newest_first = [_action(each.run(data)) for each in reversed(filters)]
-    return min(newest_first, key=lambda action: _STRICTEST_FIRST.index(action.kind), default=Action(ActionKind.ALLOW))
+    return min(
+        newest_first, key=lambda action: _STRICTEST_FIRST.index(action.kind), default=FilterAction(ActionKind.ALLOW)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +184,19 @@ class Forbidden:
     """A call of the agent's that the filters forbid."""
 
     name: str
-    action: Action
+    action: FilterAction
 
     def __str__(self) -> str:
         return f"{self.name} ({self.action})"
 
 
-def forbidden(filters: Sequence[Filter], machine: str, calls: Sequence[Call] = CALLS) -> list[Forbidden]:
+def forbidden(filters: Sequence[Filter], machine: str, calls: Sequence[SystemCall] = CALLS) -> list[Forbidden]:
     """The forbidden calls, those that would kill the process first. Raises SeccompError."""
     found = [each for call in calls for each in _objections(filters, machine, call)]
     return sorted(found, key=lambda each: _STRICTEST_FIRST.index(each.action.kind))
 
 
-def _objections(filters: Sequence[Filter], machine: str, call: Call) -> Iterator[Forbidden]:
+def _objections(filters: Sequence[Filter], machine: str, call: SystemCall) -> Iterator[Forbidden]:
     number = call.x86_64 if machine == X86_64 else call.aarch64
     if number is None:
         return
@@ -205,7 +207,7 @@ def _objections(filters: Sequence[Filter], machine: str, call: Call) -> Iterator
             return
 
 
-def _harmless(action: Action, call: Call) -> bool:
+def _harmless(action: FilterAction, call: SystemCall) -> bool:
     if action.kind in (ActionKind.ALLOW, ActionKind.LOG):
         return True
     if action.kind is ActionKind.TRACE:  # without a tracer the call fails with ENOSYS

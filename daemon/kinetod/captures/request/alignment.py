@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kineto_protos.alignment import NEVER, Sample
 
-from kinetod.agents.agent_hub import Agent
+from kinetod.agents.agent_hub import ConnectedAgent
 
 OBSERVED_S = 0.2
 SAMPLES = 5
@@ -14,7 +14,7 @@ FIRST_STEP_S = 5.0  # for the first iteration that a new agent sees
 _MAX_ITERATION = 2**53  # what an agent says is untrusted
 
 
-async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> list[Sample]:
+async def observe(agents: Sequence[ConnectedAgent], is_wanted: Callable[[], bool]) -> list[Sample]:
     """Samples the iteration of each agent over OBSERVED_S; a new agent gets up to FIRST_STEP_S for its first one.
 
     Ends early when `is_wanted` says that nobody waits for it any more. An agent that does not answer keeps its count.
@@ -32,7 +32,7 @@ async def observe(agents: Sequence[Agent], is_wanted: Callable[[], bool]) -> lis
     return samples[-SAMPLES:]
 
 
-def _is_awaited(agents: Sequence[Agent]) -> bool:
+def _is_awaited(agents: Sequence[ConnectedAgent]) -> bool:
     """Whether an agent attached to a torch program has yet to see its first iteration."""
     return any(
         agent.attached is not None and agent.hello.framework and agent.hello.iterations == NEVER for agent in agents

@@ -21,7 +21,7 @@ from kineto_agent.protocol.wire import PROTOCOL_VERSION
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod import __version__
-from kinetod.agents.agent_hub import Agent
+from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.agents.attacher import Attacher
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError, replaced
 from kinetod.attach.inspect.process_inspection import read_status
@@ -45,7 +45,7 @@ class Resolved:
 
     key: ProcessKey
     process: pb.Process
-    agent: Agent | None
+    agent: ConnectedAgent | None
     problem: KinetodError | None = None
     attached: Attached | None = None  # the agent was brought in for this capture
     approved: Credentials | None = None  # what was decided about
@@ -218,7 +218,7 @@ def not_yours(process: pb.Process, own_uid: int) -> NotPermitted | None:
     )
 
 
-def _busy(process: pb.Process, agent: Agent) -> Precondition | None:
+def _busy(process: pb.Process, agent: ConnectedAgent) -> Precondition | None:
     if not agent.capture_id:
         return None
     return Precondition(
@@ -252,7 +252,7 @@ async def _with_agents(
 ) -> list[Resolved]:
     """Attaches the missing agents concurrently; each failure becomes its target's problem."""
 
-    def hold(agent: Agent) -> None:
+    def hold(agent: ConnectedAgent) -> None:
         if not agent.capture_id:
             agent.keep_ns = wanted.keep_agent_ns
         holds.enter_context(agent.held())

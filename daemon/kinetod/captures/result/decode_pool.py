@@ -25,7 +25,7 @@ from kinetod.base.fair_slots import FairSlots
 from kinetod.base.safe_text import clean, clean_code
 from kinetod.sandbox import decode_tries
 from kinetod.sandbox.confined_jobs import MAX_ANSWER_BYTES
-from kinetod.sandbox.output_limit import WATCH_S, Output, Overrun
+from kinetod.sandbox.output_limit import WATCH_S, OutputWatch, Overrun
 from kinetod.supervise import child
 from kinetod.supervise.child import Crashed, TooLate, WarmChild
 
@@ -100,7 +100,7 @@ class WorkerPool:
         self._room = room
         self._clock = clock
         self._spare_used_at = float("-inf")
-        self._outputs: dict[Path, Output] = {}
+        self._outputs: dict[Path, OutputWatch] = {}
         self._command = command
         self._bounds = bounds
         self._idle: list[_Worker] = []
@@ -220,7 +220,7 @@ class WorkerPool:
 
     async def _watched(self, worker: _Worker, job: Mapping[str, Any], target_dir: Path) -> dict[str, Any]:
         """The worker's answer. Raises DecodeError if it writes too much, Crashed."""
-        output = self._outputs[target_dir] = Output(target_dir, self._room)
+        output = self._outputs[target_dir] = OutputWatch(target_dir, self._room)
         asking = asyncio.create_task(worker.ask(job))
         try:
             while not (await asyncio.wait({asking}, timeout=WATCH_S))[0]:

@@ -14,7 +14,7 @@ from kinetod.base.safe_text import clean, clean_code
 _REASON_CHARS = 1024
 
 
-class Outcome(Enum):
+class EndState(Enum):
     """How far the collection got."""
 
     DONE = "done"
@@ -27,7 +27,7 @@ class Outcome(Enum):
 class Ending:
     """Why and how the collection in one target ended. `code` and `reason` are empty for DONE."""
 
-    outcome: Outcome
+    outcome: EndState
     code: str = ""
     reason: str = ""
 
@@ -41,19 +41,19 @@ class Final:
     reason: str
 
 
-DONE = Ending(Outcome.DONE)
+DONE = Ending(EndState.DONE)
 _AGENT_CODES = {"TARGET_EXITING": VerdictReason.TARGET_EXITED.value}
 
 
 def ending_of_result(result: wire.Result) -> Ending:
     """The ending that the agent's result reports."""
     try:
-        outcome = Outcome(result.outcome)
+        outcome = EndState(result.outcome)
     except ValueError:
         return Ending(
-            Outcome.FAILED, VerdictReason.AGENT_ERROR, f"the agent sent an unknown outcome {result.outcome!r:.40}"
+            EndState.FAILED, VerdictReason.AGENT_ERROR, f"the agent sent an unknown outcome {result.outcome!r:.40}"
         )
-    if outcome is Outcome.DONE:
+    if outcome is EndState.DONE:
         return DONE
     code = clean_code(_AGENT_CODES.get(result.reason_code, result.reason_code), VerdictReason.AGENT_ERROR)
     return Ending(outcome, code, clean(result.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}")
@@ -65,7 +65,7 @@ def ending_of_rejection(rejected: wire.Rejected) -> Ending:
     reason = clean(rejected.reason, _REASON_CHARS) or f"the agent gave no reason beyond {code}"
     if rejected.busy_capture_id and rejected.busy_capture_id not in reason:
         reason += f" (capture {clean(rejected.busy_capture_id, 64)})"
-    return Ending(Outcome.FAILED, code, reason)
+    return Ending(EndState.FAILED, code, reason)
 
 
 def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Ending:
@@ -75,32 +75,32 @@ def iterations_not_reached(pid: int, start: wire.Start, allowed_ns: int) -> Endi
         f"process {pid} did not complete {start.iterations} iterations{place} within the {format_duration(allowed_ns)} "
         "that this daemon allows (kinetod --max-duration)"
     )
-    return Ending(Outcome.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
+    return Ending(EndState.PARTIAL, VerdictReason.ITERATIONS_NOT_REACHED, reason)
 
 
 def user_profiler_goes_on(pid: int, allowed_ns: int) -> Ending:
     """The ending for a program's own profiler that did not finish in time."""
     waited = format_duration(allowed_ns)
     reason = f"process {pid}'s own torch.profiler was still running after {waited}; trace again once it has finished"
-    return Ending(Outcome.PARTIAL, "USER_PROFILER_ACTIVE", reason)
+    return Ending(EndState.PARTIAL, "USER_PROFILER_ACTIVE", reason)
 
 
 def agent_stuck(pid: int, state: pb.TargetState) -> Ending:
     """The ending for an agent that makes no progress."""
     name = pb.TargetState.Name(state).removeprefix("TARGET_STATE_")
     reason = f"the agent of process {pid} was still in state {name} at the deadline"
-    return Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason)
+    return Ending(EndState.PARTIAL, VerdictReason.AGENT_STUCK, reason)
 
 
 def target_exited(pid: int, *, begun: bool) -> Ending:
     """The ending for a process that exited. begun: whether the capture had begun or was waiting to be started."""
     when = "during the capture" if begun else "before the capture was started"
-    return Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, f"process {pid} ended {when}")
+    return Ending(EndState.PARTIAL, VerdictReason.TARGET_EXITED, f"process {pid} ended {when}")
 
 
 def worse(ending: Ending, found_later: Ending) -> Ending:
     """The later ending if all was well before; otherwise the first problem stays the reason."""
-    return found_later if ending.outcome is Outcome.DONE else ending
+    return found_later if ending.outcome is EndState.DONE else ending
 
 
 def final(
@@ -116,10 +116,10 @@ def final(
 
     cut: what to report about incomplete files beside the trace.
     """
-    if ending.outcome is Outcome.CANCELLED:
+    if ending.outcome is EndState.CANCELLED:
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
-    if ending.outcome is Outcome.FAILED or (ending.outcome is Outcome.PARTIAL and not recorded):
-        nothing = "" if ending.outcome is Outcome.FAILED else "; nothing had been recorded by then"
+    if ending.outcome is EndState.FAILED or (ending.outcome is EndState.PARTIAL and not recorded):
+        nothing = "" if ending.outcome is EndState.FAILED else "; nothing had been recorded by then"
         return Final(pb.VERDICT_FAILED, ending.code, ending.reason + nothing)
     if decode_error is not None:
         also = f" (before that: {ending.reason})" if ending.reason else ""
@@ -128,7 +128,7 @@ def final(
         f"records lost because the buffers were full: {dropped}; request a larger buffer limit, a shorter capture or "
         "fewer activity types"
     )
-    if ending.outcome is Outcome.PARTIAL:
+    if ending.outcome is EndState.PARTIAL:
         parts = [ending.reason, *([lost] if dropped else []), *cut]
         return Final(pb.VERDICT_PARTIAL, ending.code, "; ".join(parts))
     if cut:

@@ -21,7 +21,7 @@ from kineto_protos.units import format_size
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.request.capture_spec import MIN_BUFFER_BYTES
-from kinetod.captures.result.verdict import Ending, Outcome
+from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.processes.memory_limits import MemoryWatch, Room, address_room, file_room, memory_room
 
 LEAST_LEFT_BYTES = 4 << 20
@@ -112,7 +112,7 @@ class MemoryShare:
             f"process {self._pid} was running out of memory, so the capture was ended before the kernel would kill "
             f"something: {room}; {room.advice}, or request a shorter capture"
         )
-        return Ending(Outcome.PARTIAL, VerdictReason.MEMORY_SHORT, reason)
+        return Ending(EndState.PARTIAL, VerdictReason.MEMORY_SHORT, reason)
 
     def give_back(self) -> None:
         """Releases the reservation once the buffers are freed."""
@@ -161,7 +161,7 @@ def fit(request: wire.Start, sources: Sequence[str], left: Sequence[tuple[Room, 
             f"there is too little memory to trace beside the program: {room}, and this capture needs "
             f"{format_size(max(2 * least, least + LEAST_LEFT_BYTES))}; {room.advice}"
         )
-        return FittedBuffers(request=request, refused=Ending(Outcome.FAILED, VerdictReason.NO_MEMORY, reason))
+        return FittedBuffers(request=request, refused=Ending(EndState.FAILED, VerdictReason.NO_MEMORY, reason))
     if limit == request.buffer_limit_bytes:
         return FittedBuffers(request=request, size=needed_bytes(request, sources, limit))
     warning = (

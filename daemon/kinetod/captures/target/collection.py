@@ -36,7 +36,7 @@ from kinetod.base.errors import VerdictReason
 from kinetod.captures.result.verdict import (
     DONE,
     Ending,
-    Outcome,
+    EndState,
     agent_stuck,
     ending_of_rejection,
     ending_of_result,
@@ -204,28 +204,28 @@ class Collection:
         return (self.collect_ns, end_ns) if self.collect_ns else (0, 0)
 
     def _cancelled(self) -> bool:
-        return self.stop is not None and self.stop.outcome is Outcome.CANCELLED
+        return self.stop is not None and self.stop.outcome is EndState.CANCELLED
 
     def _ending_of_result(self, result: wire.Result) -> Ending:
         ending = ending_of_result(result)
         if self.stop is None:
-            if ending.outcome is Outcome.CANCELLED:
+            if ending.outcome is EndState.CANCELLED:
                 return Ending(
-                    Outcome.FAILED, VerdictReason.AGENT_ERROR, "the agent cancelled the capture without being asked to"
+                    EndState.FAILED, VerdictReason.AGENT_ERROR, "the agent cancelled the capture without being asked to"
                 )
             return ending
-        if self._cancelled() or ending.outcome is not Outcome.DONE:
+        if self._cancelled() or ending.outcome is not EndState.DONE:
             return self.stop
         # It was over before our Cancel arrived: a user gets the whole trace, a limit stays a limit.
         return DONE if self.stop.code == VerdictReason.CANCELLED else self.stop
 
     def _ending_of_link(self) -> Ending:
-        if self.stop is not None and self.stop.outcome is Outcome.CANCELLED:
+        if self.stop is not None and self.stop.outcome is EndState.CANCELLED:
             return self.stop
         if self.died:
             return target_exited(self._pid, begun=self.begun)
         reason = f"the link to the agent of process {self._pid} was lost: {self._gone}"
-        return self.stop or Ending(Outcome.PARTIAL, VerdictReason.AGENT_LOST, reason)
+        return self.stop or Ending(EndState.PARTIAL, VerdictReason.AGENT_LOST, reason)
 
     # asking
 
@@ -275,7 +275,7 @@ class Collection:
         return []
 
     def _arena_refused(self, event: ArenaRefused, _now: Now) -> list[Command]:
-        return self._give_up(Ending(Outcome.FAILED, VerdictReason.BAD_ARENA, event.reason))
+        return self._give_up(Ending(EndState.FAILED, VerdictReason.BAD_ARENA, event.reason))
 
     def _resulted(self, message: wire.Result, _now: Now) -> list[Command]:
         self._acknowledge()
@@ -295,10 +295,10 @@ class Collection:
 
     def _stop(self, event: StopWanted, now: Now) -> list[Command]:
         ending = event.ending
-        if self.stop is None or ending.outcome is Outcome.CANCELLED:
+        if self.stop is None or ending.outcome is EndState.CANCELLED:
             self.stop = ending
         self.deadline_s = now.loop_s + min(event.grace_s, self._config.process_deadline_ns / 1e9)
-        return [self._cancel(keep_partial=ending.outcome is not Outcome.CANCELLED)] if self.begun else []
+        return [self._cancel(keep_partial=ending.outcome is not EndState.CANCELLED)] if self.begun else []
 
     def _give_up(self, ending: Ending) -> list[Command]:
         """Nothing more is awaited from the agent; if it still lives, it may stop too."""
@@ -321,7 +321,7 @@ class Collection:
             f"{format_duration(self._config.agent_deadline_ns)}; the process may be stopped, or stuck in a "
             "call that holds the GIL"
         )
-        return self._give_up(Ending(Outcome.FAILED, VerdictReason.AGENT_SILENT, reason))
+        return self._give_up(Ending(EndState.FAILED, VerdictReason.AGENT_SILENT, reason))
 
     def _not_begun(self, now: Now) -> list[Command]:
         if may_wait(self.request):
@@ -340,7 +340,7 @@ class Collection:
             f"the agent of process {self._pid} did not stop its sources within "
             f"{format_duration(self._config.process_deadline_ns)}"
         )
-        return self._give_up(Ending(Outcome.PARTIAL, VerdictReason.AGENT_STUCK, reason))
+        return self._give_up(Ending(EndState.PARTIAL, VerdictReason.AGENT_STUCK, reason))
 
     def _stop_late(self, ending: Ending, now: Now) -> list[Command]:
         return self._stop(StopWanted(ending), now)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from kineto_agent.protocol import wire
 from kineto_agent.sources.interface import DEVICE_GRAPHS
 
-from kinetod.agents.agent_hub import Agent
+from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.base.safe_text import clean
 from kinetod.captures.target.buffer_memory import wanted_sources
 from kinetod.processes.identity import ProcessKey
@@ -23,7 +23,7 @@ class DeviceGraphs:
     def __init__(self, look: Callable[[ProcessKey], Awaitable[str]] | None = None) -> None:
         self._look = look
 
-    async def noted(self, request: wire.Start, agent: Agent) -> wire.Start:
+    async def noted(self, request: wire.Start, agent: ConnectedAgent) -> wire.Start:
         """The request to send to the agent; unchanged, with a log line, if the process cannot be inspected."""
         if self._look is None or _SOURCE not in wanted_sources(request, agent.hello.sources):
             return request

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kineto_protos.units import format_duration, format_size
 
 from kinetod.base.errors import VerdictReason
-from kinetod.captures.result.verdict import Ending, Outcome, worse
+from kinetod.captures.result.verdict import Ending, EndState, worse
 from kinetod.captures.target.record_spool import DiskFull, ShareUsed, StoreLost
 from kinetod.processes.identity import Identity, how_it_ended
 
@@ -21,17 +21,17 @@ _EXIT_STATUS_PERIOD_S = 0.03
 def ending_of_disk(exc: DiskFull) -> Ending:
     """The ending for a store to which nothing more can be written."""
     if isinstance(exc, StoreLost):
-        return Ending(Outcome.PARTIAL, VerdictReason.STORE_IO, str(exc))
+        return Ending(EndState.PARTIAL, VerdictReason.STORE_IO, str(exc))
     if isinstance(exc, ShareUsed):
-        return Ending(Outcome.PARTIAL, VerdictReason.QUOTA_EXCEEDED, str(exc))
-    return Ending(Outcome.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")
+        return Ending(EndState.PARTIAL, VerdictReason.QUOTA_EXCEEDED, str(exc))
+    return Ending(EndState.PARTIAL, VerdictReason.DISK_FULL, f"{exc}; free space or delete captures")
 
 
 def ending_of_trace_limit(limit_bytes: int) -> Ending:
     """The ending for a target that used up its share of the disk."""
     limit = format_size(limit_bytes)
     reason = f"the limit of {limit} of raw records per target was reached (kinetod --max-trace-bytes)"
-    return Ending(Outcome.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
+    return Ending(EndState.PARTIAL, VerdictReason.TRACE_LIMIT, reason)
 
 
 def clock_offset_ns() -> int:
@@ -47,14 +47,14 @@ def clock_offset_ns() -> int:
 
 def after_clock(ending: Ending, set_by_ns: int) -> Ending:
     """The ending, worsened if the clock was set during the window, since records then mix two time bases."""
-    if abs(set_by_ns) < CLOCK_SET_NS or ending.outcome not in (Outcome.DONE, Outcome.PARTIAL):
+    if abs(set_by_ns) < CLOCK_SET_NS or ending.outcome not in (EndState.DONE, EndState.PARTIAL):
         return ending
     how = f"{'forward' if set_by_ns > 0 else 'back'} by {format_duration(abs(set_by_ns))}"
     reason = (
         f"this host's clock was set {how} during the capture; records from the other side of that change have "
         "times outside the window and are not in the trace"
     )
-    return worse(ending, Ending(Outcome.PARTIAL, VerdictReason.CLOCK_SET, reason))
+    return worse(ending, Ending(EndState.PARTIAL, VerdictReason.CLOCK_SET, reason))
 
 
 async def with_exit_status(ending: Ending, identity: Identity) -> Ending:

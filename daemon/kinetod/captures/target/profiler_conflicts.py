@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kinetod.captures.result.verdict import Ending
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker
 from kinetod.processes.profiler_signs import BY_PRODUCT, Holds
 from kinetod.profilers.profiler_findings import named
-from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
 CUPTI_BUSY = "CUPTI_BUSY"
 DEADLINE_S = 5.0  # the verdict waits for it
@@ -22,7 +22,7 @@ class Conflicts:
     """Adds other profilers to the reason of a CUPTI_BUSY ending. store: the store's folder."""
 
     def __init__(self, store: Path, *, looker: HostLooker | None = None, proc: Path = PROC) -> None:
-        self._question = Question(
+        self._question = CheckQuestion(
             daemon_pid=os.getpid(), store=str(store), needed_bytes=0, helper=False, only_profilers=True
         )
         self._looker = looker or HostLooker(deadline_s=DEADLINE_S)
@@ -43,9 +43,9 @@ class Conflicts:
         return None
 
 
-def listed(found: Scan, visible: Callable[[Profiler], bool]) -> str:
+def listed(found: Scan, visible: Callable[[ProfilingTool], bool]) -> str:
     """Text to append to a reason; "" if there are none. Profilers that hold only hardware counters cannot conflict."""
-    tools: dict[str, list[Profiler]] = {}
+    tools: dict[str, list[ProfilingTool]] = {}
     for each in found.profilers:
         if BY_PRODUCT[each.product].holds is not Holds.COUNTERS:
             tools.setdefault(each.product, []).append(each)

@@ -13,7 +13,7 @@ from kineto_trace.model.target_info import TargetInfo
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.decode_pool import DecodeError
-from kinetod.captures.result.verdict import Ending, Outcome, final
+from kinetod.captures.result.verdict import Ending, EndState, final
 from kinetod.captures.target.conversion import convert
 from kinetod.captures.target.services import Services
 
@@ -29,16 +29,16 @@ async def recover_target(
     """
     garbage: Path | None = None
     reason = "the daemon ended before the capture did (killed, crashed or stopped)"
-    ending = Ending(Outcome.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
+    ending = Ending(EndState.PARTIAL, VerdictReason.DAEMON_RESTARTED, reason)
     decode_error: tuple[str, str] | None = None
     cut: tuple[str, ...] = ()
     exists = directory.is_dir()
     recorded = exists and await asyncio.to_thread(_prepare, directory)
     if armed and not recorded:
         waited = "the daemon ended (killed, crashed or stopped) while the capture waited to be started"
-        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
+        ending = Ending(EndState.FAILED, VerdictReason.DAEMON_RESTARTED, waited)
     elif not exists:
-        ending = Ending(Outcome.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and the target's folder is gone")
+        ending = Ending(EndState.FAILED, VerdictReason.DAEMON_RESTARTED, f"{reason}, and the target's folder is gone")
     elif recorded:
         try:
             converted = await convert(services, directory, formats or DEFAULT_FORMATS, pid=target.pid)

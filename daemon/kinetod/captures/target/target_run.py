@@ -22,11 +22,11 @@ from kineto_protos.alignment import Aligned
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
 
-from kinetod.agents.agent_hub import Agent, CaptureFrame
+from kinetod.agents.agent_hub import CaptureFrame, ConnectedAgent
 from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean
 from kinetod.captures.result.decode_pool import DecodeError
-from kinetod.captures.result.verdict import Ending, Final, Outcome, final, worse
+from kinetod.captures.result.verdict import Ending, EndState, Final, final, worse
 from kinetod.captures.target.arena_reader import BadArena
 from kinetod.captures.target.buffer_memory import MemoryShare
 from kinetod.captures.target.collection import (
@@ -80,7 +80,7 @@ class TargetRun:
         *,
         capture_id: str,
         target: pb.Target,
-        agent: Agent,
+        agent: ConnectedAgent,
         start: wire.Start,
         formats: Sequence[str],
         labels: dict[str, str],
@@ -310,7 +310,7 @@ class TargetRun:
 
     async def _last_drain(self, ending: Ending) -> Ending:
         """Copies everything left in the arenas; returns a changed ending if that fails."""
-        if ending.code not in CANNOT_WRITE and ending.outcome is not Outcome.CANCELLED:
+        if ending.code not in CANNOT_WRITE and ending.outcome is not EndState.CANCELLED:
             try:
                 await self._in_thread(self._spool.drain, target_is_dead=self._collection.died, last=True)
             except DiskFull as exc:
@@ -351,15 +351,15 @@ class TargetRun:
         window_start_ns, window_end_ns = self._collection.window_ns(time.time_ns())
         recorded = self._spool.copied_bytes() > 0 and window_end_ns > window_start_ns
         self._add_result_to_target()
-        if ending.outcome is Outcome.DONE and not self._spool.copied_bytes():
+        if ending.outcome is EndState.DONE and not self._spool.copied_bytes():
             self.target.warnings.append(
                 "nothing was recorded: no activity of the requested types happened in the window"
             )
         converted: Converted | None = None
         decode_error: tuple[str, str] | None = None
-        if ending.outcome is Outcome.DONE and not self._spool.counts():
-            ending = Ending(Outcome.FAILED, VerdictReason.NOTHING_RECORDED, "the agent announced no source")
-        if ending.outcome is Outcome.DONE or (ending.outcome is Outcome.PARTIAL and recorded):
+        if ending.outcome is EndState.DONE and not self._spool.counts():
+            ending = Ending(EndState.FAILED, VerdictReason.NOTHING_RECORDED, "the agent announced no source")
+        if ending.outcome is EndState.DONE or (ending.outcome is EndState.PARTIAL and recorded):
             self._handle(DecodingBegun())
             try:
                 converted = await convert(self._services, self._spool.directory, self._formats, pid=self.target.pid)

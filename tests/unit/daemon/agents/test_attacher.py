@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.agents.agent_hub import Agent, AgentHub
+from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.agents.attacher import Attacher
 from kinetod.agents.link import LinkServer
 from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachError
@@ -122,7 +122,7 @@ def test_a_caller_that_hangs_up_does_not_end_the_attempt_of_the_others() -> None
         second = asyncio.create_task(parts.attacher.attach(parts.helper_key(), parts.approval()))
         await asyncio.sleep(0)
         first.cancel()
-        assert isinstance(await second, Agent)
+        assert isinstance(await second, ConnectedAgent)
         assert first.cancelled()
 
     run(scenario)
@@ -141,7 +141,7 @@ def test_an_agent_that_is_not_kept_is_there_for_all_who_asked_for_it() -> None:
     async def scenario(parts: Parts) -> None:
         key = parts.helper_key()
 
-        async def one() -> Agent:
+        async def one() -> ConnectedAgent:
             agent = await parts.attacher.attach(key, approval_of(key.pid))
             with agent.held():
                 await a_few_turns()
@@ -248,7 +248,7 @@ def test_who_decided_about_another_program_makes_an_attempt_of_its_own() -> None
         first, second = await asyncio.gather(
             parts.attacher.attach(key, approval), parts.attacher.attach(key, other), return_exceptions=True
         )
-        assert isinstance(first, Agent) and isinstance(second, AttachError)
+        assert isinstance(first, ConnectedAgent) and isinstance(second, AttachError)
 
     run(scenario)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kinetod.attach_helper import allow_list
-from kinetod.attach_helper.allow_list import Owner, PolicyError
+from kinetod.attach_helper.allow_list import PolicyError, ProcessOwner
 from kinetod.processes import credentials
 from support.service.approvals import PLAIN
 from support.waiting import until
@@ -23,8 +23,8 @@ def loaded(tmp_path: Path, text: str) -> allow_list.Policy:
     return allow_list.load(path, uid_of=USERS.__getitem__)
 
 
-def plain(*uids: int) -> Owner:
-    return Owner(uids * 4 if len(uids) == 1 else uids, container=False)
+def plain(*uids: int) -> ProcessOwner:
+    return ProcessOwner(uids * 4 if len(uids) == 1 else uids, container=False)
 
 
 def test_by_default_the_front_end_may_enter_everybodys_processes_but_roots(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_by_default_the_front_end_may_enter_everybodys_processes_but_roots(tmp_p
     assert "uid 1000 may not ask" in found.refuses_caller(1000)
     assert found.refuses_owner(plain(1000)) == ""
     assert "outside of containers" in found.refuses_owner(plain(0))
-    assert found.refuses_owner(Owner((0, 0, 0, 0), container=True)) == ""
+    assert found.refuses_owner(ProcessOwner((0, 0, 0, 0), container=True)) == ""
 
 
 def test_the_file_that_is_installed_says_the_defaults(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_by_default_the_hosts_own_accounts_are_left_alone(tmp_path: Path) -> Non
 def test_protected_processes_are_for_administrators_unless_the_policy_says_otherwise(
     tmp_path: Path, text: str, administrator: bool, allowed: bool
 ) -> None:
-    protected = Owner((1000,) * 4, container=False, protected="it is not dumpable")
+    protected = ProcessOwner((1000,) * 4, container=False, protected="it is not dumpable")
     why = loaded(tmp_path, text).refuses_owner(protected, administrator=administrator)
     assert (why == "") is allowed, why
     assert allowed or "it is protected: it is not dumpable" in why
@@ -116,7 +116,7 @@ def test_users_are_names_numbers_ranges_or_everybody(tmp_path: Path, text: str, 
 
 
 def test_root_in_a_container_is_left_alone_too_if_the_policy_says_so(tmp_path: Path) -> None:
-    assert loaded(tmp_path, 'root = "never"').refuses_owner(Owner((0, 0, 0, 0), container=True))
+    assert loaded(tmp_path, 'root = "never"').refuses_owner(ProcessOwner((0, 0, 0, 0), container=True))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_without_a_file_nobody_is_served(tmp_path: Path, name: str) -> None:
 
 
 def test_the_owner_is_what_the_kernel_says() -> None:
-    assert allow_list.owner(os.getpid(), credentials.read(os.getpid())) == Owner(
+    assert allow_list.owner(os.getpid(), credentials.read(os.getpid())) == ProcessOwner(
         (os.getuid(), *(os.geteuid(),) * 3), container=False
     )
 

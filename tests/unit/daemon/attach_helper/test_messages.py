@@ -19,7 +19,7 @@ APPROVED = messages.Approved(
 ATTACH = b'{"type":"attach","administrator":false,"approved":' + msgspec.json.encode(APPROVED) + b","
 MESSAGES = [
     messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
-    messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.Agent(state="READY")),
+    messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Toolkit(target=TARGET, boot_time_ns=1),
@@ -37,7 +37,7 @@ def test_a_request_arrives_as_it_was_sent(asked: messages.Request) -> None:
 
 
 def test_the_largest_answers_fit_into_a_packet() -> None:
-    facts = messages.PrivateFacts(
+    facts = messages.PrivateFactsItem(
         pid=1 << 22,
         gpus=tuple(range(2**31 - 64, 2**31)),
         rank=2**31 - 1,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.base.errors import Exhausted
-from kinetod.captures.result.verdict import Outcome
+from kinetod.captures.result.verdict import EndState
 from kinetod.captures.store_shares import StoreShares, left_of
 from kinetod.captures.target.host_failures import ending_of_disk
 from kinetod.captures.target.record_spool import ShareUsed
@@ -112,7 +112,7 @@ def test_a_running_capture_that_uses_its_share_up_ends_with_what_it_has(store: S
         return info.value
 
     ending = ending_of_disk(asyncio.run(run()))
-    assert (ending.outcome, ending.code) == (Outcome.PARTIAL, "QUOTA_EXCEEDED")
+    assert (ending.outcome, ending.code) == (EndState.PARTIAL, "QUOTA_EXCEEDED")
     assert "store.share_per_user" in ending.reason
 
 

@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from kinetod.gpus.container_owners import ContainerOwners, Owner
+from kinetod.gpus.container_owners import ContainerOwners, GpuContainer
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, Snapshot
 from kinetod.kubernetes.pod_resources import ContainerRef
 
 DATA = Path(__file__).parents[3] / "data/cgroups"
 ID = "4f6d0c1e9b3a57820d1c4e6f8a9b0c2d3e4f5061728394a5b6c7d8e9f0a1b2c3"
 POD = "8f2c1a34-9b7e-4d21-a0c5-3e6f7d8b9012"
-IN_POD = Owner(pod="train-0", namespace="ml", container_id=ID, runtime="containerd", pod_uid=POD)
+IN_POD = GpuContainer(pod="train-0", namespace="ml", container_id=ID, runtime="containerd", pod_uid=POD)
 
 
 def process(proc: Path, pid: int, cgroup: str, environ: str = "") -> None:
@@ -40,7 +40,7 @@ def test_processes_of_one_pod_are_one_owner_and_those_of_the_host_none(tmp_path:
 def test_variables_count_in_pods_only(tmp_path: Path) -> None:
     process(tmp_path, 7, "v2-docker-systemd", "POD_NAME=train-0\0HOSTNAME=4f6d0c1e9b3a\0")
     assert ContainerOwners("node7", proc=tmp_path)(snapshot(a=(7,))) == {
-        "a": [Owner(container_id=ID, runtime="docker")]
+        "a": [GpuContainer(container_id=ID, runtime="docker")]
     }
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_lets_its_reader_wait_costs_the_names_only(tmp_path: Path
     (tmp_path / "7/environ").unlink()
     os.mkfifo(tmp_path / "7/environ")  # opening it waits for somebody who writes
     owners = ContainerOwners("node7", proc=tmp_path, deadline_s=0.01)
-    nameless = Owner(container_id=ID, runtime="containerd", pod_uid=POD)
+    nameless = GpuContainer(container_id=ID, runtime="containerd", pod_uid=POD)
     assert owners(snapshot(a=(7,))) == {"a": [nameless]}
     assert owners(snapshot(a=(7,))) == {"a": [nameless]}
     with (tmp_path / "7/environ").open("w") as file:
@@ -68,7 +68,7 @@ def test_a_process_that_lets_its_reader_wait_costs_the_names_only(tmp_path: Path
 
 TRAINER = ContainerRef("ml", "llama-0", "trainer")
 OTHER = ContainerRef("ml", "mistral-0", "main")
-BY_KUBELET = Owner(
+BY_KUBELET = GpuContainer(
     pod="llama-0", namespace="ml", container="trainer", container_id=ID, runtime="containerd", pod_uid=POD
 )
 
@@ -82,15 +82,15 @@ def test_the_kubelets_word_counts_more_than_the_variables(tmp_path: Path) -> Non
 def test_a_gpu_that_is_held_and_not_used_has_an_owner(tmp_path: Path) -> None:
     process(tmp_path, 7, "v2-containerd-systemd")
     owners = ContainerOwners("node7", held=lambda: {"a": (TRAINER,), "b": (TRAINER,), "c": (OTHER,)}, proc=tmp_path)
-    idle = Owner(pod="llama-0", namespace="ml", container="trainer")
-    other = Owner(pod="mistral-0", namespace="ml", container="main")
+    idle = GpuContainer(pod="llama-0", namespace="ml", container="trainer")
+    other = GpuContainer(pod="mistral-0", namespace="ml", container="main")
     assert owners(snapshot(a=(7,), b=(), c=())) == {"a": [BY_KUBELET], "b": [idle], "c": [other]}
 
 
 def test_of_a_gpu_in_shares_the_one_that_uses_it_is_not_known_and_so_not_who_does_not(tmp_path: Path) -> None:
     process(tmp_path, 7, "v2-containerd-systemd")
     owners = ContainerOwners("node7", held=lambda: {"a": (TRAINER, OTHER)}, proc=tmp_path)
-    assert owners(snapshot(a=(7,))) == {"a": [Owner(container_id=ID, runtime="containerd", pod_uid=POD)]}
+    assert owners(snapshot(a=(7,))) == {"a": [GpuContainer(container_id=ID, runtime="containerd", pod_uid=POD)]}
     assert [owner.pod for owner in owners(snapshot(a=()))["a"]] == ["llama-0", "mistral-0"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from kinetod.gpus import context_holders
-from kinetod.gpus.context_holders import GpuHolders
+from kinetod.gpus.context_holders import ContextHolders
 from kinetod.gpus.gpu_reader import GpuReader
 from support.machine.gpus import FakeGpus
 
@@ -19,7 +19,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_may_be_on_several_gpus(gpus: FakeGpus, reader: GpuReader) -> None:
     gpus.say("process 0 77 100 5", "process 1 77 100 5", "process 1 78 100 5")
-    found = GpuHolders(reader)
+    found = ContextHolders(reader)
     assert not found.has_gpus  # nobody has looked yet
     assert asyncio.run(found.now()) == {77: {0, 1}, 78: {1}}
     assert found.has_gpus
@@ -29,7 +29,7 @@ def test_a_capture_has_a_fresh_reading_and_a_list_the_latest(
     gpus: FakeGpus, reader: GpuReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        found = GpuHolders(reader)
+        found = ContextHolders(reader)
         gpus.say("process 0 77 100 5")
         assert set(await found.lately()) == {77}  # nothing was read yet: it waits
         gpus.say("process 0 78 100 5")
@@ -48,14 +48,14 @@ def test_a_capture_has_a_fresh_reading_and_a_list_the_latest(
 
 def test_without_a_library_nobody_holds_anything(gpus: FakeGpus, reader: GpuReader) -> None:
     gpus.say("init 9")
-    assert asyncio.run(GpuHolders(reader).now()) == {}
+    assert asyncio.run(ContextHolders(reader).now()) == {}
 
 
 def test_what_a_late_driver_said_before_counts(
     gpus: FakeGpus, reader: GpuReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        found = GpuHolders(reader)
+        found = ContextHolders(reader)
         gpus.say("process 0 77 100 5")
         await found.now()
         gpus.say("hang 1")

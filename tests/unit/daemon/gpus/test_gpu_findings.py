@@ -3,11 +3,11 @@
 import pytest
 from kinetod.attach.finding import Status
 from kinetod.gpus.gpu_findings import findings
-from kinetod.gpus.gpu_types import GpuState, Library, LibraryState, Snapshot
+from kinetod.gpus.gpu_types import GpuState, LibraryState, Snapshot, VendorLibrary
 
 
 def found(state: LibraryState, *, gpus: int = 0, detail: str = "") -> tuple[Status, str, str]:
-    library = Library(name="nvml", state=state, detail=detail, driver_version="580")
+    library = VendorLibrary(name="nvml", state=state, detail=detail, driver_version="580")
     snapshot = Snapshot(
         libraries=(library,),
         gpus=tuple(GpuState(vendor="nvidia", index=index, uuid=f"GPU-{index}", name="H200") for index in range(gpus)),

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from kinetod.gpus.gpu_reader import GpuReader
-from kinetod.gpus.gpu_types import LibraryState, Question, Snapshot
+from kinetod.gpus.gpu_types import GpuQuestion, LibraryState, Snapshot
 from support.machine.gpus import FakeGpus
 from support.waiting import until
 
@@ -26,7 +26,7 @@ def test_who_asks_soon_after_another_gets_the_same_answer(reader: GpuReader) -> 
 
 def test_who_asks_for_processes_gets_these_alone_unless_everything_was_read(gpus: FakeGpus, reader: GpuReader) -> None:
     gpus.say("process 1 77 500 33", "hang 1")  # the driver, in what is not asked for
-    users = reader.read(question=Question.PROCESSES, deadline_s=LONG_S)
+    users = reader.read(question=GpuQuestion.PROCESSES, deadline_s=LONG_S)
     assert [[process.pid for process in gpu.processes] for gpu in users.gpus] == [[], [77]]
     assert [(gpu.device, gpu.works, gpu.utilization) for gpu in users.gpus] == [
         ("nvidia0", True, None),
@@ -36,19 +36,19 @@ def test_who_asks_for_processes_gets_these_alone_unless_everything_was_read(gpus
     gpus.say("process 0 77 500 33")
     everything = reader.read(max_age_s=LONG_S, deadline_s=LONG_S)
     assert everything.gpus[0].processes[0].memory_bytes == 500 << 20
-    assert reader.read(max_age_s=LONG_S, question=Question.PROCESSES) is everything
+    assert reader.read(max_age_s=LONG_S, question=GpuQuestion.PROCESSES) is everything
 
 
 def test_a_question_waits_for_the_answer_to_the_one_before(gpus: FakeGpus, reader: GpuReader) -> None:
     reader.read(deadline_s=LONG_S)
     gpus.say("hang 1")
     assert nvml(reader.read(max_age_s=0, deadline_s=0.05)) is LibraryState.LATE
-    assert nvml(reader.read(max_age_s=0, deadline_s=0.05, question=Question.PROCESSES)) is LibraryState.LATE
+    assert nvml(reader.read(max_age_s=0, deadline_s=0.05, question=GpuQuestion.PROCESSES)) is LibraryState.LATE
     gpus.say("process 0 77 500 33")
-    found = reader.read(max_age_s=0, deadline_s=LONG_S, question=Question.PROCESSES)
+    found = reader.read(max_age_s=0, deadline_s=LONG_S, question=GpuQuestion.PROCESSES)
     assert found is reader.latest()  # everything was asked for first, and has the processes
-    found = reader.read(max_age_s=0, deadline_s=LONG_S, question=Question.PROCESSES)
-    assert found is reader.latest(question=Question.PROCESSES)
+    found = reader.read(max_age_s=0, deadline_s=LONG_S, question=GpuQuestion.PROCESSES)
+    assert found is reader.latest(question=GpuQuestion.PROCESSES)
     assert found is not reader.latest()
 
 

@@ -14,12 +14,12 @@ from kinetod.base import metrics
 from kinetod.config.settings import Config, Settings
 from kinetod.hooks import hook_runner
 from kinetod.hooks.hook_runner import MAX_WAITING, HookRunner, configured
-from kinetod.hooks.hook_types import Ended, Outcome, Result
+from kinetod.hooks.hook_types import Ended, HookOutcome, HookResult
 from support.service.kept import ended_capture
 from support.waiting import scaled, soon
 
-FAILED = Outcome(result=Result.FAILED, text="no", again=True)
-OK = Outcome(result=Result.OK)
+FAILED = HookOutcome(result=HookResult.FAILED, text="no", again=True)
+OK = HookOutcome(result=HookResult.OK)
 CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
 
 
@@ -28,7 +28,7 @@ class Hook:
 
     kind = "command"
 
-    def __init__(self, *outcomes: Outcome, name: str = "hook") -> None:
+    def __init__(self, *outcomes: HookOutcome, name: str = "hook") -> None:
         self.name = name
         self.outcomes = list(outcomes)
         self.told: list[Ended] = []
@@ -36,7 +36,7 @@ class Hook:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+    async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
         self.told.append(ended)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -118,7 +118,7 @@ def test_only_the_wanted_ends_are_told(wanted: tuple[str, ...], told: list[str])
 
 
 def test_what_may_help_is_tried_again_for_a_while() -> None:
-    hook, final = Hook(FAILED, FAILED), Hook(Outcome(result=Result.FAILED, text="never"), name="final")
+    hook, final = Hook(FAILED, FAILED), Hook(HookOutcome(result=HookResult.FAILED, text="never"), name="final")
     before = count("failed"), count("ok")
 
     async def act(found: HookRunner) -> None:
@@ -132,7 +132,7 @@ def test_what_may_help_is_tried_again_for_a_while() -> None:
 
 def test_without_retries_and_after_their_time_there_is_one_try(caplog: pytest.LogCaptureFixture) -> None:
     hook = Hook(FAILED)
-    late = Hook(Outcome(result=Result.FAILED, text="come back", again=True, after_s=700), name="late")
+    late = Hook(HookOutcome(result=HookResult.FAILED, text="come back", again=True, after_s=700), name="late")
 
     async def act(found: HookRunner) -> None:
         found.capture_ended(ended_capture(1, b"x"))
@@ -206,7 +206,7 @@ def test_a_stop_ends_pauses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whatever_goes_wrong_stays_here(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Hook):
-        async def call(self, ended: Ended, timeout_s: float) -> Outcome:
+        async def call(self, ended: Ended, timeout_s: float) -> HookOutcome:
             raise RuntimeError("a bug")
 
     async def act(found: HookRunner) -> None:

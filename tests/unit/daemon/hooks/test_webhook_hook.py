@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kinetod.hooks import webhook_hook
-from kinetod.hooks.hook_types import Ended, Outcome, Result
+from kinetod.hooks.hook_types import Ended, HookOutcome, HookResult
 from kinetod.hooks.webhook_hook import WebhookHook
 
 ENDED = Ended(capture_id="c1", status="DONE", variables={}, body=b"{}")
@@ -36,7 +36,7 @@ def receiver(answer: Callable[[socket.socket], None]) -> Iterator[int]:
             thread.join()
 
 
-def told(url: str, timeout_s: float = 20.0) -> Outcome:
+def told(url: str, timeout_s: float = 20.0) -> HookOutcome:
     return asyncio.run(WebhookHook(url, None, None).call(ENDED, timeout_s))
 
 
@@ -51,7 +51,7 @@ def test_one_that_answers_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPat
     with receiver(drip) as port:
         outcome = told(f"http://127.0.0.1:{port}/", 1.0)
         done.set()
-    assert (outcome.result, outcome.again) == (Result.TIMEOUT, True)
+    assert (outcome.result, outcome.again) == (HookResult.TIMEOUT, True)
 
 
 def test_of_an_answer_without_an_end_little_is_read() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.base import webhook_signature
-from kinetod.hooks.webhook_sender import Answer, Delivery, deliver, main
+from kinetod.hooks.webhook_sender import Delivery, ReceiverAnswer, deliver, main
 from support.peers.certificates import Authority
 from support.peers.receiver import Receiver, receiving
 
@@ -38,7 +38,7 @@ def delivery(receiver: Receiver, secret_file: Path | None = None) -> Delivery:
 def test_a_signed_post_can_be_verified(receiver: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
-    assert deliver(delivery(receiver, file), b'{"id": "c1"}', NOW) == Answer()
+    assert deliver(delivery(receiver, file), b'{"id": "c1"}', NOW) == ReceiverAnswer()
     (sent,) = receiver.received
     assert (sent.path, sent.body) == ("/hook", b'{"id": "c1"}')
     assert sent.headers["content-type"] == "application/json"
@@ -105,7 +105,7 @@ def test_certificates_are_checked(tmp_path: Path) -> None:
             answer = deliver(Delivery(url=receiver.url, message_id="c1", ca_file=ca_file), b"{}", NOW)
             assert "CERTIFICATE_VERIFY_FAILED" in answer.text
         known = str(tmp_path / "ca.pem")
-        assert deliver(Delivery(url=receiver.url, message_id="c1", ca_file=known), b"{}", NOW) == Answer()
+        assert deliver(Delivery(url=receiver.url, message_id="c1", ca_file=known), b"{}", NOW) == ReceiverAnswer()
         address = receiver.url.replace("localhost", "127.0.0.1")
         assert (
             "CERTIFICATE_VERIFY_FAILED"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.finding import Status
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Looked
-from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
-QUESTION = Question(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)
+QUESTION = CheckQuestion(daemon_pid=os.getpid(), store="/", needed_bytes=0, helper=False)
 SAY = (
     'import sys; sys.stdin.read(); print(\'{"next":"a"}\\n{"findings":[["a","OK","x",""]],"next":"b"}\', flush=True); '
 )
@@ -69,7 +69,7 @@ def test_who_asks_at_the_same_time_shares_one_look_and_another_question_gets_its
         looker = HostLooker(command=(sys.executable, "-S", "-c", code))
         await asyncio.gather(*(looker.look(QUESTION) for _ in range(20)))
         assert log.read_text() == "x"
-        await looker.look(Question(daemon_pid=1, store="/", needed_bytes=0, helper=False, only_profilers=True))
+        await looker.look(CheckQuestion(daemon_pid=1, store="/", needed_bytes=0, helper=False, only_profilers=True))
         assert log.read_text() == "xx"
 
     asyncio.run(ask())
@@ -82,12 +82,12 @@ class Helper:
         self.asked = list[list[int]]()
         self._takes_s = takes_s
 
-    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[Profiler]]:
+    async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
         """As the service's client says it."""
         self.asked.append(list(pids))
         await asyncio.sleep(self._takes_s)
         seen = self.asked[-1][:-1]
-        return set(seen), [Profiler(product="Nsight Systems", pid=pid) for pid in seen]
+        return set(seen), [ProfilingTool(product="Nsight Systems", pid=pid) for pid in seen]
 
 
 SAY_HIDDEN = """import sys

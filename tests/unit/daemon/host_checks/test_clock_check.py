@@ -3,7 +3,7 @@
 import pytest
 from kinetod.attach.finding import Status
 from kinetod.host_checks import clock_check
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.clock_check import Kernel, by_systemd, findings
 
 
@@ -47,5 +47,5 @@ def test_a_service_that_may_not_ask_the_kernel_asks_systemd(monkeypatch: pytest.
     monkeypatch.setattr(clock_check, "read", refused)
     asked: list[str] = []
     monkeypatch.setattr(clock_check, "by_systemd", asked.append)
-    assert len(list(clock_check.check(Question(daemon_pid=1, store="/", needed_bytes=0, helper=False)))) == 1
+    assert len(list(clock_check.check(CheckQuestion(daemon_pid=1, store="/", needed_bytes=0, helper=False)))) == 1
     assert asked == ["Operation not permitted"]

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from kinetod.attach.finding import Finding, Status
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.disk_check import findings
 
 
 def found(store: Path, needed: int = 0) -> Finding:
-    (one,) = findings(Question(daemon_pid=1, store=str(store), needed_bytes=needed, helper=False))
+    (one,) = findings(CheckQuestion(daemon_pid=1, store=str(store), needed_bytes=needed, helper=False))
     return one
 
 

@@ -5,20 +5,20 @@ from collections.abc import Mapping
 import pytest
 from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect.process_inspection import Seccomp
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.rights_check import Rights, findings, read
 from support.service.subjects import own_facts
 
 EVERYTHING = frozenset({"CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_DAC_READ_SEARCH"})
 
 
-def question(**changes: object) -> Question:
+def question(**changes: object) -> CheckQuestion:
     values = {"daemon_pid": 1, "store": "/", "needed_bytes": 0, "helper": False}
-    return Question(**{**values, **changes})  # type: ignore[arg-type]
+    return CheckQuestion(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def found(
-    name: str, asked: Question | None = None, rights: Mapping[str, object] | None = None, **own: object
+    name: str, asked: CheckQuestion | None = None, rights: Mapping[str, object] | None = None, **own: object
 ) -> Finding:
     facts = Rights(**{"own": own_facts(**own), "foreign": (), **(rights or {})})  # type: ignore[arg-type]
     (one,) = (each for each in findings(facts, asked or question()) if each.name == name)

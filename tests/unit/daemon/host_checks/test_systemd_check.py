@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from kinetod.attach.finding import Status
 from kinetod.host_checks import systemd_check
-from kinetod.host_checks.check_protocol import Question
+from kinetod.host_checks.check_protocol import CheckQuestion
 
 SOCKET_ACTIVE = "ActiveState=active\nResult=success\nUnit"  # the service has more between the last two
 HELPER_IDLE = "ActiveState=inactive\nResult=success"
-QUESTION = Question(daemon_pid=77, store="/", needed_bytes=0, helper=True)
+QUESTION = CheckQuestion(daemon_pid=77, store="/", needed_bytes=0, helper=True)
 GOOD = """\
 Id=kinetod.service
 LoadState=loaded

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.kubernetes.api_server import ApiError
-from kinetod.kubernetes.pod_names import GpuHolders, Held, PodNames, matched, uuids_by_minor
+from kinetod.kubernetes.pod_names import Held, KubeletGpuHolders, PodNames, matched, uuids_by_minor
 from kinetod.kubernetes.pod_resources import ContainerRef, KubeletError
 from kinetod.processes.containers import Container, Names
 from kinetod.processes.identity import ProcessKey
@@ -56,7 +56,7 @@ def test_the_kubelet_is_asked_at_most_every_few_seconds() -> None:
         return {"0": (LLAMA,)}
 
     async def look() -> None:
-        holders = GpuHolders(ask, clock)
+        holders = KubeletGpuHolders(ask, clock)
         for clock.now in (0, 1, 4.9, 5.0, 6):
             assert await holders.current() == {"0": (LLAMA,)}
 
@@ -75,7 +75,7 @@ def test_a_kubelet_that_cannot_be_asked_is_told_once_and_asked_again_later(caplo
         return answer
 
     async def look() -> list[Held]:
-        holders = GpuHolders(ask, clock)
+        holders = KubeletGpuHolders(ask, clock)
         seen = []
         for clock.now in (0, 29, 30, 60):
             seen.append(await holders.current())
@@ -95,7 +95,7 @@ def test_nobody_waits_long_for_a_kubelet_that_is_late() -> None:
         async def ask() -> Held:
             return await answer
 
-        holders = GpuHolders(ask)
+        holders = KubeletGpuHolders(ask)
         before = await holders.current(wait_s=0.01)
         answer.set_result({"0": (LLAMA,)})
         return before, await holders.current()
@@ -108,7 +108,7 @@ def test_another_thread_reads_what_the_loop_has() -> None:
         return {"0": (LLAMA,)}
 
     async def look() -> Held:
-        read = GpuHolders(ask).reader(asyncio.get_running_loop(), 5)
+        read = KubeletGpuHolders(ask).reader(asyncio.get_running_loop(), 5)
         return await asyncio.to_thread(read)
 
     assert asyncio.run(look()) == {"0": (LLAMA,)}
@@ -159,8 +159,8 @@ def test_processes_have_the_names_that_the_kubelet_and_the_api_server_say(tmp_pa
     trainer = Names(pod="llama-0", namespace="ml", container="main")
     sidecar = Names(pod="sidecar", namespace="ml")
     mistral = Names(pod="mistral-0", namespace="ml", container="main")
-    both = PodNames(GpuHolders(held), pods, gpus=gpus)
+    both = PodNames(KubeletGpuHolders(held), pods, gpus=gpus)
     assert named(both, *processes) == [trainer, sidecar, mistral, None, None]
-    assert named(PodNames(GpuHolders(held), gpus=gpus), *processes) == [trainer, None, mistral, None, None]
+    assert named(PodNames(KubeletGpuHolders(held), gpus=gpus), *processes) == [trainer, None, mistral, None, None]
     assert named(PodNames(None, pods), *processes)[:3] == [Names(pod="llama-0", namespace="ml"), sidecar, None]
     assert named(PodNames(None, no_pods), *processes) == [None] * 5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.kubelet.v1 import pod_resources_pb2 as pb
-from kinetod.attach_helper.helper_client import Unreachable
+from kinetod.attach_helper.helper_client import HelperUnreachable
 from kinetod.kubernetes.pod_resources import KubeletClient, KubeletError
 from kinetod.kubernetes.socket_bridge import passage
 from support.peers.kubelet import GPU_0, LLAMA, kubelet, pod
@@ -56,7 +56,7 @@ def test_a_kubelet_that_hangs_up_is_said() -> None:
 
 def test_a_helper_that_gives_no_connection_says_why() -> None:
     async def connect() -> socket.socket:
-        raise Unreachable("nobody is connected to the kubelet")
+        raise HelperUnreachable("nobody is connected to the kubelet")
 
     with pytest.raises(KubeletError, match="the attach helper provides no connection: nobody is connected"):
         asyncio.run(KubeletClient(connect=connect).gpus())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kinetod.profilers.profiler_scan import Profiler, Scan, look_into, scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan, look_into, scan
 from support.service.daemon import as_user
 
 MAPS = """import mmap, sys
@@ -73,8 +73,8 @@ def test_all_of_them_are_found_with_the_gpus_that_they_have_open(tmp_path: Path)
     fake(tmp_path, 7, "bash", "/usr/lib/libc.so.6")
     (tmp_path / "net").mkdir()
     assert scan(tmp_path).profilers == (
-        Profiler(product="DCGM", pid=5, library="libdcgmmoduleprofiling.so.4", gpus=(0, 1)),
-        Profiler(product="a program with CUPTI of its own", pid=6, library="libcupti.so.13", gpus=(1,)),
+        ProfilingTool(product="DCGM", pid=5, library="libdcgmmoduleprofiling.so.4", gpus=(0, 1)),
+        ProfilingTool(product="a program with CUPTI of its own", pid=6, library="libcupti.so.13", gpus=(1,)),
     )
 
 
@@ -84,21 +84,21 @@ def test_an_engine_that_only_its_socket_shows_is_found(tmp_path: Path) -> None:
         "Num       RefCount Protocol Flags    Type St Inode Path\n"
         "0000000000000000: 00000002 00000000 00010000 0001 01 12345 /tmp/nv-hostengine\n"
     )
-    assert scan(tmp_path).profilers == (Profiler(product="DCGM", pid=0),)
+    assert scan(tmp_path).profilers == (ProfilingTool(product="DCGM", pid=0),)
 
 
 def test_what_somebody_else_finds_in_hidden_processes_takes_the_place_of_their_names() -> None:
-    open_to_us = Profiler(product="Nsight Systems", pid=4, library="libToolsInjection64.so")
-    by_name = (Profiler(product="DCGM", pid=0), open_to_us, Profiler(product="nvprof", pid=5))
+    open_to_us = ProfilingTool(product="Nsight Systems", pid=4, library="libToolsInjection64.so")
+    by_name = (ProfilingTool(product="DCGM", pid=0), open_to_us, ProfilingTool(product="nvprof", pid=5))
     seen = Scan(profilers=by_name, hidden=(5, 6, 7)).joined(
         {4, 5, 6, 99},
         [
-            Profiler(product="DCGM", pid=6, gpus=(1,)),
-            Profiler(product="Nsight Compute", pid=4),  # it was not asked about that one
-            Profiler(product="nonsense", pid=6),
+            ProfilingTool(product="DCGM", pid=6, gpus=(1,)),
+            ProfilingTool(product="Nsight Compute", pid=4),  # it was not asked about that one
+            ProfilingTool(product="nonsense", pid=6),
         ],
     )
-    assert seen == Scan(profilers=(open_to_us, Profiler(product="DCGM", pid=6, gpus=(1,))), hidden=(7,))
+    assert seen == Scan(profilers=(open_to_us, ProfilingTool(product="DCGM", pid=6, gpus=(1,))), hidden=(7,))
 
 
 def test_a_process_that_has_ended_is_told_from_one_without_tools(tmp_path: Path) -> None:

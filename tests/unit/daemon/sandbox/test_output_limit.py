@@ -65,7 +65,7 @@ def test_near_the_reserve_of_the_disk_who_has_written_much_ends(own: Path, monke
 def test_who_has_written_little_goes_on_and_records_do_not_count(own: Path) -> None:
     (own / "raw/cupti").mkdir(parents=True)
     (own / "raw/cupti/records").write_bytes(bytes(4096))
-    look = output_limit.Output(own, room=lambda: 0)
+    look = output_limit.OutputWatch(own, room=lambda: 0)
     (own / "trace").write_bytes(b"x")
     look.look()
     assert look.bytes == (own / "trace").stat().st_blocks * 512

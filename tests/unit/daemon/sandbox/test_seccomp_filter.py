@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from kinetod.attach.inspect.process_inspection import AARCH64, X86_64
-from kinetod.attach.policy.seccomp_check import Action, ActionKind, Filter, evaluate
+from kinetod.attach.policy.seccomp_check import ActionKind, Filter, FilterAction, evaluate
 from kinetod.sandbox import decoder_syscalls, seccomp_filter
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 KNOWN_AS = {"x86_64": X86_64, "aarch64": AARCH64}
 PID = 4242
-ALLOWED, DENIED = Action(ActionKind.ALLOW), Action(ActionKind.ERRNO, 1)
+ALLOWED, DENIED = FilterAction(ActionKind.ALLOW), FilterAction(ActionKind.ERRNO, 1)
 THREAD = 0x3D0F00  # what pthread_create asks for
 HEADERS = {
     "x86_64": (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), r"#define __NR_(\w+)\s+(\d+)"),
@@ -28,7 +28,7 @@ X86_64_NUMBERS = {
 }  # fmt: skip
 
 
-def decide(machine: str, number: int, *arguments: int) -> Action:
+def decide(machine: str, number: int, *arguments: int) -> FilterAction:
     return evaluate([Filter(seccomp_filter.program(PID, machine))], number, arguments, KNOWN_AS[machine])
 
 
@@ -57,7 +57,7 @@ def test_a_clone_may_make_a_thread_and_nothing_else(machine: str) -> None:
     assert decide(machine, clone, THREAD) == ALLOWED
     for flags in (0x11, 0x4111, THREAD | 0x10000000, THREAD | 0x20000, THREAD & ~0x10000):
         assert decide(machine, clone, flags) == DENIED
-    assert decide(machine, clone3) == Action(ActionKind.ERRNO, 38)
+    assert decide(machine, clone3) == FilterAction(ActionKind.ERRNO, 38)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -12,7 +12,7 @@ from kinetod.base.errors import StartError
 from kinetod.captures.result.fetch import check_local
 from kinetod.store.capture_store import Store
 from kinetod.store.path_guard import check_store, open_regular
-from kinetod.uploads.local_source import Source
+from kinetod.uploads.local_source import LocalFile
 from kinetod.uploads.worker_protocol import LocalDamage
 
 OTHER = 61001
@@ -123,7 +123,7 @@ def test_it_is_damage_when_a_capture_is_verified(no_file: Path, tmp_path: Path) 
 
 def test_it_is_damage_when_a_capture_is_uploaded(no_file: Path) -> None:
     with pytest.raises(LocalDamage, match="cannot be read"):
-        Source(no_file, "trace.json.gz")
+        LocalFile(no_file, "trace.json.gz")
 
 
 def test_records_are_not_written_through_a_link(tmp_path: Path) -> None:

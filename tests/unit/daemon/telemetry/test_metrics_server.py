@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from kinetod.base.errors import StartError
 from kinetod.config.settings import ListenAddress
-from kinetod.gpus.container_owners import Owner
-from kinetod.gpus.gpu_types import GpuProcess, GpuState, Library, LibraryState, Snapshot
+from kinetod.gpus.container_owners import GpuContainer
+from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.supervise.thread_deadline import WithinDeadline
 from kinetod.telemetry import metrics_server
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
@@ -259,8 +259,8 @@ def gpu(**changes: object) -> GpuState:
 
 def of_gpus(*gpus: GpuState, **options: object) -> dict[tuple[str, ...], float]:
     libraries = (
-        Library(name="nvml", state=LibraryState.OK, driver_version="580", seconds=0.02),
-        Library(name="amdsmi", state=LibraryState.ABSENT, detail="not installed"),
+        VendorLibrary(name="nvml", state=LibraryState.OK, driver_version="580", seconds=0.02),
+        VendorLibrary(name="amdsmi", state=LibraryState.ABSENT, detail="not installed"),
     )
     return samples(GpuCollector(lambda _: Snapshot(gpus=gpus, libraries=libraries), "node1", **options))  # type: ignore[arg-type]
 
@@ -268,7 +268,7 @@ def of_gpus(*gpus: GpuState, **options: object) -> dict[tuple[str, ...], float]:
 def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
     processes = (GpuProcess(pid=1), GpuProcess(pid=2))
     state = gpu(utilization=0.5, nvlink_transmit_bytes=7, ecc_corrected=3, xid_errors={79: 2}, processes=processes)
-    found = of_gpus(state, owners=lambda _: {"GPU-1": [Owner(pod="p", namespace="n", container="c")]})
+    found = of_gpus(state, owners=lambda _: {"GPU-1": [GpuContainer(pod="p", namespace="n", container="c")]})
     labels = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1", "p", "n", "c", "")
     assert {key: value for key, value in found.items() if "GPU-1" in key} == {
         ("kineto_gpu_up", *labels): 1,
@@ -281,7 +281,9 @@ def test_a_gpu_has_dcgms_labels_and_only_the_figures_that_it_has() -> None:
 
 
 def test_a_gpu_that_two_containers_share_has_the_names_of_neither() -> None:
-    pods = [Owner(pod=name, namespace="ml", container_id=name * 64, runtime="cri-o", pod_uid=name) for name in "ab"]
+    pods = [
+        GpuContainer(pod=name, namespace="ml", container_id=name * 64, runtime="cri-o", pod_uid=name) for name in "ab"
+    ]
     found = of_gpus(gpu(), owners=lambda _: {"GPU-1": pods})
     known = ("0", "GPU-1", "0:18", "nvidia0", "H200", "node1")
     assert {key: value for key, value in found.items() if "GPU-1" in key} == {

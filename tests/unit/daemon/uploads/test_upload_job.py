@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from kineto_trace.errors import FileError
 from kineto_trace.store import upload_manifest
-from kinetod.uploads.local_source import Source, part_bytes
+from kinetod.uploads.local_source import LocalFile, part_bytes
 from kinetod.uploads.remote_capture import RemoteCapture
 from kinetod.uploads.sinks import sink_for
 from kinetod.uploads.throttle import Throttle
@@ -104,7 +104,7 @@ def test_what_was_verified_is_not_sent_again(place: Place, tmp_path: Path) -> No
     job = make_job(tmp_path / "c1", place.url)
     put, sent = place.sink.put, list[str]()
 
-    def failing(source: Source, *rest: Any) -> str:
+    def failing(source: LocalFile, *rest: Any) -> str:
         sent.append(source.name)
         if source.name == NAME and len(sent) < 3:
             raise ConnectionResetError
@@ -182,7 +182,7 @@ def test_a_file_has_the_tag_that_s3_would_give_it(tmp_path: Path) -> None:
     path = tmp_path / "f"
     for content, tag in ((b"abc", "900150983cd24fb0d6963f7d28e17f72"), (b"a" * (PART_BYTES + 1), None)):
         path.write_bytes(content)
-        source = Source(path, "f")
+        source = LocalFile(path, "f")
         parts = list(source.parts())
         digests = b"".join(part.md5 for part in parts)
         assert source.etag() == (tag or hashlib.md5(digests).hexdigest() + "-2")
@@ -192,4 +192,4 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"s")
     (tmp_path / "f").symlink_to(tmp_path / "secret")
     with pytest.raises(LocalDamage, match="cannot be read"):
-        Source(tmp_path / "f", "f")
+        LocalFile(tmp_path / "f", "f")

@@ -10,7 +10,7 @@ import pytest
 from kinetod.attach.attach_types import AttachError, Deadline
 from kinetod.attach.inject.ptrace import StoppedThread
 from kinetod.attach.inspect.target_image import TargetImage
-from kinetod.attach.inspect.target_memory import Memory
+from kinetod.attach.inspect.target_memory import TargetMemory
 from kinetod.attach.methods.native_thread import NativeThread
 from kinetod.attach.methods.pending_call import PendingCall
 from support.targets.engine_target import EngineTarget, engine_target, needs_ptrace
@@ -69,7 +69,7 @@ STEPS = {
     "the thread stands": (StoppedThread, "__enter__"),
     "its registers are known": (StoppedThread, "registers"),
     "its signal mask is known": (StoppedThread, "signal_mask"),
-    "something is written": (Memory, "write"),
+    "something is written": (TargetMemory, "write"),
     "its registers are set": (StoppedThread, "set_registers"),
     "its signals are blocked": (StoppedThread, "set_signal_mask"),
     "it is let go": (StoppedThread, "__exit__"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.attach_types import Deadline
 from kinetod.attach.inject.arch import Point
-from kinetod.attach.inject.injection import Plan, Request, hand_over
+from kinetod.attach.inject.injection import CallRequest, Plan, hand_over
 from kinetod.attach.inspect.target_image import TargetImage
 from support.waiting import until
 
@@ -51,8 +51,8 @@ def test_every_register_is_as_it_was(tmp_path: Path, mode: list[str]) -> None:
             until(lambda: "libc" in Path(f"/proc/{process.pid}/maps").read_text(), "it is loaded")
             image = TargetImage(process.pid)
 
-            def request(_region: int, placed: tuple[int, ...]) -> Request:
-                return Request(placed[0], ())
+            def request(_region: int, placed: tuple[int, ...]) -> CallRequest:
+                return CallRequest(placed[0], ())
 
             for _time in range(HAND_OVERS):
                 outcome = hand_over(image, Plan(AnyPoint(image), request, (CLOBBER,)), Deadline(5.0))

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from kinetod.attach.inject import trampoline
-from kinetod.attach.inject.arch import Aarch64, Call, Point
+from kinetod.attach.inject.arch import Aarch64, InterruptedCall, Point
 from kinetod.attach.inject.ptrace import StoppedThread
 from support.waiting import scaled
 
@@ -34,7 +34,7 @@ class VectorRegisters:
 
 def frame() -> trampoline.Frame:
     registers = (*range(100, 131), STACK_POINTER, TEXT + 0x400, 0x40000000)  # x0 - x30, sp, pc, pstate (Z)
-    point = Point(TEXT + 0x400, STACK_POINTER, Call(73, ()), registers)
+    point = Point(TEXT + 0x400, STACK_POINTER, InterruptedCall(73, ()), registers)
     machine = Aarch64()
     work = trampoline.Work(REGION, NONCE, TEXT + 0x200, (11, 12, 13, 14), b"payload")
     thread = cast("StoppedThread", VectorRegisters())

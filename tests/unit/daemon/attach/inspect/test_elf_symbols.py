@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kinetod.attach.inspect.elf_symbols import Elf, NotElfError
 from kinetod.attach.inspect.target_image import TargetImage, read_maps
-from kinetod.attach.inspect.target_memory import Memory
+from kinetod.attach.inspect.target_memory import TargetMemory
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_module_begins_with_its_header(image: TargetImage) -> None:
 
 
 def test_unmapped_memory_is_an_os_error() -> None:
-    memory = Memory(os.getpid())
+    memory = TargetMemory(os.getpid())
     with pytest.raises(OSError, match=r"error|Unmapped"):
         memory.read(0x10, 8)
 

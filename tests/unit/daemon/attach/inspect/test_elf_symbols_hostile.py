@@ -6,7 +6,7 @@ import struct
 import pytest
 from fuzz.targets.image import small_image
 from kinetod.attach.inspect.elf_symbols import Elf
-from kinetod.attach.inspect.target_memory import Memory
+from kinetod.attach.inspect.target_memory import TargetMemory
 
 BASE = 0x10000
 SYSV_CHAINS = 600 + 8 + 4  # behind the numbers of buckets and chains, and the only bucket
@@ -47,4 +47,4 @@ def test_an_image_of_the_fuzzer_is_a_good_one() -> None:
 @pytest.mark.parametrize("address", [-1, 1 << 63, (1 << 64) + 5])
 def test_an_address_beyond_all_memory_is_unmapped(address: int) -> None:
     with pytest.raises(OSError, match="Unmapped"):
-        Memory(os.getpid()).read(address, 8)
+        TargetMemory(os.getpid()).read(address, 8)

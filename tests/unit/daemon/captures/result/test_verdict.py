@@ -4,15 +4,15 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.captures.result.verdict import (
     DONE,
     Ending,
+    EndState,
     Final,
-    Outcome,
     capture_status,
     ending_of_rejection,
     ending_of_result,
     final,
 )
 
-EXITED = Ending(Outcome.PARTIAL, "TARGET_EXITED", "it ended")
+EXITED = Ending(EndState.PARTIAL, "TARGET_EXITED", "it ended")
 
 
 def result(outcome: str, code: str = "", reason: str = "") -> wire.Result:
@@ -61,7 +61,7 @@ def test_a_failed_decode_is_a_failure_that_remembers_what_came_before() -> None:
 
 
 def test_a_cancelled_collection_is_cancelled_whatever_was_recorded() -> None:
-    ending = Ending(Outcome.CANCELLED, "CANCELLED", "cancelled")
+    ending = Ending(EndState.CANCELLED, "CANCELLED", "cancelled")
     assert final(ending, recorded=True, dropped=1).verdict == pb.VERDICT_CANCELLED
 
 
@@ -69,15 +69,15 @@ def test_a_cancelled_collection_is_cancelled_whatever_was_recorded() -> None:
     ("message", "ending"),
     [
         (result("done"), DONE),
-        (result("partial", "TARGET_EXITING", "bye"), Ending(Outcome.PARTIAL, "TARGET_EXITED", "bye")),
-        (result("failed", "CUPTI_BUSY", "nsys"), Ending(Outcome.FAILED, "CUPTI_BUSY", "nsys")),
+        (result("partial", "TARGET_EXITING", "bye"), Ending(EndState.PARTIAL, "TARGET_EXITED", "bye")),
+        (result("failed", "CUPTI_BUSY", "nsys"), Ending(EndState.FAILED, "CUPTI_BUSY", "nsys")),
         (
             result("failed", "not a code\n", ""),
-            Ending(Outcome.FAILED, "AGENT_ERROR", "the agent gave no reason beyond AGENT_ERROR"),
+            Ending(EndState.FAILED, "AGENT_ERROR", "the agent gave no reason beyond AGENT_ERROR"),
         ),
         (
             result("splendid"),
-            Ending(Outcome.FAILED, "AGENT_ERROR", "the agent sent an unknown outcome 'splendid'"),
+            Ending(EndState.FAILED, "AGENT_ERROR", "the agent sent an unknown outcome 'splendid'"),
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_what_an_agent_says_of_the_end(message: wire.Result, ending: Ending) -> 
 
 def test_a_rejection_names_the_capture_in_the_way() -> None:
     rejected = wire.Rejected("c", "BUSY", "busy", "other")
-    assert ending_of_rejection(rejected) == Ending(Outcome.FAILED, "BUSY", "busy (capture other)")
+    assert ending_of_rejection(rejected) == Ending(EndState.FAILED, "BUSY", "busy (capture other)")
 
 
 @pytest.mark.parametrize(

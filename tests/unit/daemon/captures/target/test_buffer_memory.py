@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from kineto_agent.protocol import wire
-from kinetod.captures.result.verdict import Outcome
+from kinetod.captures.result.verdict import EndState
 from kinetod.captures.target.buffer_memory import (
     LEAST_LEFT_BYTES,
     FittedBuffers,
@@ -80,7 +80,7 @@ def test_the_program_always_keeps_some() -> None:
 def test_where_the_least_does_not_fit_the_capture_is_refused(sources: list[str], left: int) -> None:
     refused = fitted(sources, left).refused
     assert refused is not None
-    assert (refused.outcome, refused.code) == (Outcome.FAILED, "NO_MEMORY")
+    assert (refused.outcome, refused.code) == (EndState.FAILED, "NO_MEMORY")
     assert f"left below {LIMIT}, and this capture needs" in refused.reason
     assert refused.reason.endswith("give the container or job a higher memory limit")
 
@@ -133,7 +133,7 @@ def test_captures_of_one_group_share_what_is_left_and_are_ended_before_it_is_use
         group.write("memory.limit_in_bytes", group.number("memory.usage_in_bytes") + 5 * MIB)
         ending = first.shortage()
         assert ending is not None
-        assert (ending.outcome, ending.code) == (Outcome.PARTIAL, "MEMORY_SHORT")
+        assert (ending.outcome, ending.code) == (EndState.PARTIAL, "MEMORY_SHORT")
         assert f"process {pid} was running out of memory" in ending.reason
         first.give_back()
         assert second.take(start(), {"torch_ops": ["cpu_op"]}).refused is not None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.captures.result.verdict import DONE, Ending, Outcome
+from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.collection import (
     OVERDUE,
     TABLE,
@@ -39,13 +39,13 @@ START = wire.Start(ID, [], 10**9, None, None, 0, 0, 0, 0, 1 << 20, None, {})
 BY_ITERATION = START._replace(duration_ns=None, iterations=5)
 WAITING = START._replace(options={"wait_for_user_profiler": True})
 RESULT = wire.Result(ID, "done", "", "", 1, 2, {}, {}, {}, {}, [])
-CANCELLED = Ending(Outcome.CANCELLED, "CANCELLED", "cancelled")
-KEPT = Ending(Outcome.PARTIAL, "CANCELLED", "cancelled; what was recorded until then is kept")
-FULL = Ending(Outcome.PARTIAL, "DISK_FULL", "the disk is full")
+CANCELLED = Ending(EndState.CANCELLED, "CANCELLED", "cancelled")
+KEPT = Ending(EndState.PARTIAL, "CANCELLED", "cancelled; what was recorded until then is kept")
+FULL = Ending(EndState.PARTIAL, "DISK_FULL", "the disk is full")
 EVENTS = (
     Begun(),
     MemoryTaken(START, None),
-    MemoryTaken(START, Ending(Outcome.FAILED, "NO_MEMORY", "too little")),
+    MemoryTaken(START, Ending(EndState.FAILED, "NO_MEMORY", "too little")),
     Asking(START),
     NotSent(),
     *(wire.State(ID, name, 5) for name in ("WAIT_FOR_REQUEST", "WARMUP", "COLLECT", "PROCESS", "no state")),
@@ -153,7 +153,7 @@ def test_nothing_is_sent_to_an_agent_that_was_stopped_before_it_was_asked() -> N
 
 
 def test_without_memory_the_agent_is_not_asked() -> None:
-    refused = Ending(Outcome.FAILED, "NO_MEMORY", "too little")
+    refused = Ending(EndState.FAILED, "NO_MEMORY", "too little")
     machine = collection(Begun(), MemoryTaken(START, refused))
     assert machine.handle(Asking(START), NOW) == []
     assert machine.ending() == refused
@@ -164,7 +164,7 @@ def test_a_request_that_cannot_be_sent_ends_the_collection() -> None:
     assert machine.ending() is None
     machine.handle(NotSent(), NOW)
     assert machine.ending() == Ending(
-        Outcome.PARTIAL, "AGENT_LOST", "the link to the agent of process 7 was lost: it was no longer connected"
+        EndState.PARTIAL, "AGENT_LOST", "the link to the agent of process 7 was lost: it was no longer connected"
     )
 
 
@@ -248,4 +248,4 @@ def test_a_process_that_ended_counts_more_than_a_limit() -> None:
     machine = in_phase(Phase.COLLECT)
     machine.handle(StopWanted(FULL), NOW)
     machine.handle(LinkEnded(True, "closed"), NOW)
-    assert machine.ending() == Ending(Outcome.PARTIAL, "TARGET_EXITED", "process 7 ended during the capture")
+    assert machine.ending() == Ending(EndState.PARTIAL, "TARGET_EXITED", "process 7 ended during the capture")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from kineto_agent.protocol import wire
 from kineto_agent.sources.interface import DEVICE_GRAPHS
-from kinetod.agents.agent_hub import Agent
+from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.captures.target.device_graphs import DeviceGraphs
 from kinetod.processes.identity import ProcessKey
 
@@ -32,7 +32,7 @@ def told(request: wire.Start, answer: str | OSError, sources: dict[str, list[str
         hello=SimpleNamespace(sources=GPU if sources is None else sources),
         identity=SimpleNamespace(key=ProcessKey(7, 70)),
     )
-    return asyncio.run(DeviceGraphs(look).noted(request, cast("Agent", agent))).options
+    return asyncio.run(DeviceGraphs(look).noted(request, cast("ConnectedAgent", agent))).options
 
 
 def test_the_file_is_added_to_the_options() -> None:

@@ -1,19 +1,19 @@
 import pytest
 from kinetod.base.errors import VerdictReason
-from kinetod.captures.result.verdict import DONE, Ending, Outcome
+from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target import host_failures
 from kinetod.captures.target.host_failures import after_clock, ending_of_disk
 from kinetod.captures.target.record_spool import DiskFull, StoreLost
 
 SECOND_NS = 10**9
-CANCELLED = Ending(Outcome.CANCELLED, VerdictReason.CANCELLED, "cancelled")
-GONE = Ending(Outcome.PARTIAL, VerdictReason.TARGET_EXITED, "gone")
+CANCELLED = Ending(EndState.CANCELLED, VerdictReason.CANCELLED, "cancelled")
+GONE = Ending(EndState.PARTIAL, VerdictReason.TARGET_EXITED, "gone")
 
 
 @pytest.mark.parametrize(("set_by_ns", "how"), [(3600 * SECOND_NS, "forward by 1 h"), (-2 * SECOND_NS, "back by 2 s")])
 def test_a_trace_over_a_clock_that_was_set_is_partial(set_by_ns: int, how: str) -> None:
     ending = after_clock(DONE, set_by_ns)
-    assert (ending.outcome, ending.code) == (Outcome.PARTIAL, VerdictReason.CLOCK_SET)
+    assert (ending.outcome, ending.code) == (EndState.PARTIAL, VerdictReason.CLOCK_SET)
     assert ending.reason.startswith(f"this host's clock was set {how} during the capture; ")
 
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from kinetod.captures.result.verdict import DONE, Ending, Outcome
+from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.profiler_conflicts import Conflicts, listed
 from kinetod.host_checks.check_runner import HostLooker
-from kinetod.profilers.profiler_scan import Profiler, Scan
+from kinetod.profilers.profiler_scan import ProfilingTool, Scan
 
-BUSY = Ending(Outcome.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
+BUSY = Ending(EndState.FAILED, "CUPTI_BUSY", "another tool uses CUPTI")
 SAY = """import sys
 sys.stdin.read()
 print('{"next":"profilers"}')
@@ -34,7 +34,7 @@ def test_a_target_whose_cupti_is_taken_is_told_who_else_profiles_here() -> None:
     )
     if os.geteuid() != 0:
         reason = reason.replace("pid 1)", "1 process of other users)")
-    assert found == Ending(Outcome.FAILED, "CUPTI_BUSY", reason)
+    assert found == Ending(EndState.FAILED, "CUPTI_BUSY", reason)
 
 
 def test_another_user_is_not_told_their_pids() -> None:
@@ -42,7 +42,7 @@ def test_another_user_is_not_told_their_pids() -> None:
 
 
 def test_other_ends_are_not_looked_at() -> None:
-    for ending in (DONE, Ending(Outcome.FAILED, "CUPTI_FAILED", "no")):
+    for ending in (DONE, Ending(EndState.FAILED, "CUPTI_FAILED", "no")):
         assert explained(ending, "raise SystemExit('asked')", 0) is ending
 
 
@@ -54,5 +54,5 @@ def test_a_look_that_fails_changes_nothing() -> None:
     ("products", "text"), [((), ""), (("DCGM",), ""), (("nvprof",), "; other profilers on this host: nvprof (pid 7)")]
 )
 def test_who_holds_hardware_counters_only_is_not_in_the_way(products: tuple[str, ...], text: str) -> None:
-    found = Scan(profilers=tuple(Profiler(product=product, pid=7) for product in products))
+    found = Scan(profilers=tuple(ProfilingTool(product=product, pid=7) for product in products))
     assert listed(found, lambda _: True) == text

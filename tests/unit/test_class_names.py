@@ -1,0 +1,31 @@
+"""One name, one concept: a public class name exists once in the products, apart from those listed here with their reason."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_PRODUCT = ("agent/kineto_agent", "cli/kinetoctl", "daemon/kinetod", "daemon/kineto_trace", "protos/kineto_protos")
+_TWICE = {
+    "Finding": "of a check of this host, and of an analysis: both are what users call findings",
+    "NotFound": "the daemon's error, and the same at the client",
+    "Result": "the message that ends a capture, and the public name of what a view returns",
+    "Settings": "of the daemon, and of the command line",
+    "Source": "of activities, as everywhere in the agent, and the public name of where a trace comes from",
+}
+
+
+def names() -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for package in _PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.stem.endswith(("_pb2", "_pb2_grpc")):
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    assert {name: places for name, places in names().items() if len(places) > 1 and name not in _TWICE} == {}
