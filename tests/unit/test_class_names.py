@@ -1,4 +1,4 @@
-"""One name, one concept: a public class name exists once in the products, apart from those listed here with their reason."""
+"""One name, one concept: a public class name exists once in the products, or is listed here with the reason."""
 
 import ast
 from collections import defaultdict

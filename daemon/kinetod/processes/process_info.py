@@ -229,13 +229,23 @@ def _hidden(folder: ProcessFolder) -> bool:
     return False
 
 
+_OUR_PROGRAMS = ("kinetoctl", "kinetod")
+
+
 def _is_ours(command: list[str]) -> bool:
-    """`python .../kinetoctl …`, `python -m kinetod…`; not the demo's training process."""
-    if command[1:2] == ["-P"]:
-        command = [*command[:1], *command[2:]]
-    if command[1:2] == ["-m"]:
-        return command[2:3] == ["kinetoctl"] or (command[2:3] or [""])[0].partition(".")[0] == "kinetod"
-    return any(_base_name(argument) in ("kinetoctl", "kinetod") for argument in command[:2])
+    """`python .../kinetoctl …`, `python -u -m kinetod…`; not the demo's training process."""
+    if command and _base_name(command[0]) in _OUR_PROGRAMS:
+        return True
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if argument == "-m":
+            module = next(arguments, "")
+            return module == "kinetoctl" or module.partition(".")[0] == "kinetod"
+        if argument in ("-W", "-X"):
+            next(arguments, "")
+        elif not argument.startswith("-") or argument == "-c":
+            return _base_name(argument) in _OUR_PROGRAMS
+    return False
 
 
 def _clipped(command: list[str]) -> tuple[str, ...]:

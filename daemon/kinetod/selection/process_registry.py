@@ -276,7 +276,7 @@ class Registry:
         attachable = attachable and bool(match)
 
         def counts(candidate: Candidate) -> bool:
-            return usable(candidate) and (candidate.has_agent() or (attachable and _should_have_one(candidate, match)))
+            return usable(candidate) and is_meant(candidate, match, attachable=attachable)
 
         return await self.meant(match, await self._pids(match, attachable=attachable), counts, listed=listed)
 
@@ -389,9 +389,13 @@ class Registry:
         return Candidate(facts.key, process, agent, facts)
 
 
-def _should_have_one(candidate: Candidate, match: Match) -> bool:
+def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
+    """Whether it has an agent or, if it may be attached to, should get one. None of ours is: a kinetoctl that runs in a
+    job with KINETO_AGENT set has an agent, too.
+    """
     facts = candidate.facts
-    return not facts.is_ours and (bool(facts.gpus) or (facts.is_python and match.means_python))
+    worth_one = attachable and (bool(facts.gpus) or (facts.is_python and match.means_python))
+    return not facts.is_ours and (candidate.has_agent() or worth_one)
 
 
 def _member(candidate: Candidate, held: Held) -> Member:

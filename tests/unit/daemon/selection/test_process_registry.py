@@ -3,11 +3,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.agents.agent_hub import AgentHub, checked_hello
+from kinetod.agents.agent_hub import AgentHub, ConnectedAgent, checked_hello
 from kinetod.base.errors import InvalidRequest
 from kinetod.gpus.context_holders import Held
 from kinetod.permissions.role_policy import Caller, Role, Via
@@ -15,7 +16,7 @@ from kinetod.processes.containers import Container
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts, read_facts
 from kinetod.selection import process_registry
-from kinetod.selection.process_registry import Candidate, Registry, checked_selector
+from kinetod.selection.process_registry import Candidate, Registry, checked_selector, is_meant
 from support.agent.scripted_agent import hello_message
 
 CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
@@ -251,6 +252,15 @@ os.wait()
             for process in (python, shell, other):
                 assert process.stdin is not None
                 process.stdin.close()
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_our_own_programs_are_not_meant_even_with_an_agent(ours: bool) -> None:
+    hello = checked_hello(hello_message())
+    agent = ConnectedAgent(SimpleNamespace(identity=None), hello)  # type: ignore[arg-type]
+    for has_one in (agent, None):
+        candidate = Candidate(FACTS.key, PROCESS, has_one, replace(FACTS, gpus=(0,), is_ours=ours))
+        assert is_meant(candidate, checked_selector(pb.Selector(job_ids=["77"])), attachable=True) is not ours
 
 
 def test_an_empty_selector_means_processes_with_an_agent_only() -> None:
