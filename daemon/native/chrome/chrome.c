@@ -1,4 +1,8 @@
-/* A Chrome trace as a whole: pieces, members beside the events, what to do where it is damaged. See chrome.h. */
+/* A Chrome trace as a whole: pieces, members beside the events, what to do where it is damaged. See chrome.h.
+ *
+ * Threads: the caller's, without the GIL; a parser belongs to one thread at a time, and there is no global state.
+ * Blocks: never; it allocates.
+ */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,8 @@
-/* Arguments of events: numbers into the columns of the event's kind, the rest into one text. See chrome.h. */
+/* Arguments of events: numbers into the columns of the event's kind, the rest into one text. See chrome.h.
+ *
+ * Threads: the caller's, without the GIL; a parser belongs to one thread at a time, and there is no global state.
+ * Blocks: never; it allocates.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

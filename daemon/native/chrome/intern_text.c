@@ -1,4 +1,8 @@
-/* Text that grows, and interning of texts: an open-addressing hash table with exact comparison. See chrome.h. */
+/* Text that grows, and interning of texts: an open-addressing hash table with exact comparison. See chrome.h.
+ *
+ * Threads: the caller's, without the GIL; a text or a table belongs to one thread at a time.
+ * Blocks: never; it allocates.
+ */
 #include <stdlib.h>
 #include <string.h>
 

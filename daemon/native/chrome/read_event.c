@@ -1,4 +1,8 @@
-/* One event of a Chrome trace: its members, its kind, its row. See chrome.h. */
+/* One event of a Chrome trace: its members, its kind, its row. See chrome.h.
+ *
+ * Threads: the caller's, without the GIL; a parser belongs to one thread at a time, and there is no global state.
+ * Blocks: never; it allocates.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,8 @@
-/* JSON text: where things end, what they say, and how broken texts are mended. See chrome.h. */
+/* JSON text: where things end, what they say, and how broken texts are mended. See chrome.h.
+ *
+ * Threads: the caller's, without the GIL; numbers are read in a locale of the thread's own.
+ * Blocks: never.
+ */
 #define _GNU_SOURCE
 #include <locale.h>
 #include <stdlib.h>

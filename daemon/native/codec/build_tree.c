@@ -8,6 +8,9 @@
  *     Intervals are half-open: an event that starts when another ends is not inside it. An event ends when its
  *     parent ends, at the latest; so ends never grow from a parent to its children, and taking ended events off
  *     the top of the chain is enough.
+ *
+ * Threads: the caller's, without the GIL; it works on the caller's arrays alone.
+ * Blocks: never.
  */
 #include <string.h>
 

@@ -4,6 +4,9 @@
  *     The walk collects the addresses of the records of each kind in small batches; a full batch is copied
  *     column by column, in loops whose width is a compile-time constant. A batch stays in the cache, so that
  *     memory is read once. Kinds are looked up in a table of 64: real ones are below that.
+ *
+ * Threads: the caller's, without the GIL; it works on the caller's arrays and interners alone.
+ * Blocks: never.
  */
 #include <string.h>
 

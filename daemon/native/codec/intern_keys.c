@@ -1,4 +1,8 @@
-/* Interning of 64-bit keys: an open-addressing hash table that grows by doubling. See codec.h. */
+/* Interning of 64-bit keys: an open-addressing hash table that grows by doubling. See codec.h.
+ *
+ * Threads: the caller's, without the GIL; an interner belongs to one thread at a time.
+ * Blocks: never; it allocates.
+ */
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,6 +7,9 @@
  *     algorithm with a queue). Of equal weights the edge that stands first among those into a node counts, and of
  *     ends with equal weight the one that comes first in the order of the sweep: so the answer depends on nothing
  *     but the order of the edges.
+ *
+ * Threads: the caller's, without the GIL; it works on the caller's arrays alone.
+ * Blocks: never; it allocates.
  */
 #include <stdlib.h>
 

@@ -1,4 +1,9 @@
-/* Memory for large arrays: a pool, and a file for what has no room there. See codec.h. */
+/* Memory for large arrays: a pool, and a file for what has no room there. See codec.h.
+ *
+ * Threads: any that allocates, some with the GIL; one lock guards the pool and the file. A timer's handler runs on
+ *   any of them.
+ * Blocks: for the lock, for the disk, and for page faults of arrays in the file.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,8 @@
-/* Columns to rows of text, and lanes for overlapping events. See codec.h. */
+/* Columns to rows of text, and lanes for overlapping events. See codec.h.
+ *
+ * Threads: the caller's, without the GIL; it works on the caller's arrays alone.
+ * Blocks: never.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,13 @@
-/* The clocks of a sequence of Perfetto packets. See reader_state.h. */
+/* The clocks of a sequence of Perfetto packets. See reader_state.h.
+ *
+ * Threads: the caller's, without the GIL; a reader belongs to one thread at a time, and there is no global state.
+ * Blocks: never.
+ */
 #include "perfetto/reader_state.h"
 
 enum { FIRST_OWN_CLOCK = 64 };
 
-static kp_clock *clock_of(kp_sequence *s, uint64_t id) {
+static kc_packet_clock *clock_of(kc_packet_sequence *s, uint64_t id) {
     for (uint32_t i = 0; i < s->clock_count; i++) {
         if (s->clocks[i].id == id) {
             return s->clocks + i;
@@ -12,17 +16,17 @@ static kp_clock *clock_of(kp_sequence *s, uint64_t id) {
     return NULL;
 }
 
-void kp_read_clocks(kp_sequence *s, kp_span message) {
-    kp_value v, w;
-    kp_clock found[CLOCKS];
+void kc_packet_read_clocks(kc_packet_sequence *s, kc_packet_span message) {
+    kc_packet_value v, w;
+    kc_packet_clock found[CLOCKS];
     uint32_t count = 0;
     uint64_t boot = 0, has_boot = 0;
-    while (kp_next(&message, &v) > 0) {
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.field != 1 || v.wire != 2) {
             continue;
         }
         uint64_t id = 0, time = 0, incremental = 0, multiplier = 1;
-        while (kp_next(&v.data, &w) > 0) {
+        while (kc_packet_next(&v.data, &w) > 0) {
             if (w.wire != 0) {
                 continue;
             }
@@ -40,11 +44,11 @@ void kp_read_clocks(kp_sequence *s, kp_span message) {
             boot = time;
             has_boot = 1;
         } else if (id >= FIRST_OWN_CLOCK && count < CLOCKS) {
-            found[count++] = (kp_clock){id, multiplier, (int64_t)(time * multiplier), incremental != 0};
+            found[count++] = (kc_packet_clock){id, multiplier, (int64_t)(time * multiplier), incremental != 0};
         }
     }
     for (uint32_t i = 0; i < count; i++) {
-        kp_clock *c = clock_of(s, found[i].id);
+        kc_packet_clock *c = clock_of(s, found[i].id);
         if (!c && s->clock_count < CLOCKS) {
             c = s->clocks + s->clock_count++;
         }
@@ -60,11 +64,11 @@ void kp_read_clocks(kp_sequence *s, kp_span message) {
     }
 }
 
-int64_t kp_time_of(kp_reader *r, kp_sequence *s, uint64_t clock_id, uint64_t time) {
+int64_t kc_packet_time_of(kc_packet_reader *r, kc_packet_sequence *s, uint64_t clock_id, uint64_t time) {
     if (clock_id < FIRST_OWN_CLOCK) {
         return (int64_t)time;
     }
-    kp_clock *c = clock_of(s, clock_id);
+    kc_packet_clock *c = clock_of(s, clock_id);
     if (!c) {
         r->counts.lost_state++;
         return (int64_t)time;

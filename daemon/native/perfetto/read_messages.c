@@ -1,4 +1,8 @@
-/* The Perfetto reader: messages, memory, interned texts and annotations. See read_packets.h and reader_state.h. */
+/* The Perfetto reader: messages, memory, interned texts and annotations. See read_packets.h and reader_state.h.
+ *
+ * Threads: the caller's, without the GIL; a reader belongs to one thread at a time, and there is no global state.
+ * Blocks: never; it allocates.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +12,7 @@
 
 /* ---- messages */
 
-int kp_get_varint(kp_span *s, uint64_t *number) {
+int kc_packet_get_varint(kc_packet_span *s, uint64_t *number) {
     *number = 0;
     for (unsigned shift = 0; shift < 70 && s->at < s->end; shift += 7) {
         uint8_t byte = *s->at++;
@@ -22,25 +26,25 @@ int kp_get_varint(kp_span *s, uint64_t *number) {
     return 0;
 }
 
-int kp_next(kp_span *s, kp_value *v) {
+int kc_packet_next(kc_packet_span *s, kc_packet_value *v) {
     uint64_t tag, size;
     if (s->at == s->end) {
         return 0;
     }
-    if (!kp_get_varint(s, &tag) || tag >> 3 == 0 || tag > UINT32_MAX) {
+    if (!kc_packet_get_varint(s, &tag) || tag >> 3 == 0 || tag > UINT32_MAX) {
         return -1;
     }
     v->field = (uint32_t)(tag >> 3);
     v->wire = tag & 7;
     v->number = 0;
-    v->data = (kp_span){NULL, NULL};
+    v->data = (kc_packet_span){NULL, NULL};
     switch (v->wire) {
-    case 0: return kp_get_varint(s, &v->number) ? 1 : -1;
+    case 0: return kc_packet_get_varint(s, &v->number) ? 1 : -1;
     case 2:
-        if (!kp_get_varint(s, &size) || size > (uint64_t)(s->end - s->at)) {
+        if (!kc_packet_get_varint(s, &size) || size > (uint64_t)(s->end - s->at)) {
             return -1;
         }
-        v->data = (kp_span){s->at, s->at + size};
+        v->data = (kc_packet_span){s->at, s->at + size};
         s->at += size;
         return 1;
     case 1:
@@ -58,7 +62,7 @@ int kp_next(kp_span *s, kp_value *v) {
 
 /* ---- memory */
 
-void *kp_grown(kp_reader *r, void *items, uint64_t count, size_t size) {
+void *kc_packet_grown(kc_packet_reader *r, void *items, uint64_t count, size_t size) {
     if (count & (count - 1)) {
         return items;
     }
@@ -73,15 +77,17 @@ void *kp_grown(kp_reader *r, void *items, uint64_t count, size_t size) {
     return bigger;
 }
 
-void kp_put(kp_reader *r, kc_text *out, const char *bytes, uint64_t size) {
+void kc_packet_put(kc_packet_reader *r, kc_text *out, const char *bytes, uint64_t size) {
     if (kc_text_append(out, bytes, size)) {
         r->failed = 1;
     }
 }
 
-void kp_put_literal(kp_reader *r, kc_text *out, const char *literal) { kp_put(r, out, literal, strlen(literal)); }
+void kc_packet_put_literal(kc_packet_reader *r, kc_text *out, const char *literal) {
+    kc_packet_put(r, out, literal, strlen(literal));
+}
 
-void kp_put_number(kp_reader *r, kc_text *out, int64_t number) {
+void kc_packet_put_number(kc_packet_reader *r, kc_text *out, int64_t number) {
     char digits[24], *p = digits + sizeof digits;
     uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
     do {
@@ -90,11 +96,11 @@ void kp_put_number(kp_reader *r, kc_text *out, int64_t number) {
     if (number < 0) {
         *--p = '-';
     }
-    kp_put(r, out, p, (uint64_t)(digits + sizeof digits - p));
+    kc_packet_put(r, out, p, (uint64_t)(digits + sizeof digits - p));
 }
 
-void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s) {
-    kp_put_literal(r, out, "\"");
+void kc_packet_put_escaped(kc_packet_reader *r, kc_text *out, kc_packet_span s) {
+    kc_packet_put_literal(r, out, "\"");
     const uint8_t *from = s.at;
     for (; s.at < s.end; s.at++) {
         uint8_t c = *s.at;
@@ -102,12 +108,12 @@ void kp_put_escaped(kp_reader *r, kc_text *out, kp_span s) {
             continue;
         }
         char code[8];
-        kp_put(r, out, (const char *)from, (uint64_t)(s.at - from));
-        kp_put(r, out, code, (uint64_t)(c >= 32 ? sprintf(code, "\\%c", c) : sprintf(code, "\\u%04x", c)));
+        kc_packet_put(r, out, (const char *)from, (uint64_t)(s.at - from));
+        kc_packet_put(r, out, code, (uint64_t)(c >= 32 ? sprintf(code, "\\%c", c) : sprintf(code, "\\u%04x", c)));
         from = s.at + 1;
     }
-    kp_put(r, out, (const char *)from, (uint64_t)(s.end - from));
-    kp_put_literal(r, out, "\"");
+    kc_packet_put(r, out, (const char *)from, (uint64_t)(s.end - from));
+    kc_packet_put_literal(r, out, "\"");
 }
 
 static uint64_t hash(uint64_t a, uint64_t b) {
@@ -116,10 +122,10 @@ static uint64_t hash(uint64_t a, uint64_t b) {
 }
 
 /* The slot of (a, b), maybe a free one. NULL: no memory. */
-static kp_slot *find_slot(kp_reader *r, uint64_t a, uint64_t b) {
+static kc_packet_slot *find_slot(kc_packet_reader *r, uint64_t a, uint64_t b) {
     if (2 * r->used >= r->slot_count) {
         uint64_t count = r->slot_count ? 2 * r->slot_count : 256;
-        kp_slot *slots = calloc(count, sizeof *slots);
+        kc_packet_slot *slots = calloc(count, sizeof *slots);
         if (!slots) {
             r->failed = 1;
             return NULL;
@@ -144,29 +150,29 @@ static kp_slot *find_slot(kp_reader *r, uint64_t a, uint64_t b) {
     return r->slots + at;
 }
 
-static void take_slot(kp_reader *r, kp_slot *s, uint64_t a, uint64_t b, uint64_t place) {
-    *s = (kp_slot){a, b, (uint32_t)place + 1};
+static void take_slot(kc_packet_reader *r, kc_packet_slot *s, uint64_t a, uint64_t b, uint64_t place) {
+    *s = (kc_packet_slot){a, b, (uint32_t)place + 1};
     r->used++;
 }
 
-kp_sequence *kp_sequence_of(kp_reader *r, uint64_t id) {
-    kp_slot *s = find_slot(r, 1, id);
+kc_packet_sequence *kc_packet_sequence_of(kc_packet_reader *r, uint64_t id) {
+    kc_packet_slot *s = find_slot(r, 1, id);
     if (s && !s->place) {
-        kp_sequence *all = kp_grown(r, r->sequences, r->sequence_count, sizeof *all);
+        kc_packet_sequence *all = kc_packet_grown(r, r->sequences, r->sequence_count, sizeof *all);
         if (!all) {
             return NULL;
         }
         r->sequences = all;
-        all[r->sequence_count] = (kp_sequence){.default_clock = 6};
+        all[r->sequence_count] = (kc_packet_sequence){.default_clock = 6};
         take_slot(r, s, 1, id, r->sequence_count++);
     }
     return s ? r->sequences + (s->place - 1) : NULL;
 }
 
-uint32_t kp_track_of(kp_reader *r, uint64_t uuid) {
-    kp_slot *s = find_slot(r, 2, uuid);
+uint32_t kc_packet_track_of(kc_packet_reader *r, uint64_t uuid) {
+    kc_packet_slot *s = find_slot(r, 2, uuid);
     if (s && !s->place) {
-        kp_track_state *all = kp_grown(r, r->tracks, r->track_count, sizeof *all);
+        kc_packet_track_state *all = kc_packet_grown(r, r->tracks, r->track_count, sizeof *all);
         if (!all) {
             return UINT32_MAX;
         }
@@ -174,7 +180,7 @@ uint32_t kp_track_of(kp_reader *r, uint64_t uuid) {
         memset(all + r->track_count, 0, sizeof *all);
         char members[64];
         int size = sprintf(members, "\"pid\":0,\"tid\":\"track %" PRIu64 "\"", r->track_count);
-        kp_put(r, &all[r->track_count].members, members, (uint64_t)size);
+        kc_packet_put(r, &all[r->track_count].members, members, (uint64_t)size);
         take_slot(r, s, 2, uuid, r->track_count++);
     }
     return s ? s->place - 1 : UINT32_MAX;
@@ -182,11 +188,11 @@ uint32_t kp_track_of(kp_reader *r, uint64_t uuid) {
 
 /* ---- interned texts */
 
-static void intern(kp_reader *r, const kp_sequence *s, uint64_t what, kp_span message) {
-    kp_value v;
-    kp_span content = {NULL, NULL};
+static void intern(kc_packet_reader *r, const kc_packet_sequence *s, uint64_t what, kc_packet_span message) {
+    kc_packet_value v;
+    kc_packet_span content = {NULL, NULL};
     uint64_t id = 0;
-    while (kp_next(&message, &v) > 0) {
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.field == 1 && v.wire == 0) {
             id = v.number;
         } else if (v.field == 2 && v.wire == 2) {
@@ -194,42 +200,43 @@ static void intern(kp_reader *r, const kp_sequence *s, uint64_t what, kp_span me
         }
     }
     uint64_t key = s->generation << 3 | what;
-    kp_slot *found = find_slot(r, key, id);
+    kc_packet_slot *found = find_slot(r, key, id);
     if (!found) {
         return;
     }
     if (!found->place) {
-        kp_text *all = kp_grown(r, r->texts, r->text_count, sizeof *all);
+        kc_packet_text *all = kc_packet_grown(r, r->texts, r->text_count, sizeof *all);
         if (!all) {
             return;
         }
         r->texts = all;
         take_slot(r, found, key, id, r->text_count++);
     }
-    kp_text *t = r->texts + (found->place - 1);
+    kc_packet_text *t = r->texts + (found->place - 1);
     t->offset = r->arena.size;
     if (what == VALUES && r->ours && id & 1) {
-        kp_put(r, &r->arena, (const char *)content.at, (uint64_t)(content.end - content.at));
+        kc_packet_put(r, &r->arena, (const char *)content.at, (uint64_t)(content.end - content.at));
     } else {
-        kp_put_escaped(r, &r->arena, content);
+        kc_packet_put_escaped(r, &r->arena, content);
     }
     t->size = r->arena.size - t->offset;
 }
 
-void kp_put_interned(kp_reader *r, kc_text *out, const kp_sequence *s, uint64_t what, uint64_t id) {
-    kp_slot *found = find_slot(r, s->generation << 3 | what, id);
+void kc_packet_put_interned(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, uint64_t what,
+                            uint64_t id) {
+    kc_packet_slot *found = find_slot(r, s->generation << 3 | what, id);
     if (!found || !found->place) {
         r->counts.lost_state++;
-        kp_put_literal(r, out, "\"?\"");
+        kc_packet_put_literal(r, out, "\"?\"");
         return;
     }
-    const kp_text *t = r->texts + (found->place - 1);
-    kp_put(r, out, r->arena.data + t->offset, t->size);
+    const kc_packet_text *t = r->texts + (found->place - 1);
+    kc_packet_put(r, out, r->arena.data + t->offset, t->size);
 }
 
-void kp_read_interned(kp_reader *r, const kp_sequence *s, kp_span message) {
-    kp_value v;
-    while (kp_next(&message, &v) > 0) {
+void kc_packet_read_interned(kc_packet_reader *r, const kc_packet_sequence *s, kc_packet_span message) {
+    kc_packet_value v;
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.wire != 2) {
             continue;
         }
@@ -243,85 +250,88 @@ void kp_read_interned(kp_reader *r, const kp_sequence *s, kp_span message) {
 
 /* ---- annotations */
 
-void kp_put_double(kp_reader *r, kc_text *out, uint64_t bits) {
+void kc_packet_put_double(kc_packet_reader *r, kc_text *out, uint64_t bits) {
     double number;
     char digits[40];
     memcpy(&number, &bits, 8);
     if (number - number != 0) {
-        kp_put_literal(r, out, number != number ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
+        kc_packet_put_literal(r, out, number != number ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
     } else {
-        kp_put(r, out, digits, (uint64_t)sprintf(digits, "%.17g", number));
+        kc_packet_put(r, out, digits, (uint64_t)sprintf(digits, "%.17g", number));
     }
 }
 
-static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting);
+static void put_value(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, kc_packet_span message,
+                      unsigned nesting);
 
-int kp_put_annotation(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting) {
-    kp_value v;
-    kp_span all = message;
+int kc_packet_put_annotation(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, kc_packet_span message,
+                             unsigned nesting) {
+    kc_packet_value v;
+    kc_packet_span all = message;
     int named = 0;
-    while (!named && kp_next(&message, &v) > 0) {
+    while (!named && kc_packet_next(&message, &v) > 0) {
         if (v.field == 1 && v.wire == 0) {
-            kp_put_interned(r, out, s, ANNOTATIONS, v.number);
+            kc_packet_put_interned(r, out, s, ANNOTATIONS, v.number);
             named = 1;
         } else if (v.field == 10 && v.wire == 2) {
-            kp_put_escaped(r, out, v.data);
+            kc_packet_put_escaped(r, out, v.data);
             named = 1;
         }
     }
     if (!named) {
         return 0;
     }
-    kp_put_literal(r, out, ":");
+    kc_packet_put_literal(r, out, ":");
     put_value(r, out, s, all, nesting);
     return 1;
 }
 
 /* An annotation's dictionary (field 11) or list (field 12). */
-static void put_list(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting,
-                     uint32_t field) {
-    kp_value v;
+static void put_list(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, kc_packet_span message,
+                     unsigned nesting, uint32_t field) {
+    kc_packet_value v;
     uint64_t count = 0;
-    kp_put_literal(r, out, field == 11 ? "{" : "[");
-    while (kp_next(&message, &v) > 0) {
+    kc_packet_put_literal(r, out, field == 11 ? "{" : "[");
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.field != field || v.wire != 2) {
             continue;
         }
         uint64_t before = out->size;
         if (count) {
-            kp_put_literal(r, out, ",");
+            kc_packet_put_literal(r, out, ",");
         }
         if (field == 12) {
             put_value(r, out, s, v.data, nesting + 1);
-        } else if (!kp_put_annotation(r, out, s, v.data, nesting + 1)) {
+        } else if (!kc_packet_put_annotation(r, out, s, v.data, nesting + 1)) {
             out->size = before;
             continue;
         }
         count++;
     }
-    kp_put_literal(r, out, field == 11 ? "}" : "]");
+    kc_packet_put_literal(r, out, field == 11 ? "}" : "]");
 }
 
-static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span message, unsigned nesting) {
-    kp_value v;
+static void put_value(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, kc_packet_span message,
+                      unsigned nesting) {
+    kc_packet_value v;
     char digits[32];
-    kp_span all = message;
-    while (kp_next(&message, &v) > 0) {
+    kc_packet_span all = message;
+    while (kc_packet_next(&message, &v) > 0) {
         switch (v.field << 3 | v.wire) {
-        case 2 << 3: kp_put_literal(r, out, v.number ? "true" : "false"); return;
+        case 2 << 3: kc_packet_put_literal(r, out, v.number ? "true" : "false"); return;
         case 3 << 3:
         case 7 << 3:
             if (v.number <= INT64_MAX) {
-                kp_put_number(r, out, (int64_t)v.number);
+                kc_packet_put_number(r, out, (int64_t)v.number);
                 return;
             }
-            kp_put(r, out, digits, (uint64_t)sprintf(digits, "%" PRIu64, v.number));
+            kc_packet_put(r, out, digits, (uint64_t)sprintf(digits, "%" PRIu64, v.number));
             return;
-        case 4 << 3: kp_put_number(r, out, (int64_t)v.number); return;
-        case 5 << 3 | 1: kp_put_double(r, out, v.number); return;
+        case 4 << 3: kc_packet_put_number(r, out, (int64_t)v.number); return;
+        case 5 << 3 | 1: kc_packet_put_double(r, out, v.number); return;
         case 6 << 3 | 2:
-        case 9 << 3 | 2: kp_put_escaped(r, out, v.data); return;
-        case 17 << 3: kp_put_interned(r, out, s, VALUES, v.number); return;
+        case 9 << 3 | 2: kc_packet_put_escaped(r, out, v.data); return;
+        case 17 << 3: kc_packet_put_interned(r, out, s, VALUES, v.number); return;
         case 11 << 3 | 2:
         case 12 << 3 | 2:
             if (nesting < MAX_NESTING) {
@@ -330,5 +340,5 @@ static void put_value(kp_reader *r, kc_text *out, const kp_sequence *s, kp_span 
             }
         }
     }
-    kp_put_literal(r, out, "null");
+    kc_packet_put_literal(r, out, "null");
 }

@@ -1,4 +1,8 @@
-/* Perfetto's TrackEvent packets to Chrome-trace JSON. See read_packets.h; field numbers are those of Perfetto's protos. */
+/* Perfetto's TrackEvent packets to Chrome-trace JSON. See read_packets.h; field numbers are those of Perfetto's protos.
+ *
+ * Threads: the caller's, without the GIL; a reader belongs to one thread at a time, and there is no global state.
+ * Blocks: never; it allocates.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,71 +18,71 @@ enum { BEGIN = 1, END = 2, INSTANT = 3, COUNTER = 4 };
 
 typedef struct {
     uint64_t type, track, counter, name, category;
-    kp_span name_text, category_text, message;
+    kc_packet_span name_text, category_text, message;
     uint32_t has_track, has_name, has_category, has_double, flows;
 } event;
 
-static void put_time(kp_reader *r, kc_text *out, const char *name, int64_t ns) {
+static void put_time(kc_packet_reader *r, kc_text *out, const char *name, int64_t ns) {
     uint64_t size = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
     unsigned rest = (unsigned)(size % 1000);
     char fraction[] = {'.', (char)('0' + rest / 100), (char)('0' + rest / 10 % 10), (char)('0' + rest % 10)};
-    kp_put_literal(r, out, name);
+    kc_packet_put_literal(r, out, name);
     if (ns < 0) {
-        kp_put_literal(r, out, "-");
+        kc_packet_put_literal(r, out, "-");
     }
-    kp_put_number(r, out, (int64_t)(size / 1000));
-    kp_put(r, out, fraction, sizeof fraction);
+    kc_packet_put_number(r, out, (int64_t)(size / 1000));
+    kc_packet_put(r, out, fraction, sizeof fraction);
 }
 
-static void put_start(kp_reader *r, const char *phase, const kp_track_state *t, int64_t time) {
-    kp_put_literal(r, &r->out, r->started ? ",\n{\"ph\":\"" : "{\"ph\":\"");
+static void put_start(kc_packet_reader *r, const char *phase, const kc_packet_track_state *t, int64_t time) {
+    kc_packet_put_literal(r, &r->out, r->started ? ",\n{\"ph\":\"" : "{\"ph\":\"");
     r->started = 1;
-    kp_put_literal(r, &r->out, phase);
-    kp_put_literal(r, &r->out, "\",");
-    kp_put(r, &r->out, t->members.data, t->members.size);
+    kc_packet_put_literal(r, &r->out, phase);
+    kc_packet_put_literal(r, &r->out, "\",");
+    kc_packet_put(r, &r->out, t->members.data, t->members.size);
     put_time(r, &r->out, ",\"ts\":", (int64_t)((uint64_t)time - (uint64_t)r->base));
 }
 
 /* What an event has beside its place and time, each with a comma before it. */
-static void put_rest(kp_reader *r, kc_text *out, const kp_sequence *s, const event *e) {
+static void put_rest(kc_packet_reader *r, kc_text *out, const kc_packet_sequence *s, const event *e) {
     if (e->has_category) {
-        kp_put_literal(r, out, ",\"cat\":");
+        kc_packet_put_literal(r, out, ",\"cat\":");
         if (e->has_category == 2) {
-            kp_put_escaped(r, out, e->category_text);
+            kc_packet_put_escaped(r, out, e->category_text);
         } else {
-            kp_put_interned(r, out, s, CATEGORIES, e->category);
+            kc_packet_put_interned(r, out, s, CATEGORIES, e->category);
         }
     }
     if (e->has_name) {
-        kp_put_literal(r, out, ",\"name\":");
+        kc_packet_put_literal(r, out, ",\"name\":");
         if (e->has_name == 2) {
-            kp_put_escaped(r, out, e->name_text);
+            kc_packet_put_escaped(r, out, e->name_text);
         } else {
-            kp_put_interned(r, out, s, NAMES, e->name);
+            kc_packet_put_interned(r, out, s, NAMES, e->name);
         }
     }
-    kp_value v;
-    kp_span message = e->message;
+    kc_packet_value v;
+    kc_packet_span message = e->message;
     uint64_t count = 0;
-    while (kp_next(&message, &v) > 0) {
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.field != 4 || v.wire != 2) {
             continue;
         }
         uint64_t before = out->size;
-        kp_put_literal(r, out, count ? "," : ",\"args\":{");
-        if (kp_put_annotation(r, out, s, v.data, 0)) {
+        kc_packet_put_literal(r, out, count ? "," : ",\"args\":{");
+        if (kc_packet_put_annotation(r, out, s, v.data, 0)) {
             count++;
         } else {
             out->size = before;
         }
     }
     if (count) {
-        kp_put_literal(r, out, "}");
+        kc_packet_put_literal(r, out, "}");
     }
 }
 
-static void push(kp_reader *r, uint32_t number, const kp_sequence *s, const event *e, int64_t time) {
-    kp_track_state *t = r->tracks + number;
+static void push(kc_packet_reader *r, uint32_t number, const kc_packet_sequence *s, const event *e, int64_t time) {
+    kc_packet_track_state *t = r->tracks + number;
     if (t->depth == t->capacity) {
         uint32_t capacity = t->capacity ? 2 * t->capacity : 8;
         int64_t *begins = realloc(t->begins, capacity * sizeof *begins);
@@ -96,31 +100,31 @@ static void push(kp_reader *r, uint32_t number, const kp_sequence *s, const even
     put_rest(r, &t->open, s, e);
 }
 
-static void pop(kp_reader *r, kp_track_state *t, int64_t time) {
+static void pop(kc_packet_reader *r, kc_packet_track_state *t, int64_t time) {
     int64_t begin = t->begins[--t->depth];
     uint64_t offset = t->texts[t->depth];
     put_start(r, "X", t, begin);
     put_time(r, &r->out, ",\"dur\":", time < begin ? 0 : (int64_t)((uint64_t)time - (uint64_t)begin));
-    kp_put(r, &r->out, t->open.size > offset ? t->open.data + offset : "", t->open.size - offset);
-    kp_put_literal(r, &r->out, "}");
+    kc_packet_put(r, &r->out, t->open.size > offset ? t->open.data + offset : "", t->open.size - offset);
+    kc_packet_put_literal(r, &r->out, "}");
     t->open.size = offset;
 }
 
-static void put_counter(kp_reader *r, const kp_track_state *t, const event *e, int64_t time) {
+static void put_counter(kc_packet_reader *r, const kc_packet_track_state *t, const event *e, int64_t time) {
     put_start(r, "C", t, time);
-    kp_put_literal(r, &r->out, ",\"args\":{");
+    kc_packet_put_literal(r, &r->out, ",\"args\":{");
     if (t->key.size) {
-        kp_put(r, &r->out, t->key.data, t->key.size);
+        kc_packet_put(r, &r->out, t->key.data, t->key.size);
     } else {
-        kp_put_literal(r, &r->out, "\"value\"");
+        kc_packet_put_literal(r, &r->out, "\"value\"");
     }
-    kp_put_literal(r, &r->out, ":");
+    kc_packet_put_literal(r, &r->out, ":");
     if (e->has_double) {
-        kp_put_double(r, &r->out, e->counter);
+        kc_packet_put_double(r, &r->out, e->counter);
     } else {
-        kp_put_number(r, &r->out, (int64_t)e->counter);
+        kc_packet_put_number(r, &r->out, (int64_t)e->counter);
     }
-    kp_put_literal(r, &r->out, "}}");
+    kc_packet_put_literal(r, &r->out, "}}");
 }
 
 static int contains(const kc_text *t, uint64_t from, const char *word) {
@@ -134,32 +138,32 @@ static int contains(const kc_text *t, uint64_t from, const char *word) {
 }
 
 /* Keeps the flows of an event; its category says which end it is. */
-static void add_flows(kp_reader *r, const kp_sequence *s, const event *e, uint32_t number, int64_t time) {
-    kp_value v;
-    kp_span message = e->message;
+static void add_flows(kc_packet_reader *r, const kc_packet_sequence *s, const event *e, uint32_t number, int64_t time) {
+    kc_packet_value v;
+    kc_packet_span message = e->message;
     r->scratch.size = 0;
     event only = {.category = e->category, .category_text = e->category_text, .has_category = e->has_category};
     put_rest(r, &r->scratch, s, &only);
     uint32_t call = contains(&r->scratch, 0, "runtime") || contains(&r->scratch, 0, "driver");
     uint32_t op = contains(&r->scratch, 0, "\"cpu_op\"") || contains(&r->scratch, 0, "\"Operator\"");
-    while (kp_next(&message, &v) > 0) {
+    while (kc_packet_next(&message, &v) > 0) {
         if (!((v.field == 47 || v.field == 48) && v.wire == 1) && !((v.field == 36 || v.field == 42) && v.wire == 0)) {
             continue;
         }
-        kp_flow *all = kp_grown(r, r->flows, r->flow_count, sizeof *all);
+        kc_packet_flow *all = kc_packet_grown(r, r->flows, r->flow_count, sizeof *all);
         if (!all) {
             return;
         }
         r->flows = all;
-        all[r->flow_count++] = (kp_flow){v.number, time, number, !call, op};
+        all[r->flow_count++] = (kc_packet_flow){v.number, time, number, !call, op};
     }
 }
 
-static int read_event(kp_span message, event *e) {
-    kp_value v;
+static int read_event(kc_packet_span message, event *e) {
+    kc_packet_value v;
     int more;
     *e = (event){.message = message};
-    while ((more = kp_next(&message, &v)) > 0) {
+    while ((more = kc_packet_next(&message, &v)) > 0) {
         switch (v.field << 3 | v.wire) {
         case 9 << 3: e->type = v.number; break;
         case 11 << 3:
@@ -199,17 +203,17 @@ static int read_event(kp_span message, event *e) {
     return more == 0;
 }
 
-static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const event *e, int64_t time) {
+static void take_event(kc_packet_reader *r, kc_packet_sequence *s, uint64_t sequence_id, const event *e, int64_t time) {
     if (e->type < BEGIN || e->type > COUNTER) {
         r->counts.legacy++;
         return;
     }
     uint64_t uuid = e->has_track ? e->track : s->default_track ? s->default_track : UINT64_MAX - sequence_id;
-    uint32_t number = kp_track_of(r, uuid);
+    uint32_t number = kc_packet_track_of(r, uuid);
     if (number == UINT32_MAX || r->tracks[number].hidden) {
         return;
     }
-    kp_track_state *t = r->tracks + number;
+    kc_packet_track_state *t = r->tracks + number;
     r->counts.events++;
     if (time > r->counts.last || r->counts.events == 1) {
         r->counts.last = time;
@@ -229,9 +233,9 @@ static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const
         put_counter(r, t, e, time);
     } else if (e->type == INSTANT || t->depth >= MAX_OPEN) {
         put_start(r, "i", t, time);
-        kp_put_literal(r, &r->out, ",\"s\":\"t\"");
+        kc_packet_put_literal(r, &r->out, ",\"s\":\"t\"");
         put_rest(r, &r->out, s, e);
-        kp_put_literal(r, &r->out, "}");
+        kc_packet_put_literal(r, &r->out, "}");
     } else {
         push(r, number, s, e, time);
     }
@@ -239,13 +243,13 @@ static void take_event(kp_reader *r, kp_sequence *s, uint64_t sequence_id, const
 
 /* ---- packets */
 
-static void read_defaults(kp_sequence *s, kp_span message) {
-    kp_value v, w;
-    while (kp_next(&message, &v) > 0) {
+static void read_defaults(kc_packet_sequence *s, kc_packet_span message) {
+    kc_packet_value v, w;
+    while (kc_packet_next(&message, &v) > 0) {
         if (v.field == 58 && v.wire == 0) {
             s->default_clock = v.number;
         } else if (v.field == 11 && v.wire == 2) {
-            while (kp_next(&v.data, &w) > 0) {
+            while (kc_packet_next(&v.data, &w) > 0) {
                 if (w.field == 11 && w.wire == 0) {
                     s->default_track = w.number;
                 }
@@ -255,12 +259,12 @@ static void read_defaults(kp_sequence *s, kp_span message) {
 }
 
 /* 1: the caller should see it; 0: done; -1: no valid message. */
-static int read_packet(kp_reader *r, kp_span message) {
-    kp_value v;
-    kp_span clocks = {0}, interned = {0}, defaults = {0}, track_event = {0};
+static int read_packet(kc_packet_reader *r, kc_packet_span message) {
+    kc_packet_value v;
+    kc_packet_span clocks = {0}, interned = {0}, defaults = {0}, track_event = {0};
     uint64_t time = 0, sequence_id = 0, clock_id = 0, cleared = 0;
     int has_time = 0, shown = 0, more;
-    while ((more = kp_next(&message, &v)) > 0) {
+    while ((more = kc_packet_next(&message, &v)) > 0) {
         switch (v.field << 3 | v.wire) {
         case 8 << 3:
             time = v.number;
@@ -279,23 +283,23 @@ static int read_packet(kp_reader *r, kp_span message) {
         default: break;
         }
     }
-    kp_sequence *s = kp_sequence_of(r, sequence_id);
+    kc_packet_sequence *s = kc_packet_sequence_of(r, sequence_id);
     if (more < 0 || !s) {
         return -1;
     }
     if (cleared || !s->generation) {
-        *s = (kp_sequence){.generation = ++r->generations, .default_clock = BOOT_CLOCK};
+        *s = (kc_packet_sequence){.generation = ++r->generations, .default_clock = BOOT_CLOCK};
     }
     if (clocks.at) {
-        kp_read_clocks(s, clocks);
+        kc_packet_read_clocks(s, clocks);
     }
     if (defaults.at) {
         read_defaults(s, defaults);
     }
     if (interned.at) {
-        kp_read_interned(r, s, interned);
+        kc_packet_read_interned(r, s, interned);
     }
-    int64_t now = has_time ? kp_time_of(r, s, clock_id ? clock_id : s->default_clock, time) : 0;
+    int64_t now = has_time ? kc_packet_time_of(r, s, clock_id ? clock_id : s->default_clock, time) : 0;
     event e;
     if (track_event.at) {
         if (!read_event(track_event, &e)) {
@@ -306,34 +310,34 @@ static int read_packet(kp_reader *r, kp_span message) {
     return shown;
 }
 
-void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *result) {
-    kp_span all = {data, data + size};
-    *result = (kp_fed){.status = KP_MORE};
+void kc_packet_reader_feed(kc_packet_reader *r, const uint8_t *data, uint64_t size, kc_packet_fed *result) {
+    kc_packet_span all = {data, data + size};
+    *result = (kc_packet_fed){.status = KC_PACKET_MORE};
     while (all.at < all.end && !r->failed) {
         const uint8_t *begin = all.at;
         uint64_t length;
         all.at++;
         if (*begin != PACKET) {
-            result->status = KP_DAMAGED;
+            result->status = KC_PACKET_DAMAGED;
             return;
         }
-        if (!kp_get_varint(&all, &length)) {
+        if (!kc_packet_get_varint(&all, &length)) {
             if (all.at < all.end) {
-                result->status = KP_DAMAGED;
+                result->status = KC_PACKET_DAMAGED;
             }
             return;
         }
         if (length > (uint64_t)(all.end - all.at)) {
             return;
         }
-        kp_span message = {all.at, all.at + length};
+        kc_packet_span message = {all.at, all.at + length};
         all.at += length;
         r->counts.packets++;
         int found = read_packet(r, message);
         r->counts.undecoded += found < 0;
         result->consumed = (uint64_t)(all.at - data);
         if (found > 0) {
-            result->status = KP_PACKET;
+            result->status = KC_PACKET_WHOLE;
             result->begin = (uint64_t)(message.at - data);
             result->end = (uint64_t)(message.end - data);
             return;
@@ -343,14 +347,14 @@ void kp_reader_feed(kp_reader *r, const uint8_t *data, uint64_t size, kp_fed *re
         }
     }
     if (r->failed) {
-        result->status = KP_NO_MEMORY;
+        result->status = KC_PACKET_NO_MEMORY;
     }
 }
 
 /* ---- the end */
 
 static int compare(const void *left, const void *right) {
-    const kp_flow *a = left, *b = right;
+    const kc_packet_flow *a = left, *b = right;
     if (a->id != b->id) {
         return a->id < b->id ? -1 : 1;
     }
@@ -363,19 +367,19 @@ static int compare(const void *left, const void *right) {
     return (a->track > b->track) - (a->track < b->track);
 }
 
-static void put_flow(kp_reader *r, const kp_flow *f, int first, int is_op) {
+static void put_flow(kc_packet_reader *r, const kc_packet_flow *f, int first, int is_op) {
     const char *category = is_op ? "fwdbwd" : "ac2g";
     put_start(r, first ? "s" : "f", r->tracks + f->track, f->time);
-    kp_put_literal(r, &r->out, ",\"id\":");
-    kp_put_number(r, &r->out, (int64_t)(r->ours ? f->id & UINT32_MAX : f->id & INT64_MAX));
-    kp_put_literal(r, &r->out, ",\"cat\":\"");
-    kp_put_literal(r, &r->out, category);
-    kp_put_literal(r, &r->out, "\",\"name\":\"");
-    kp_put_literal(r, &r->out, category);
-    kp_put_literal(r, &r->out, first ? "\"}" : "\",\"bp\":\"e\"}");
+    kc_packet_put_literal(r, &r->out, ",\"id\":");
+    kc_packet_put_number(r, &r->out, (int64_t)(r->ours ? f->id & UINT32_MAX : f->id & INT64_MAX));
+    kc_packet_put_literal(r, &r->out, ",\"cat\":\"");
+    kc_packet_put_literal(r, &r->out, category);
+    kc_packet_put_literal(r, &r->out, "\",\"name\":\"");
+    kc_packet_put_literal(r, &r->out, category);
+    kc_packet_put_literal(r, &r->out, first ? "\"}" : "\",\"bp\":\"e\"}");
 }
 
-int kp_reader_finish(kp_reader *r) {
+int kc_packet_reader_finish(kc_packet_reader *r) {
     for (uint64_t i = 0; i < r->track_count; i++) {
         while (r->tracks[i].depth) {
             r->counts.open++;
@@ -396,14 +400,14 @@ int kp_reader_finish(kp_reader *r) {
     return r->failed ? -1 : 0;
 }
 
-kp_reader *kp_reader_new(void) { return calloc(1, sizeof(kp_reader)); }
+kc_packet_reader *kc_packet_reader_new(void) { return calloc(1, sizeof(kc_packet_reader)); }
 
-void kp_reader_free(kp_reader *r) {
+void kc_packet_reader_free(kc_packet_reader *r) {
     if (!r) {
         return;
     }
     for (uint64_t i = 0; i < r->track_count; i++) {
-        kp_track_state *t = r->tracks + i;
+        kc_packet_track_state *t = r->tracks + i;
         free(t->members.data);
         free(t->key.data);
         free(t->open.data);
@@ -421,30 +425,30 @@ void kp_reader_free(kp_reader *r) {
     free(r);
 }
 
-void kp_reader_set(kp_reader *r, int64_t base, uint32_t ours) {
+void kc_packet_reader_set(kc_packet_reader *r, int64_t base, uint32_t ours) {
     r->base = base;
     r->ours = ours;
 }
 
-int kp_reader_track(kp_reader *r, uint64_t uuid, const char *members, uint64_t size, const char *key, uint64_t key_size,
-                    uint32_t hidden) {
-    uint32_t number = kp_track_of(r, uuid);
+int kc_packet_reader_track(kc_packet_reader *r, uint64_t uuid, const char *members, uint64_t size, const char *key,
+                           uint64_t key_size, uint32_t hidden) {
+    uint32_t number = kc_packet_track_of(r, uuid);
     if (number == UINT32_MAX) {
         return -1;
     }
-    kp_track_state *t = r->tracks + number;
+    kc_packet_track_state *t = r->tracks + number;
     t->members.size = t->key.size = 0;
-    kp_put(r, &t->members, members, size);
-    kp_put(r, &t->key, key, key_size);
+    kc_packet_put(r, &t->members, members, size);
+    kc_packet_put(r, &t->key, key, key_size);
     t->hidden = hidden;
     return r->failed ? -1 : 0;
 }
 
-const char *kp_reader_text(const kp_reader *r, uint64_t *size) {
+const char *kc_packet_reader_text(const kc_packet_reader *r, uint64_t *size) {
     *size = r->out.size;
     return r->out.data;
 }
 
-void kp_reader_drop(kp_reader *r) { r->out.size = 0; }
+void kc_packet_reader_drop(kc_packet_reader *r) { r->out.size = 0; }
 
-void kp_reader_count(const kp_reader *r, kp_read_counts *counts) { *counts = r->counts; }
+void kc_packet_reader_count(const kc_packet_reader *r, kc_packet_read_counts *counts) { *counts = r->counts; }

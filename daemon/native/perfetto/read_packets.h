@@ -16,18 +16,18 @@
 #include "chrome/chrome.h"
 
 enum {
-    KP_MORE = 0,    /* wants the next piece, with what was not consumed in front of it */
-    KP_PACKET = 1,  /* the caller should look at this packet: its content is at these places of the piece */
-    KP_DAMAGED = 2, /* what follows is no packet: reading cannot go on */
-    KP_NO_MEMORY = 3,
+    KC_PACKET_MORE = 0,    /* wants the next piece, with what was not consumed in front of it */
+    KC_PACKET_WHOLE = 1,   /* the caller should look at this packet: its content is at these places of the piece */
+    KC_PACKET_DAMAGED = 2, /* what follows is no packet: reading cannot go on */
+    KC_PACKET_NO_MEMORY = 3,
 };
 
 typedef struct {
     uint64_t consumed;   /* bytes of the piece */
-    uint64_t begin, end; /* KP_PACKET */
+    uint64_t begin, end; /* KC_PACKET_WHOLE */
     uint32_t status;
     uint32_t pad;
-} kp_fed;
+} kc_packet_fed;
 
 typedef struct {
     uint64_t packets;
@@ -38,24 +38,25 @@ typedef struct {
     uint64_t legacy;     /* events of a form that is not read */
     uint64_t lost_state; /* packets that refer to what was not in the file */
     int64_t last;        /* ns: the latest time of an event */
-} kp_read_counts;
+} kc_packet_read_counts;
 
-typedef struct kp_reader kp_reader;
+typedef struct kc_packet_reader kc_packet_reader;
 
-KC_EXPORT kp_reader *kp_reader_new(void); /* NULL: no memory */
-KC_EXPORT void kp_reader_free(kp_reader *reader);
-KC_EXPORT void kp_reader_feed(kp_reader *reader, const uint8_t *data, uint64_t size, kp_fed *result);
+KC_EXPORT kc_packet_reader *kc_packet_reader_new(void); /* NULL: no memory */
+KC_EXPORT void kc_packet_reader_free(kc_packet_reader *reader);
+KC_EXPORT void kc_packet_reader_feed(kc_packet_reader *reader, const uint8_t *data, uint64_t size,
+                                     kc_packet_fed *result);
 /* base: is subtracted from all times (ns). ours: text values with an odd id are JSON. */
-KC_EXPORT void kp_reader_set(kp_reader *reader, int64_t base, uint32_t ours);
+KC_EXPORT void kc_packet_reader_set(kc_packet_reader *reader, int64_t base, uint32_t ours);
 /* Members of the track's events, like "pid":1,"tid":2; of counters also their name, and then the member's name in its
    arguments. hidden: its events are left out. -1: no memory. */
-KC_EXPORT int kp_reader_track(kp_reader *reader, uint64_t uuid, const char *members, uint64_t size, const char *key,
-                              uint64_t key_size, uint32_t hidden);
+KC_EXPORT int kc_packet_reader_track(kc_packet_reader *reader, uint64_t uuid, const char *members, uint64_t size,
+                                     const char *key, uint64_t key_size, uint32_t hidden);
 /* Writes what is still open, and the flows. -1: no memory. */
-KC_EXPORT int kp_reader_finish(kp_reader *reader);
-/* The JSON objects so far, each but the first with a comma before it; kp_reader_drop empties them. */
-KC_EXPORT const char *kp_reader_text(const kp_reader *reader, uint64_t *size);
-KC_EXPORT void kp_reader_drop(kp_reader *reader);
-KC_EXPORT void kp_reader_count(const kp_reader *reader, kp_read_counts *counts);
+KC_EXPORT int kc_packet_reader_finish(kc_packet_reader *reader);
+/* The JSON objects so far, each but the first with a comma before it; kc_packet_reader_drop empties them. */
+KC_EXPORT const char *kc_packet_reader_text(const kc_packet_reader *reader, uint64_t *size);
+KC_EXPORT void kc_packet_reader_drop(kc_packet_reader *reader);
+KC_EXPORT void kc_packet_reader_count(const kc_packet_reader *reader, kc_packet_read_counts *counts);
 
 #endif

@@ -1,4 +1,8 @@
-/* Columns to Perfetto's TrackEvent packets. See write_packets.h; field numbers are those of Perfetto's public protos. */
+/* Columns to Perfetto's TrackEvent packets. See write_packets.h; field numbers are those of Perfetto's public protos.
+ *
+ * Threads: the caller's, without the GIL; it works on the caller's arrays alone.
+ * Blocks: never.
+ */
 #include <string.h>
 
 #include "perfetto/write_packets.h"
@@ -111,7 +115,7 @@ static uint8_t *put_end(uint8_t *p, uint32_t sequence, uint64_t elapsed) {
 
 /* ---- annotations ---- */
 
-static uint64_t get_unsigned(const kp_field *f, uint64_t row) {
+static uint64_t get_unsigned(const kc_packet_field *f, uint64_t row) {
     switch (f->width) {
     case 1: return ((const uint8_t *)f->column)[row];
     case 2: return ((const uint16_t *)f->column)[row];
@@ -120,7 +124,7 @@ static uint64_t get_unsigned(const kp_field *f, uint64_t row) {
     }
 }
 
-static int64_t get_signed(const kp_field *f, uint64_t row) {
+static int64_t get_signed(const kc_packet_field *f, uint64_t row) {
     switch (f->width) {
     case 1: return ((const int8_t *)f->column)[row];
     case 2: return ((const int16_t *)f->column)[row];
@@ -129,7 +133,7 @@ static int64_t get_signed(const kp_field *f, uint64_t row) {
     }
 }
 
-static uint8_t *put_ready(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
+static uint8_t *put_ready(const kc_packet_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
     uint64_t n = get_unsigned(f, row);
     if (n >= f->ready_count) {
         return p;
@@ -143,14 +147,14 @@ static uint8_t *put_ready(const kp_field *f, uint64_t row, uint8_t *p, const uin
 }
 
 /* Writes one annotation; NULL if it does not fit. */
-static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
+static uint8_t *put_field(const kc_packet_field *f, uint64_t row, uint8_t *p, const uint8_t *end) {
     if (f->present && !(f->present[row] >> f->bit & 1)) {
         return p;
     }
-    if (f->operation == KP_OPTIONAL && get_signed(f, row) == f->base) {
+    if (f->operation == KC_PACKET_OPTIONAL && get_signed(f, row) == f->base) {
         return p;
     }
-    if (f->operation == KP_READY) {
+    if (f->operation == KC_PACKET_READY) {
         return put_ready(f, row, p, end);
     }
     if (end - p < FIELD_BYTES) {
@@ -162,11 +166,11 @@ static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uin
     *p++ = ANNOTATION_NAME;
     p = put_varint(p, f->name);
     switch (f->operation) {
-    case KP_UNSIGNED:
+    case KC_PACKET_UNSIGNED:
         *p++ = ANNOTATION_UNSIGNED;
         p = put_varint(p, get_unsigned(f, row));
         break;
-    case KP_DOUBLE:
+    case KC_PACKET_DOUBLE:
         *p++ = ANNOTATION_DOUBLE;
         p = put_fixed(p, (const double *)f->column + row);
         break;
@@ -178,8 +182,8 @@ static uint8_t *put_field(const kp_field *f, uint64_t row, uint8_t *p, const uin
 
 /* ---- rows ---- */
 
-static uint8_t *put_value(const kp_kind *kind, uint64_t row, uint8_t *p) {
-    if (kind->type == KP_DOUBLE_COUNTER) {
+static uint8_t *put_value(const kc_packet_kind *kind, uint64_t row, uint8_t *p) {
+    if (kind->type == KC_PACKET_DOUBLE_COUNTER) {
         p = put_tag(p, EVENT_DOUBLE_COUNTER);
         return put_fixed(p, (const double *)kind->value + row);
     }
@@ -191,15 +195,15 @@ static uint8_t *put_value(const kp_kind *kind, uint64_t row, uint8_t *p) {
 static uint64_t elapsed(int64_t from, int64_t to) { return (uint64_t)to - (uint64_t)from; }
 
 /* Writes the event that is next, without the ends before it; NULL if it does not fit. `flow` moves past its flows. */
-static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t time, uint64_t *flow, uint8_t *p,
-                          const uint8_t *end) {
+static uint8_t *put_event(const kc_packet_events *e, const kc_packet_track *track, int64_t time, uint64_t *flow,
+                          uint8_t *p, const uint8_t *end) {
     uint64_t i = track->next, row = e->row[i];
-    const kp_kind *kind = e->kinds + e->kind[i];
+    const kc_packet_kind *kind = e->kinds + e->kind[i];
     uint8_t *packet, *event;
     if (end - p < HEAD_BYTES) {
         return NULL;
     }
-    uint32_t type = kind->type == KP_DOUBLE_COUNTER ? KP_COUNTER : kind->type;
+    uint32_t type = kind->type == KC_PACKET_DOUBLE_COUNTER ? KC_PACKET_COUNTER : kind->type;
     p = open_packet(p, track->sequence, elapsed(time, e->start[i]), type, &packet, &event);
     uint32_t category = kind->categories ? kind->categories[row] : kind->category;
     if (category) {
@@ -231,8 +235,8 @@ static uint8_t *put_event(const kp_events *e, const kp_track *track, int64_t tim
     return close_message(close_message(p, event), packet);
 }
 
-void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out, uint64_t capacity,
-              kc_written *result) {
+void kc_packet_write(const kc_packet_events *e, kc_packet_track *track, uint64_t count, uint8_t *out, uint64_t capacity,
+                     kc_written *result) {
     uint8_t *p = out, *at = out;
     const uint8_t *end = out + capacity;
     uint64_t done = 0;
@@ -254,7 +258,7 @@ void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out,
                 break;
             }
             time = now;
-            if (e->kinds[e->kind[track->next]].type == KP_SLICE) {
+            if (e->kinds[e->kind[track->next]].type == KC_PACKET_SLICE) {
                 int64_t close = e->end[track->next] > now ? e->end[track->next] : now;
                 track->stack[depth] = depth && track->stack[depth - 1] < close ? track->stack[depth - 1] : close;
                 depth++;
@@ -271,13 +275,14 @@ void kp_write(const kp_events *e, kp_track *track, uint64_t count, uint8_t *out,
 
 /* ---- lanes ---- */
 
-static int fits(const kp_nesting *n, int32_t top, uint64_t i) {
+static int fits(const kc_packet_nesting *n, int32_t top, uint64_t i) {
     return top < 0 || (!n->leaf[top] && n->end[i] <= n->end[top]);
 }
 
-void kp_lanes(kp_nesting *n) {
-    int32_t top[KP_LANES];
-    uint32_t depth[KP_LANES], used = 0, limit = n->lane_limit < KP_LANES ? n->lane_limit : KP_LANES;
+void kc_packet_lanes(kc_packet_nesting *n) {
+    int32_t top[KC_PACKET_LANES];
+    uint32_t depth[KC_PACKET_LANES], used = 0,
+                                     limit = n->lane_limit < KC_PACKET_LANES ? n->lane_limit : KC_PACKET_LANES;
     n->deepest = 0;
     n->shortened = 0;
     for (uint64_t i = 0; i < n->count; i++) {

@@ -21,24 +21,24 @@ typedef struct {
     const uint8_t *leaf;   /* 1: no other event may stand inside it */
     int32_t *above;        /* scratch, one per event */
     uint16_t *lane;        /* out */
-    uint32_t lane_limit;   /* 1 .. KP_LANES */
+    uint32_t lane_limit;   /* 1 .. KC_PACKET_LANES */
     uint32_t deepest;      /* out: the most events inside each other on one lane */
     uint64_t shortened;    /* out: events whose end was moved */
-} kp_nesting;
+} kc_packet_nesting;
 
-#define KP_LANES 1024
+#define KC_PACKET_LANES 1024
 
 /* lane[i] = the first lane of the track on which the event is inside another one as a whole, or beside all. */
-KC_EXPORT void kp_lanes(kp_nesting *nesting);
+KC_EXPORT void kc_packet_lanes(kc_packet_nesting *nesting);
 
 /* ---- writing ---- */
 
-enum { /* kp_field.operation: debug annotations */
-       KP_UNSIGNED = 0,
-       KP_SIGNED = 1,
-       KP_DOUBLE = 2,   /* 8 bytes */
-       KP_OPTIONAL = 3, /* signed; nothing where the value is `base` */
-       KP_READY = 4,    /* a number into a table of ready annotations; nothing where it is none of them */
+enum { /* kc_packet_field.operation: debug annotations */
+       KC_PACKET_UNSIGNED = 0,
+       KC_PACKET_SIGNED = 1,
+       KC_PACKET_DOUBLE = 2,   /* 8 bytes */
+       KC_PACKET_OPTIONAL = 3, /* signed; nothing where the value is `base` */
+       KC_PACKET_READY = 4,    /* a number into a table of ready annotations; nothing where it is none of them */
 };
 
 typedef struct {
@@ -49,12 +49,13 @@ typedef struct {
     uint32_t bit;            /* with `present`: the row has the value only if this bit is set */
     const uint64_t *present; /* per row, or NULL */
     int64_t base;
-    const uint8_t *ready; /* KP_READY: text n is ready[ready_ends[n] .. ready_ends[n + 1]]; ready_count + 1 entries */
+    const uint8_t
+        *ready; /* KC_PACKET_READY: text n is ready[ready_ends[n] .. ready_ends[n + 1]]; ready_count + 1 entries */
     const uint64_t *ready_ends;
     uint64_t ready_count;
-} kp_field;
+} kc_packet_field;
 
-enum { KP_SLICE = 1, KP_INSTANT = 3, KP_COUNTER = 4, KP_DOUBLE_COUNTER = 5 };
+enum { KC_PACKET_SLICE = 1, KC_PACKET_INSTANT = 3, KC_PACKET_COUNTER = 4, KC_PACKET_DOUBLE_COUNTER = 5 };
 
 typedef struct {
     uint32_t type;
@@ -64,19 +65,19 @@ typedef struct {
     const void *value;          /* per row: counters, int64 or double */
     uint32_t first_field;       /* fields[first_field .. + field_count] */
     uint32_t field_count;
-} kp_kind;
+} kc_packet_kind;
 
 typedef struct {
     const uint8_t *kind;  /* per event: which of the kinds */
     const uint32_t *row;  /* its row in the columns of the kind */
     const int64_t *start; /* ns */
     const int64_t *end;   /* ns */
-    const kp_kind *kinds;
-    const kp_field *fields;
+    const kc_packet_kind *kinds;
+    const kc_packet_field *fields;
     const uint64_t *flow_event; /* ascending: flow n is one of this event */
     const uint64_t *flow_id;
     uint64_t flow_count;
-} kp_events;
+} kc_packet_events;
 
 typedef struct {
     uint64_t next;  /* the event that comes next */
@@ -86,10 +87,10 @@ typedef struct {
     int64_t *stack; /* ends of the slices that are open; room for all that are inside each other */
     uint32_t depth;
     uint32_t sequence; /* id of the packet sequence, below 2^28 */
-} kp_track;
+} kc_packet_track;
 
 /* Writes at most `count` further rows of the track, as many as fit. Row `last` closes what is still open. */
-KC_EXPORT void kp_write(const kp_events *events, kp_track *track, uint64_t count, uint8_t *out, uint64_t capacity,
-                        kc_written *result);
+KC_EXPORT void kc_packet_write(const kc_packet_events *events, kc_packet_track *track, uint64_t count, uint8_t *out,
+                               uint64_t capacity, kc_written *result);
 
 #endif

@@ -18,33 +18,34 @@ static uint64_t any(uint64_t limit) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t given) {
     uint64_t size = given > 2 ? given - 2 : 0;
     state = given > 2 ? 88172645463325252u + data[size] + 256u * data[size + 1] : 1;
-    kp_reader *reader = kp_reader_new();
-    kp_read_counts counts;
+    kc_packet_reader *reader = kc_packet_reader_new();
+    kc_packet_read_counts counts;
     uint64_t at = 0, ready = 0, length;
     if (!reader) {
         abort();
     }
-    kp_reader_set(reader, (int64_t)any(0), (uint32_t)any(2));
+    kc_packet_reader_set(reader, (int64_t)any(0), (uint32_t)any(2));
     for (;;) {
-        kp_fed fed;
+        kc_packet_fed fed;
         uint8_t *piece = malloc(ready - at ? ready - at : 1);
         if (!piece) {
             abort();
         }
         memcpy(piece, data + at, ready - at);
-        kp_reader_feed(reader, piece, ready - at, &fed);
+        kc_packet_reader_feed(reader, piece, ready - at, &fed);
         if (fed.consumed > ready - at || fed.end > ready - at || fed.begin > fed.end) {
             abort();
         }
         free(piece);
         at += fed.consumed;
-        if (fed.status == KP_DAMAGED || fed.status == KP_NO_MEMORY) {
+        if (fed.status == KC_PACKET_DAMAGED || fed.status == KC_PACKET_NO_MEMORY) {
             break;
         }
-        if (fed.status == KP_PACKET && kp_reader_track(reader, any(64), "\"pid\":1", 7, "\"k\"", 3, any(8) == 0)) {
+        if (fed.status == KC_PACKET_WHOLE &&
+            kc_packet_reader_track(reader, any(64), "\"pid\":1", 7, "\"k\"", 3, any(8) == 0)) {
             abort();
         }
-        if (fed.status == KP_MORE && !fed.consumed) {
+        if (fed.status == KC_PACKET_MORE && !fed.consumed) {
             if (ready == size) {
                 break;
             }
@@ -52,14 +53,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t given) {
             ready = ready < size ? ready : size;
         }
         if (any(4) == 0) {
-            kp_reader_drop(reader);
+            kc_packet_reader_drop(reader);
         }
     }
-    if (kp_reader_finish(reader)) {
+    if (kc_packet_reader_finish(reader)) {
         abort();
     }
-    kp_reader_text(reader, &length);
-    kp_reader_count(reader, &counts);
-    kp_reader_free(reader);
+    kc_packet_reader_text(reader, &length);
+    kc_packet_reader_count(reader, &counts);
+    kc_packet_reader_free(reader);
     return 0;
 }

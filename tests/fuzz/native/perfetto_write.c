@@ -7,13 +7,14 @@
 
 static int64_t a_time(void) { return next(8) ? (int64_t)next(300) : (int64_t)next(0); }
 
-static void write_track(const kp_events *events, uint64_t first, uint64_t last, uint32_t deepest, uint64_t flow) {
-    kp_track track = {.next = first, .last = last, .flow = flow, .stack = room(deepest, 8), .sequence = 7};
+static void write_track(const kc_packet_events *events, uint64_t first, uint64_t last, uint32_t deepest,
+                        uint64_t flow) {
+    kc_packet_track track = {.next = first, .last = last, .flow = flow, .stack = room(deepest, 8), .sequence = 7};
     uint64_t capacity = 200 + next(2000);
     uint8_t *out = room(capacity, 1);
     for (unsigned calls = 0; calls < 4 * EVENTS_MOST; calls++) {
         kc_written written;
-        kp_write(events, &track, 1 + next(20), out, capacity, &written);
+        kc_packet_write(events, &track, 1 + next(20), out, capacity, &written);
         expect(written.bytes <= capacity && track.next <= last + 1 && track.depth <= deepest, "out of bounds");
         if (!written.rows) {
             break;
@@ -57,26 +58,26 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         flow_event[i] = i && event < flow_event[i - 1] ? flow_event[i - 1] : event;
         flow_id[i] = next(0);
     }
-    kp_nesting nesting = {count, track, start, end, leaf, above, lane, (uint32_t)next(4) + 1, 0, 0};
-    kp_lanes(&nesting);
+    kc_packet_nesting nesting = {count, track, start, end, leaf, above, lane, (uint32_t)next(4) + 1, 0, 0};
+    kc_packet_lanes(&nesting);
     expect(nesting.shortened <= count && nesting.deepest <= count, "counts");
     for (uint64_t i = 0; i < count; i++) {
         expect(lane[i] < nesting.lane_limit && end[i] >= start[i], "a lane that is none");
     }
-    const kp_field fields[FIELDS] = {
-        {1, KP_UNSIGNED, narrow, 1, 0, present, 0, NULL, NULL, 0},
-        {2, KP_SIGNED, signed_values, 8, 1, NULL, 0, NULL, NULL, 0},
-        {3, KP_DOUBLE, value, 8, 2, present, 0, NULL, NULL, 0},
-        {4, KP_OPTIONAL, narrow, 1, 0, NULL, 255, NULL, NULL, 0},
-        {5, KP_READY, narrow, 1, 0, NULL, 0, ready, ready_ends, 3},
+    const kc_packet_field fields[FIELDS] = {
+        {1, KC_PACKET_UNSIGNED, narrow, 1, 0, present, 0, NULL, NULL, 0},
+        {2, KC_PACKET_SIGNED, signed_values, 8, 1, NULL, 0, NULL, NULL, 0},
+        {3, KC_PACKET_DOUBLE, value, 8, 2, present, 0, NULL, NULL, 0},
+        {4, KC_PACKET_OPTIONAL, narrow, 1, 0, NULL, 255, NULL, NULL, 0},
+        {5, KC_PACKET_READY, narrow, 1, 0, NULL, 0, ready, ready_ends, 3},
     };
-    const kp_kind kinds[] = {
-        {KP_SLICE, 1, NULL, name, NULL, 0, FIELDS},
-        {KP_INSTANT, 0, NULL, name, NULL, 1, 2},
-        {KP_COUNTER, 0, NULL, NULL, value, 0, 0},
-        {KP_DOUBLE_COUNTER, 0, NULL, NULL, value, 0, 0},
+    const kc_packet_kind kinds[] = {
+        {KC_PACKET_SLICE, 1, NULL, name, NULL, 0, FIELDS},
+        {KC_PACKET_INSTANT, 0, NULL, name, NULL, 1, 2},
+        {KC_PACKET_COUNTER, 0, NULL, NULL, value, 0, 0},
+        {KC_PACKET_DOUBLE_COUNTER, 0, NULL, NULL, value, 0, 0},
     };
-    const kp_events events = {kind, row, start, end, kinds, fields, flow_event, flow_id, flows};
+    const kc_packet_events events = {kind, row, start, end, kinds, fields, flow_event, flow_id, flows};
     if (nesting.lane_limit == 1 && count) { /* one lane: the events are in the order in which they are written */
         write_track(&events, 0, count, nesting.deepest, 0);
     }

@@ -73,17 +73,23 @@ class _Counts(ctypes.Structure):
 def _library() -> ctypes.CDLL:
     library = codec.load()
     pointer, number = ctypes.c_void_p, ctypes.c_uint64
-    library.kp_reader_new.argtypes, library.kp_reader_new.restype = [], pointer
-    library.kp_reader_free.argtypes, library.kp_reader_free.restype = [pointer], None
-    library.kp_reader_feed.argtypes, library.kp_reader_feed.restype = [pointer, pointer, number, pointer], None
-    library.kp_reader_set.argtypes, library.kp_reader_set.restype = [pointer, ctypes.c_int64, ctypes.c_uint32], None
-    library.kp_reader_track.argtypes = [pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number]
-    library.kp_reader_track.argtypes += [ctypes.c_uint32]
-    library.kp_reader_track.restype = ctypes.c_int
-    library.kp_reader_finish.argtypes, library.kp_reader_finish.restype = [pointer], ctypes.c_int
-    library.kp_reader_text.argtypes, library.kp_reader_text.restype = [pointer, pointer], pointer
-    library.kp_reader_drop.argtypes, library.kp_reader_drop.restype = [pointer], None
-    library.kp_reader_count.argtypes, library.kp_reader_count.restype = [pointer, pointer], None
+    library.kc_packet_reader_new.argtypes, library.kc_packet_reader_new.restype = [], pointer
+    library.kc_packet_reader_free.argtypes, library.kc_packet_reader_free.restype = [pointer], None
+    library.kc_packet_reader_feed.argtypes, library.kc_packet_reader_feed.restype = (
+        [pointer, pointer, number, pointer],
+        None,
+    )
+    library.kc_packet_reader_set.argtypes, library.kc_packet_reader_set.restype = (
+        [pointer, ctypes.c_int64, ctypes.c_uint32],
+        None,
+    )
+    library.kc_packet_reader_track.argtypes = [pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number]
+    library.kc_packet_reader_track.argtypes += [ctypes.c_uint32]
+    library.kc_packet_reader_track.restype = ctypes.c_int
+    library.kc_packet_reader_finish.argtypes, library.kc_packet_reader_finish.restype = [pointer], ctypes.c_int
+    library.kc_packet_reader_text.argtypes, library.kc_packet_reader_text.restype = [pointer, pointer], pointer
+    library.kc_packet_reader_drop.argtypes, library.kc_packet_reader_drop.restype = [pointer], None
+    library.kc_packet_reader_count.argtypes, library.kc_packet_reader_count.restype = [pointer, pointer], None
     return library
 
 
@@ -287,13 +293,13 @@ class _Packets:
         self._own: dict[int, list[str]] = {}
         self._rows: list[dict[str, Any]] = []
         self._library = _library()
-        self._handle = self._library.kp_reader_new()
+        self._handle = self._library.kc_packet_reader_new()
         if not self._handle:
             raise MemoryError("no memory to read a trace")
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
-            self._library.kp_reader_free(self._handle)
+            self._library.kc_packet_reader_free(self._handle)
             self._handle = None
 
     def as_chrome(self, source: "_Bytes") -> Pieces:
@@ -303,10 +309,10 @@ class _Packets:
         for piece in self._events(source):
             some = piece
             yield piece
-        if self._library.kp_reader_finish(self._handle):
+        if self._library.kc_packet_reader_finish(self._handle):
             raise MemoryError("no memory to read a trace")
         last = self._take()
-        self._library.kp_reader_count(self._handle, ctypes.byref(self.counts))
+        self._library.kc_packet_reader_count(self._handle, ctypes.byref(self.counts))
         self._account()
         yield last
         rows = [json.dumps({"ph": "M", **row}).encode() for row in self._rows]
@@ -329,7 +335,9 @@ class _Packets:
                 data = np.concatenate([data, np.frombuffer(more, np.uint8)])
             at = 0
             while at < len(data):
-                self._library.kp_reader_feed(self._handle, data.ctypes.data + at, len(data) - at, ctypes.byref(fed))
+                self._library.kc_packet_reader_feed(
+                    self._handle, data.ctypes.data + at, len(data) - at, ctypes.byref(fed)
+                )
                 if fed.status == _NO_MEMORY:
                     raise MemoryError("no memory to read a trace")
                 if fed.status == _PACKET:
@@ -351,9 +359,9 @@ class _Packets:
     def _take(self) -> bytes:
         """Returns the text produced so far."""
         size = ctypes.c_uint64()
-        address = self._library.kp_reader_text(self._handle, ctypes.byref(size))
+        address = self._library.kc_packet_reader_text(self._handle, ctypes.byref(size))
         text = ctypes.string_at(address, size.value) if size.value else b""
-        self._library.kp_reader_drop(self._handle)
+        self._library.kc_packet_reader_drop(self._handle)
         return text
 
     def _account(self) -> None:
@@ -415,7 +423,7 @@ class _Packets:
         """Our own file's tracks and base."""
         base = about.get("base_ns")
         base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
-        self._library.kp_reader_set(self._handle, base, 1)
+        self._library.kc_packet_reader_set(self._handle, base, 1)
         tracks = about.get("tracks")
         for key, values in (tracks if isinstance(tracks, dict) else {}).items():
             try:
@@ -443,5 +451,5 @@ class _Packets:
     def _set(self, uuid: int, members: Mapping[str, str], key: str, *, hidden: bool = False, counter: str = "") -> None:
         text = ",".join(f'"{name}":{value}' for name, value in members.items() if value).encode("utf-8", "replace")
         name = key.encode("utf-8", "replace") or counter.encode("utf-8", "replace")
-        if self._library.kp_reader_track(self._handle, uuid, text, len(text), name, len(name), hidden):
+        if self._library.kc_packet_reader_track(self._handle, uuid, text, len(text), name, len(name), hidden):
             raise MemoryError("no memory to read a trace")

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Texts, load
 
-# kp_field.operation
+# kc_packet_field.operation
 UNSIGNED, SIGNED, DOUBLE, OPTIONAL, READY = range(5)
-# kp_kind.type
+# kc_packet_kind.type
 SLICE, INSTANT, COUNTER, DOUBLE_COUNTER = 1, 3, 4, 5
-LANE_LIMIT = 1024  # KP_LANES
+LANE_LIMIT = 1024  # KC_PACKET_LANES
 SEQUENCE_LIMIT = 1 << 28
 ALWAYS = -1  # Field.bit
 
@@ -100,11 +100,11 @@ class _Written(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL:
     library = load()
-    library.kp_lanes.argtypes = [ctypes.c_void_p]
-    library.kp_lanes.restype = None
-    library.kp_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    library.kp_write.argtypes += [ctypes.c_uint64, ctypes.c_void_p]
-    library.kp_write.restype = None
+    library.kc_packet_lanes.argtypes = [ctypes.c_void_p]
+    library.kc_packet_lanes.restype = None
+    library.kc_packet_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_packet_write.argtypes += [ctypes.c_uint64, ctypes.c_void_p]
+    library.kc_packet_write.restype = None
     return library
 
 
@@ -136,7 +136,7 @@ def nest_lanes(
     above, lane = np.empty(len(track), np.int32), np.empty(len(track), np.uint16)
     pointers = (array.ctypes.data for array in (track, start, end, leaf, above, lane))
     nesting = _Nesting(len(track), *pointers, min(limit, LANE_LIMIT))
-    _library().kp_lanes(ctypes.byref(nesting))
+    _library().kc_packet_lanes(ctypes.byref(nesting))
     return Lanes(lane, end, nesting.deepest, nesting.shortened)
 
 
@@ -232,7 +232,7 @@ class TrackRows:
     def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
         """Appends up to `count` rows; returns the rows and bytes written. Rows are written in their order only."""
         result = _Written()
-        _library().kp_write(
+        _library().kc_packet_write(
             ctypes.byref(self._events),
             ctypes.byref(self._track),
             count,
