@@ -165,7 +165,7 @@ class Uploader:
             await self._failed(capture_id, item, str(exc))
         except Exception:
             log.exception("uploading capture %s failed", capture_id)
-            await self._failed(capture_id, item, "an error of the daemon itself; its log has the details")
+            await self._failed(capture_id, item, "an internal error of the daemon; its log has the details")
         finally:
             item.task = None
             self._changed()
