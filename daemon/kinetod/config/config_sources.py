@@ -18,8 +18,10 @@ from typing import Any
 
 import tomllib
 
-from kinetod.config.settings import Config, default_config_file
-from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, SettingSpec
+from kinetod.config.default_paths import default_config_file
+from kinetod.config.rules import RULES
+from kinetod.config.setting import CONFIG_VARIABLE, VARIABLE_PREFIX, SettingSpec
+from kinetod.config.settings import BY_NAME, KEYS, SECTIONS, Config
 from kinetod.config.value_kinds import ItemError
 
 MAX_FILE_BYTES = 1 << 20
@@ -108,11 +110,11 @@ def _layers(
     key: SettingSpec,
     options: Mapping[str, Any],
     environ: Mapping[str, str],
-    file: "_File | None",
+    file: "_ConfigFile | None",
     problems: list[Problem],
 ) -> Iterator[tuple[str, Any]]:
     """The sources that give the key a value, with the value; a wrong value is None and adds a problem."""
-    yield DEFAULT, key.default()
+    yield DEFAULT, key.default_value()
     if file is not None and key.name in file.values:
         where = file.at(key.name)
         problems += file.secrecy(key)
@@ -125,7 +127,7 @@ def _layers(
 
 
 def _checked(
-    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_File | None" = None
+    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_ConfigFile | None" = None
 ) -> Any:
     try:
         return read()
@@ -163,15 +165,17 @@ def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _ConfigFile:
     path: Path
-    values: dict[str, Any]  # by key name, as TOML has them
-    lines: Mapping[str, int]
     mode: int
+    lines: Mapping[str, int]
+    values: dict[str, Any] = field(default_factory=dict)  # by key name, as TOML has them
 
     def at(self, name: str) -> str:
         """The file and, if found, the line of a key or of an item's key."""
-        return _at(self.path, self.lines, name)
+        while name and name not in self.lines:
+            name = name[: max(name.rfind("."), name.rfind("["), 0)]
+        return f"{self.path} line {self.lines[name]}" if name else str(self.path)
 
     def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
         """What is wrong with keeping a secret in this file."""
@@ -180,13 +184,7 @@ class _File:
             yield Problem(f"{self.at(key.name)}: {key.name}", text)
 
 
-def _at(path: Path, lines: Mapping[str, int], name: str) -> str:
-    while name and name not in lines:
-        name = name[: max(name.rfind("."), name.rfind("["), 0)]
-    return f"{path} line {lines[name]}" if name else str(path)
-
-
-def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
+def _read(path: Path, problems: list[Problem], *, needed: bool) -> _ConfigFile | None:
     try:
         data, mode = _bytes(path)
         text = data.decode()
@@ -211,14 +209,13 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
         return None
     if mode & stat.S_IWOTH:
         problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); run chmod o-w {path}"))
-    lines = key_lines(text)
-    values = dict[str, Any]()
+    file = _ConfigFile(path, mode, key_lines(text))
     for name, value in _leaves(tree, ""):
         if name in BY_NAME:
-            values[name] = value
+            file.values[name] = value
         else:
-            problems.append(Problem(f"{_at(path, lines, name)}: {name}", _unknown(name, value)))
-    return _File(path, values, lines, mode)
+            problems.append(Problem(f"{file.at(name)}: {name}", _unknown(name, value)))
+    return file
 
 
 def _bytes(path: Path) -> tuple[bytes, int]:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from kinetod.config.addresses import checked_webhook
 from kinetod.config.config_sources import ConfigError, load
-from kinetod.config.hook_settings import checked_webhook
 
 ENVIRON = {"CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
 

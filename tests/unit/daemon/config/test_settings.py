@@ -3,13 +3,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from kinetod.__main__ import command
-from kinetod.config.settings import (
-    default_agent_socket,
-    default_config_file,
-    default_listen,
-    default_state_dir,
-    parse_listen,
-)
+from kinetod.config.addresses import parse_listen
+from kinetod.config.default_paths import default_agent_socket, default_config_file, default_listen, default_state_dir
 
 
 @pytest.mark.parametrize(
