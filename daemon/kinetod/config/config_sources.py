@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomllib
 
@@ -31,8 +31,7 @@ _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem. where: `FILE line N: section.key` or a variable's name."""
 
     where: str
@@ -164,12 +163,11 @@ def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
 # the file
 
 
-@dataclass(frozen=True, slots=True)
-class _ConfigFile:
+class _ConfigFile(NamedTuple):
     path: Path
     mode: int
     lines: Mapping[str, int]
-    values: dict[str, Any] = field(default_factory=dict)  # by key name, as TOML has them
+    values: dict[str, Any]  # by key name, as TOML has them
 
     def at(self, name: str) -> str:
         """The file and, if found, the line of a key or of an item's key."""
@@ -209,7 +207,7 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _ConfigFile |
         return None
     if mode & stat.S_IWOTH:
         problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); run chmod o-w {path}"))
-    file = _ConfigFile(path, mode, key_lines(text))
+    file = _ConfigFile(path, mode, key_lines(text), {})
     for name, value in _leaves(tree, ""):
         if name in BY_NAME:
             file.values[name] = value

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kinetod.config.value_kinds import Kind
 
@@ -13,8 +13,7 @@ CONFIG_VARIABLE = "KINETOD_CONFIG"  # names the file
 METADATA = "setting"  # where a field keeps its declaration
 
 
-@dataclass(frozen=True, slots=True)
-class HostDefault(Generic[T]):
+class HostDefault(NamedTuple, Generic[T]):
     """A default that depends on the host or the user; also in words, and as the example file has it: for root."""
 
     compute: Callable[[], T]
@@ -97,4 +96,6 @@ def setting(
     spec = SettingSpec(
         name=name, kind=kind, default=default, meaning=meaning, option=option, reload=reload, secret=secret
     )
-    return field(default_factory=spec.default_value, metadata={METADATA: spec})
+    if isinstance(default, (HostDefault, dict)):  # dataclasses refuse a dict as the default itself
+        return field(default_factory=spec.default_value, metadata={METADATA: spec})
+    return field(default=default, metadata={METADATA: spec})
