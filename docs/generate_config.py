@@ -1,4 +1,4 @@
-"""Writes what the table of settings says: `python docs/generate_config.py`.
+"""Writes what the declarations of the settings say: `python docs/generate_config.py`.
 
 The settings in docs/configuration.md and the whole of deploy/config/config.toml.
 """

@@ -1,4 +1,4 @@
-"""The default file, the effective configuration, and the documents made from the table of settings."""
+"""The default file, the effective configuration, and the documents made from the declarations."""
 
 import importlib.util
 import re
