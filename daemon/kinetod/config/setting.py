@@ -87,6 +87,7 @@ def setting(
 
     name      section.key, as in the file
     kind      how it is read and written (value_kinds)
+    default   the value if none is configured; a HostDefault where it depends on the host or the user
     meaning   one sentence, without the default
     option    on the command line, where there is one; its variable is then KINETOD_<OPTION>, else
               KINETOD_<SECTION>_<KEY>. Secrets have none: everybody can read command lines. --no-… turns the setting off
