@@ -114,7 +114,7 @@ campaign-systemd: $(STAMP)
 views: $(STAMP)
 	$(BIN)/python docs/generate_views.py
 
-# The table of settings in docs/configuration.md and deploy/config/config.toml, from the code.
+# The settings in docs/configuration.md and deploy/config/config.toml, from their declarations.
 config-docs: $(STAMP)
 	$(BIN)/python docs/generate_config.py
 

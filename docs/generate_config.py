@@ -1,4 +1,4 @@
-"""Writes what the table of settings says: `python docs/generate_config.py`.
+"""Writes what the declarations of the settings say: `python docs/generate_config.py`.
 
 The settings in docs/configuration.md and the whole of deploy/config/config.toml.
 """
@@ -6,7 +6,8 @@ The settings in docs/configuration.md and the whole of deploy/config/config.toml
 from pathlib import Path
 
 from kinetod.config.config_text import default_file
-from kinetod.config.settings_table import KEYS, SettingSpec
+from kinetod.config.setting import SettingSpec
+from kinetod.config.settings import KEYS
 
 DOCUMENT = Path(__file__).with_name("configuration.md")
 EXAMPLE = Path(__file__).parents[1] / "deploy/config/config.toml"
@@ -17,7 +18,7 @@ TABLE_HEAD = "| key | type | default | option | variable | reload | meaning |\n|
 
 def row(key: SettingSpec) -> str:
     """One setting as a row of the table."""
-    default = key.says or f"`{key.default_text()}`"
+    default = key.default_words or f"`{key.default_text()}`"
     option = f"`{key.option}`" if key.option else ""
     cells = (f"`{key.name}`", key.kind.name, default, option, f"`{key.variable}`", "yes" if key.reload else "restart")
     return f"| {' | '.join(cells)} | {key.meaning.replace('|', '/')} |\n".replace("<", "&lt;")

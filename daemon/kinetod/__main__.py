@@ -16,7 +16,8 @@ from kinetod.base import logs
 from kinetod.base.errors import StartError
 from kinetod.config.config_sources import ConfigError, LoadedConfig, Origin
 from kinetod.config.config_text import default_file, effective
-from kinetod.config.settings_table import CONFIG_VARIABLE, KEYS, SettingSpec
+from kinetod.config.setting import CONFIG_VARIABLE, SettingSpec
+from kinetod.config.settings import KEYS
 from kinetod.config.value_kinds import CREDENTIALS_VARIABLE, ListOf
 
 SERVICE_CREDENTIALS = "/run/credentials/kinetod.service"
@@ -41,7 +42,7 @@ def _option(key: SettingSpec) -> Callable[[F], F]:
         return click.option(key.option, is_flag=True, help=f"{help_text}  [env var: {key.variable}]")
     many = isinstance(key.kind, ListOf)
     kind = key.kind.item if isinstance(key.kind, ListOf) else key.kind
-    default = key.says or key.kind.show(key.default()).strip('"')
+    default = key.default_words or key.kind.show(key.default_value()).strip('"')
     return click.option(
         key.option,
         type=Parsed(kind.name, kind.parse),

@@ -10,7 +10,6 @@ _TWICE = {
     "Finding": "of a check of this host, and of an analysis: both are what users call findings",
     "NotFound": "the daemon's error, and the same at the client",
     "Result": "the message that ends a capture, and the public name of what a view returns",
-    "Settings": "of the daemon, and of the command line",
     "Source": "of activities, as everywhere in the agent, and the public name of where a trace comes from",
 }
 

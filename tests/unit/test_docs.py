@@ -17,8 +17,8 @@ from kinetoctl.exit_codes import MEANINGS, ExitCode
 from kinetoctl.options import completers
 from kinetod.__main__ import command as kinetod_command
 from kinetod.base.errors import Reason, VerdictReason
-from kinetod.config.settings_table import CONFIG_VARIABLE
-from kinetod.config.settings_table import KEYS as KINETOD_KEYS
+from kinetod.config.setting import CONFIG_VARIABLE
+from kinetod.config.settings import KEYS as KINETOD_KEYS
 from kinetod.hooks.hook_types import VARIABLES as HOOK_VARIABLES
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_variables_are_read_by_their_constants_only() -> None:
         "protos/kineto_protos/endpoints.py",
         "cli/kinetoctl/local/agent_injection.py",
     }
-    defined |= {"daemon/kinetod/config/settings_table.py", "daemon/kinetod/hooks/hook_types.py"}
+    defined |= {"daemon/kinetod/config/setting.py", "daemon/kinetod/hooks/hook_types.py"}
     startup = {"agent/kineto_agent/bootstrap/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):

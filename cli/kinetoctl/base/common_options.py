@@ -26,7 +26,7 @@ _PREFIX = "kinetoctl."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CommonOptions:
     """The values of the common options. timeout_s: limit for each answer of the daemon, in seconds.
 
     file: where a table command writes its result instead of stdout; output is then the format of the file.
@@ -105,12 +105,12 @@ def _address(given: str | None) -> str:
         raise click.UsageError(f"{endpoints.ADDRESS_VARIABLE}: {exc}") from exc
 
 
-def current() -> Settings:
-    """The settings of the running command."""
+def current() -> CommonOptions:
+    """The common options of the running command."""
     meta = click.get_current_context().meta
     output = meta.get(f"{_PREFIX}output", "table")
     file = None if output in TABLE_OUTPUTS else Path(output)
-    return Settings(
+    return CommonOptions(
         address=_address(meta.get(f"{_PREFIX}address")),
         output=output if file is None else file.suffix.lower().removeprefix("."),
         file=file,

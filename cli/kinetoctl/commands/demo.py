@@ -8,7 +8,7 @@ import click
 from kineto_protos.units import format_duration
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.tracing import Outcome, TraceRequest
@@ -24,12 +24,12 @@ VIEWS_WITHOUT_GPU = {"cpu_op": "operators", "python_function": "python_samples"}
 ROWS = 5
 
 
-def _say(settings: Settings, text: str) -> None:
+def _say(settings: CommonOptions, text: str) -> None:
     if not settings.quiet:
         say(text, err=True, bold=settings.color)
 
 
-def _report(path: Path, settings: Settings) -> None:
+def _report(path: Path, settings: CommonOptions) -> None:
     """`kinetoctl report` of the trace, with the views that say something of it."""
     counts = read_back(path)
     listed = ", ".join(f"{units.count(number)} {category}" for category, number in counts.most_common())
@@ -45,7 +45,7 @@ def _report(path: Path, settings: Settings) -> None:
     _say(settings, "To trace a process of your own, start kinetod and run kinetoctl trace --pid PID.")
 
 
-def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: Settings) -> Outcome:
+def _trace(client: Client, pid: int, duration_ns: int, folder: Path, settings: CommonOptions) -> Outcome:
     spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, labels={"made-by": "demo"})
     return run_trace(client, TraceRequest(spec=spec, idempotency_key=uuid.uuid4().hex, directory=folder), settings)
 

@@ -2,7 +2,7 @@
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.exit_codes import ExitCode
@@ -27,7 +27,7 @@ def command(pid: int | None) -> int:
         return _host(client, settings) if pid is None else _process(client, pid, settings)
 
 
-def _process(client: Client, pid: int, settings: Settings) -> int:
+def _process(client: Client, pid: int, settings: CommonOptions) -> int:
     diagnosis = client.diagnose(pid)
     if settings.output == "table":
         print_diagnosis(diagnosis, color=settings.color)
@@ -36,7 +36,7 @@ def _process(client: Client, pid: int, settings: Settings) -> int:
     return ExitCode.DONE if diagnosis.method else ExitCode.FAILED
 
 
-def _host(client: Client, settings: Settings) -> int:
+def _host(client: Client, settings: CommonOptions) -> int:
     diagnosis = client.diagnose_host()
     if settings.output == "table":
         print_host_diagnosis(diagnosis, color=settings.color)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import Settings, current, options_without_form
+from kinetoctl.base.common_options import CommonOptions, current, options_without_form
 from kinetoctl.base.value_types import RANKS
 from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.exit_codes import ExitCode
@@ -122,7 +122,7 @@ def _merge(
     ranks: tuple[int, ...] | None,
     clocks_path: Path | None,
     align: str,
-    settings: Settings,
+    settings: CommonOptions,
 ) -> int:
     with found_traces(traces, settings) as sources:
         _not_itself(path, sources)
@@ -160,7 +160,9 @@ def _not_itself(path: Path, sources: Sequence["Source"]) -> None:
         raise click.UsageError(f"--output: {path} is the trace itself")
 
 
-def _tell(written: "Written", members: dict[str, Any], notes: Sequence[str], text: str, settings: Settings) -> None:
+def _tell(
+    written: "Written", members: dict[str, Any], notes: Sequence[str], text: str, settings: CommonOptions
+) -> None:
     if settings.output == "table":
         say(f"{written.path} ({units.size(written.size_bytes)}){text}")
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
@@ -62,7 +62,7 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
 
 
 @contextmanager
-def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
+def _readable(source: "Source", settings: CommonOptions) -> Iterator[Path]:
     """A file that the UI reads: the trace itself, or a temporary one made of it."""
     with trace_errors():
         from kineto_trace.open.trace_opener import Form, detect
@@ -82,7 +82,7 @@ def _readable(source: "Source", settings: Settings) -> Iterator[Path]:
         yield path
 
 
-def _show(served: Served, port: int, *, no_browser: bool, settings: Settings) -> None:
+def _show(served: Served, port: int, *, no_browser: bool, settings: CommonOptions) -> None:
     address = served.address(port)
     started = not no_browser and webbrowser.open(address)
     if not started or not settings.quiet:

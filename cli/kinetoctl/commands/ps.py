@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
@@ -27,7 +27,7 @@ Shown = tuple[list["pb.Process"], ExitCode]
 COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
 
 
-def _show(processes: "Sequence[pb.Process]", settings: Settings, hosts: Sequence[str] = ()) -> None:
+def _show(processes: "Sequence[pb.Process]", settings: CommonOptions, hosts: Sequence[str] = ()) -> None:
     """Prints a table. hosts: the host of each process, if there are several."""
     pods = any(process.pod_name for process in processes)
     columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
@@ -63,7 +63,7 @@ def _agent(process: "pb.Process") -> str:
     return state
 
 
-def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
+def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
     """Prints the processes of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
@@ -81,7 +81,7 @@ def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, s
     return [process for _, process in found], exit_code(answers)
 
 
-def _here(selector: "pb.Selector", every: bool, settings: Settings) -> Shown:
+def _here(selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
     """Prints the processes of one host."""
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
         processes = client.processes(selector, include_without_agent=every)

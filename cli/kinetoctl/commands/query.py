@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kinetoctl.base.common_options import Settings, current, table_options
+from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, traces_argument
@@ -57,7 +57,7 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     return ExitCode.DONE
 
 
-def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
+def _result(sql: str, traces: tuple[str, ...], settings: CommonOptions) -> "Result":
     from kineto_trace.open.trace_discovery import rank_notes
     from kineto_trace.sql import Database
     from kineto_trace.sql.arrow_tables import SqlSource
@@ -70,7 +70,7 @@ def _result(sql: str, traces: tuple[str, ...], settings: Settings) -> "Result":
         return replace(result, notes=(*rank_notes(sources), *result.notes))
 
 
-def _schema(table: str, settings: Settings) -> int:
+def _schema(table: str, settings: CommonOptions) -> int:
     from kinetoctl.output.sql_schema import show_table, show_tables
 
     with trace_errors():

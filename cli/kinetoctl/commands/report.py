@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from kineto_protos.options import Parsed
 
-from kinetoctl.base.common_options import Settings, current, table_options
+from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.base.view_settings import options_of, parse_setting
 from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import UsageProblem
@@ -215,7 +215,7 @@ def _with_columns(result: "Result", names: str | None) -> "Result":
     return replace(result, columns=tuple(known[name] for name in wanted), table=result.table.select(wanted))
 
 
-def _show(results: dict[str, "Result"], options: ReportOptions, settings: Settings) -> None:
+def _show(results: dict[str, "Result"], options: ReportOptions, settings: CommonOptions) -> None:
     from kinetoctl.output.result_files import save_results
     from kinetoctl.output.result_tables import show_results
 
@@ -228,7 +228,7 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Settin
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
 
 
-def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: Settings) -> None:
+def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> None:
     from kineto_trace.html.report import write_report
 
     if options.views or options.compat or options.settings or options.columns:
@@ -240,7 +240,7 @@ def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: S
         say(f"{options.html} ({units.size(size)})", err=True)
 
 
-def _explain(options: ReportOptions, settings: Settings) -> int:
+def _explain(options: ReportOptions, settings: CommonOptions) -> int:
     from kineto_trace.catalog.view_catalog import VIEWS
 
     from kinetoctl.output.view_help import describe_views, list_views

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.live import Live
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
@@ -46,7 +46,7 @@ def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.Hos
                 raise
 
 
-def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool, settings: Settings) -> None:
+def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool, settings: CommonOptions) -> None:
     console = rich_console(sys.stdout, no_color=not settings.color)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for sample in samples:
@@ -55,7 +55,7 @@ def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool,
             live.update(picture, refresh=True)
 
 
-def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: Settings) -> None:
+def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: CommonOptions) -> None:
     if sys.stdout.isatty():
         console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))

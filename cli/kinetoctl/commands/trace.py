@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from kineto_trace.store.output_formats import SUFFIXES
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.help_sections import SectionedCommand
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_STACK_HZ = 1000  # above that the sampler would distort what it measures
 
 
-def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outcome:
+def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) -> Outcome:
     """Trace and print the result. `kinetoctl demo` and `kinetoctl memory` use it too."""
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         outcome = trace(client, request, progress)
@@ -54,7 +54,7 @@ def run_trace(client: Client, request: TraceRequest, settings: Settings) -> Outc
     return outcome
 
 
-def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Settings, *, merge: bool) -> Fleet:
+def _trace_fleet(request: FleetRequest, directory: Path | None, settings: CommonOptions, *, merge: bool) -> Fleet:
     """Run the capture and print the result. directory None: the files stay in the daemons' stores.
 
     Raises UsageProblem for a start that is too near. KeyboardInterrupt leaves at once.
@@ -92,7 +92,7 @@ SECTIONS = {
 }
 
 
-def _tell(notes: Iterable[str], settings: Settings) -> None:
+def _tell(notes: Iterable[str], settings: CommonOptions) -> None:
     for note in () if settings.quiet else notes:
         say(f"kineto config: {note}", err=True)
 
@@ -103,7 +103,7 @@ def _switch(name: str, text: str) -> Callable[[F], F]:
 
 
 def _fleet_request(
-    options: TraceOptions, spec: "pb.CaptureSpec", places: Sequence[Place], require: str | None, settings: Settings
+    options: TraceOptions, spec: "pb.CaptureSpec", places: Sequence[Place], require: str | None, settings: CommonOptions
 ) -> FleetRequest:
     """Raises UsageError."""
     if options.wait_for_user_profiler:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say
 from kinetoctl.output.json_yaml import emit
@@ -30,7 +30,7 @@ def client_version() -> str | None:
         return None
 
 
-def _daemon_version(settings: Settings) -> str | None:
+def _daemon_version(settings: CommonOptions) -> str | None:
     from kinetoctl.client.daemon_client import Client  # --client does without gRPC
     from kinetoctl.errors import CliError
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import NoSuchTrace, NotFound
 from kinetoctl.output.console import say
@@ -55,7 +55,7 @@ def trace_argument(name: str) -> Callable[[F], F]:
 
 @contextmanager
 def found_traces(
-    arguments: Sequence[str], settings: Settings, *, fleet: str = "", here: bool = True
+    arguments: Sequence[str], settings: CommonOptions, *, fleet: str = "", here: bool = True
 ) -> Iterator[list["Source"]]:
     """All traces that these arguments name, in the order of ranks. Downloaded files exist until the context ends.
 
@@ -75,7 +75,7 @@ def found_traces(
 
 
 @contextmanager
-def one_trace(argument: str, settings: Settings) -> Iterator["Source"]:
+def one_trace(argument: str, settings: CommonOptions) -> Iterator["Source"]:
     """The one trace that this argument names. Raises UsageError if there are several."""
     with found_traces([argument], settings) as sources:
         if len(sources) != 1:
@@ -103,7 +103,7 @@ def source_names(sources: Sequence["Source"]) -> list[str]:
     return [str(source.path) for source in sources]
 
 
-def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> list["Source"]:
+def _copied(sources: list["Source"], settings: CommonOptions, stack: ExitStack) -> list["Source"]:
     """The traces, with those of object stores copied into a temporary folder. Raises FileError."""
     if all(source.remote is None for source in sources):
         return sources
@@ -120,7 +120,7 @@ def _copied(sources: list["Source"], settings: Settings, stack: ExitStack) -> li
     return copied
 
 
-def _paths(text: str, settings: Settings, stack: ExitStack) -> Sequence[str | Path]:
+def _paths(text: str, settings: CommonOptions, stack: ExitStack) -> Sequence[str | Path]:
     from kineto_trace.store.object_stores import is_url
 
     if is_url(text):
@@ -137,7 +137,7 @@ def _paths(text: str, settings: Settings, stack: ExitStack) -> Sequence[str | Pa
     raise NoSuchTrace(f"there is no file {text}")
 
 
-def _capture(capture_id: str, settings: Settings, stack: ExitStack) -> list[Path]:
+def _capture(capture_id: str, settings: CommonOptions, stack: ExitStack) -> list[Path]:
     from kinetoctl.client.daemon_client import Client  # files need no gRPC
 
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
@@ -155,7 +155,7 @@ def _stored(folder: Path) -> list[Path]:
         return []
 
 
-def _fetched(client: Any, capture: Any, settings: Settings, stack: ExitStack) -> list[Path]:
+def _fetched(client: Any, capture: Any, settings: CommonOptions, stack: ExitStack) -> list[Path]:
     from kinetoctl.client.tracing import Outcome, fetch_files
     from kinetoctl.output.capture_progress import show_progress
 

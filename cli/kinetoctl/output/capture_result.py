@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.output.capture_summary import print_capture
 from kinetoctl.output.json_yaml import emit, plain
 
@@ -24,7 +24,7 @@ def capture_document(capture: "pb.Capture", paths: Paths) -> dict[str, Any]:
     return document
 
 
-def show_capture(capture: "pb.Capture", paths: Paths, settings: Settings) -> None:
+def show_capture(capture: "pb.Capture", paths: Paths, settings: CommonOptions) -> None:
     """Print one capture."""
     if settings.output == "table":
         print_capture(capture, paths, color=settings.color)

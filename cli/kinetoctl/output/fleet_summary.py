@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kineto_protos.units import format_duration
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import Offset
 from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
@@ -154,7 +154,7 @@ def note_merged(result: "MergedFile | None", progress: FleetProgress) -> None:
         progress.note("note: ranks are missing or duplicated, so the processes are numbered in their order")
 
 
-def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: Settings) -> None:
+def show_fleet_result(fleet: Fleet, folder: Path | None, merged: "MergedFile | None", settings: CommonOptions) -> None:
     """Print the result in the format of --output. folder: where the files of the processes are."""
     if settings.output != "table":
         emit(fleet_document(fleet, folder, merged), settings.output)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.file_errors import write_errors
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output.console import say
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
 
 
-def save_results(results: Mapping[str, "Result"], settings: Settings, *, limit: int = 0, named: bool = True) -> None:
+def save_results(
+    results: Mapping[str, "Result"], settings: CommonOptions, *, limit: int = 0, named: bool = True
+) -> None:
     """Writes the file that --output names atomically. Raises UsageError, NotWritten.
 
     limit: rows of each, 0 for all. named: whether JSON has the names and columns of the results or only the rows.

@@ -18,7 +18,7 @@ from kineto_trace.base.visible_text import one_line, visible
 from rich.table import Table
 from rich.text import Text
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import NOTHING, heading, human, is_number
@@ -53,7 +53,7 @@ class _Shown:
 
 def show_results(
     results: Mapping[str, "Result"],
-    settings: Settings,
+    settings: CommonOptions,
     *,
     limit: int = 0,
     limits: Mapping[str, int] | None = None,
@@ -77,7 +77,7 @@ def show_results(
     emit(documents(results, limit), settings.output)
 
 
-def show_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
+def show_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -> None:
     """Prints one result without its name: a table, CSV, or a list of objects."""
     if settings.output == "table":
         print_result(result, settings, limit=limit)
@@ -112,20 +112,20 @@ def limited(result: "Result", limit: int) -> "Result":
     return replace(result, table=result.table.slice(0, limit)) if limit else result
 
 
-def _print_csv(result: "Result", settings: Settings, limit: int) -> None:
+def _print_csv(result: "Result", settings: CommonOptions, limit: int) -> None:
     from kineto_trace.view_api.result_files import csv_bytes
 
     tell_notes(result.notes, settings)
     say_text(csv_bytes(limited(result, limit)).decode(), nl=False)
 
 
-def tell_notes(notes: Iterable[str], settings: Settings) -> None:
+def tell_notes(notes: Iterable[str], settings: CommonOptions) -> None:
     """Prints notes on stderr, beside a format for programs."""
     for note in () if settings.quiet else notes:
         say(f"note: {note}", err=True)
 
 
-def print_result(result: "Result", settings: Settings, *, limit: int = 0) -> None:
+def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -> None:
     """Prints a table for people, with the notes and what is left out below."""
     count = min(limit, len(result)) if limit else len(result)
     if not count:
@@ -159,7 +159,7 @@ def _columns(result: "Result", count: int) -> list[_Shown]:
     return shown or [_Shown(_title(result, column), [NOTHING] * count, False) for column in result.columns[:1]]
 
 
-def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
+def _print_list(columns: Sequence[_Shown], settings: CommonOptions) -> None:
     """Prints the only row, one value per line."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
     width = max(len(column.title) for column in columns) + GAP
@@ -168,7 +168,7 @@ def _print_list(columns: Sequence[_Shown], settings: Settings) -> None:
         console.print(Text.assemble((title, "cyan" if sys.stdout.isatty() else ""), one_line(column.cells[0])))
 
 
-def _print_records(result: "Result", count: int, settings: Settings) -> None:
+def _print_records(result: "Result", count: int, settings: CommonOptions) -> None:
     """Prints each row as a heading with its figures, followed by its sentences and their subjects."""
     console = stdout_console(color=settings.color and sys.stdout.isatty())
     width = min(console.width, PROSE_WIDTH) if sys.stdout.isatty() else PROSE_WIDTH
@@ -198,11 +198,11 @@ def _print_records(result: "Result", count: int, settings: Settings) -> None:
                 console.print(Text(lead + units.shortened(_one_line(visible(item)), width - len(label))))
 
 
-def _print_title(text: str, settings: Settings) -> None:
+def _print_title(text: str, settings: CommonOptions) -> None:
     stdout_console(color=settings.color).print(Text(text, style="bold cyan" if sys.stdout.isatty() else ""))
 
 
-def _print_columns(columns: list[_Shown], settings: Settings) -> None:
+def _print_columns(columns: list[_Shown], settings: CommonOptions) -> None:
     if not sys.stdout.isatty():
         say_text("\n".join(captured(_table(columns, PIPE_TEXT_WIDTH))))
         return

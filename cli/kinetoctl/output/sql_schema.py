@@ -4,7 +4,7 @@ from typing import Any
 
 from kineto_trace.sql.schema import SqlTable, find_table, sql_tables
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.json_yaml import emit
 
@@ -12,7 +12,7 @@ TABLES = ("TABLE", "COLUMNS", "WHAT IT HOLDS")
 COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
 
 
-def show_tables(settings: Settings) -> None:
+def show_tables(settings: CommonOptions) -> None:
     """Prints all tables, one per line; for programs, with their columns."""
     tables = sql_tables().values()
     if settings.output == "table":
@@ -23,7 +23,7 @@ def show_tables(settings: Settings) -> None:
         emit([_document(table) for table in tables], settings.output)
 
 
-def show_table(name: str, settings: Settings) -> None:
+def show_table(name: str, settings: CommonOptions) -> None:
     """Prints the description and columns of one table. Raises QueryError."""
     table = find_table(name)
     if settings.output != "table":

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kinetoctl.base.common_options import Settings
+from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.view_settings import option_type, type_text
 from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.json_yaml import emit
@@ -20,7 +20,7 @@ def summary(view: "View") -> str:
     return view.description.partition("\n")[0]
 
 
-def list_views(views: Sequence["View"], settings: Settings) -> None:
+def list_views(views: Sequence["View"], settings: CommonOptions) -> None:
     """Prints one line for each view, by name."""
     ordered = sorted(views, key=lambda view: view.name)
     if settings.output == "table":
@@ -30,7 +30,7 @@ def list_views(views: Sequence["View"], settings: Settings) -> None:
         emit([_document(view) for view in ordered], settings.output)
 
 
-def describe_views(views: Sequence["View"], settings: Settings) -> None:
+def describe_views(views: Sequence["View"], settings: CommonOptions) -> None:
     """Prints the rules, options and columns of each view."""
     if settings.output == "table":
         say_text("\n\n".join(description(view) for view in views))

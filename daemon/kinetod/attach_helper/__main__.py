@@ -20,7 +20,7 @@ from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
 from kinetod.base.errors import StartError
 from kinetod.base.notify import notify, watchdog_s
-from kinetod.config.settings import checked_socket_path
+from kinetod.config.addresses import checked_socket_path
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,14 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomllib
 
-from kinetod.config.settings import Config, default_config_file
-from kinetod.config.settings_table import BY_NAME, CONFIG_VARIABLE, KEYS, RULES, SECTIONS, VARIABLE_PREFIX, SettingSpec
+from kinetod.config.default_paths import default_config_file
+from kinetod.config.rules import RULES
+from kinetod.config.setting import CONFIG_VARIABLE, VARIABLE_PREFIX, SettingSpec
+from kinetod.config.settings import BY_NAME, KEYS, SECTIONS, Config
 from kinetod.config.value_kinds import ItemError
 
 MAX_FILE_BYTES = 1 << 20
@@ -29,8 +31,7 @@ _PART = re.compile(r"[\w-]+|\"[^\"]*\"|'[^']*'")
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One problem. where: `FILE line N: section.key` or a variable's name."""
 
     where: str
@@ -108,11 +109,11 @@ def _layers(
     key: SettingSpec,
     options: Mapping[str, Any],
     environ: Mapping[str, str],
-    file: "_File | None",
+    file: "_ConfigFile | None",
     problems: list[Problem],
 ) -> Iterator[tuple[str, Any]]:
     """The sources that give the key a value, with the value; a wrong value is None and adds a problem."""
-    yield DEFAULT, key.default()
+    yield DEFAULT, key.default_value()
     if file is not None and key.name in file.values:
         where = file.at(key.name)
         problems += file.secrecy(key)
@@ -125,7 +126,7 @@ def _layers(
 
 
 def _checked(
-    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_File | None" = None
+    read: Callable[[], Any], key: SettingSpec, where: str, problems: list[Problem], file: "_ConfigFile | None" = None
 ) -> Any:
     try:
         return read()
@@ -162,16 +163,17 @@ def _strange_variables(environ: Mapping[str, str]) -> Iterator[str]:
 # the file
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _ConfigFile(NamedTuple):
     path: Path
-    values: dict[str, Any]  # by key name, as TOML has them
-    lines: Mapping[str, int]
     mode: int
+    lines: Mapping[str, int]
+    values: dict[str, Any]  # by key name, as TOML has them
 
     def at(self, name: str) -> str:
         """The file and, if found, the line of a key or of an item's key."""
-        return _at(self.path, self.lines, name)
+        while name and name not in self.lines:
+            name = name[: max(name.rfind("."), name.rfind("["), 0)]
+        return f"{self.path} line {self.lines[name]}" if name else str(self.path)
 
     def secrecy(self, key: SettingSpec) -> Iterator[Problem]:
         """What is wrong with keeping a secret in this file."""
@@ -180,13 +182,7 @@ class _File:
             yield Problem(f"{self.at(key.name)}: {key.name}", text)
 
 
-def _at(path: Path, lines: Mapping[str, int], name: str) -> str:
-    while name and name not in lines:
-        name = name[: max(name.rfind("."), name.rfind("["), 0)]
-    return f"{path} line {lines[name]}" if name else str(path)
-
-
-def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
+def _read(path: Path, problems: list[Problem], *, needed: bool) -> _ConfigFile | None:
     try:
         data, mode = _bytes(path)
         text = data.decode()
@@ -211,14 +207,13 @@ def _read(path: Path, problems: list[Problem], *, needed: bool) -> _File | None:
         return None
     if mode & stat.S_IWOTH:
         problems.append(Problem(str(path), f"can be changed by everybody (mode {mode:04o}); run chmod o-w {path}"))
-    lines = key_lines(text)
-    values = dict[str, Any]()
+    file = _ConfigFile(path, mode, key_lines(text), {})
     for name, value in _leaves(tree, ""):
         if name in BY_NAME:
-            values[name] = value
+            file.values[name] = value
         else:
-            problems.append(Problem(f"{_at(path, lines, name)}: {name}", _unknown(name, value)))
-    return _File(path, values, lines, mode)
+            problems.append(Problem(f"{file.at(name)}: {name}", _unknown(name, value)))
+    return file
 
 
 def _bytes(path: Path) -> tuple[bytes, int]:

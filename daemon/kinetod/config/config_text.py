@@ -4,7 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from kinetod.config.config_sources import LoadedConfig
-from kinetod.config.settings_table import KEYS, SECTIONS, SettingSpec
+from kinetod.config.setting import SettingSpec
+from kinetod.config.settings import KEYS, SECTIONS
 
 _WIDTH = 100
 _HEAD = """\
@@ -30,7 +31,7 @@ def _section(section: str) -> str:
 
 
 def _comment(key: SettingSpec) -> str:
-    default = f" Default: {key.says}." if key.says else ""
+    default = f" Default: {key.default_words}." if key.default_words else ""
     return f"{key.meaning[0].upper()}{key.meaning[1:]}.{default}"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from kinetod.base import notify
 from kinetod.config.config_sources import ConfigError, Origin, reloaded
+from kinetod.config.setting import SettingSpec
 from kinetod.config.settings import Config, Settings
-from kinetod.config.settings_table import SettingSpec
 
 log = logging.getLogger(__name__)
 

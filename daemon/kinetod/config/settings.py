@@ -1,122 +1,398 @@
-"""The daemon's settings as one frozen value, the value in force, and the default places of files.
+"""The daemon's settings: each is declared once, as a field of Config, and the value in force.
 
-The rows that say how each field is set are in `settings_table`.
+Options, environment variables, the file, its documents and their checks come from these declarations.
 """
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from kineto_protos import endpoints
-
-from kinetod.permissions.role_grants import Grant
+from kinetod.base.object_store_urls import checked_endpoint, checked_url
+from kinetod.config.addresses import (
+    ListenAddress,
+    checked_socket_path,
+    checked_webhook,
+    parse_listen,
+    parse_metrics_listen,
+)
+from kinetod.config.default_paths import (
+    HELPER_SOCKET,
+    default_agent_socket,
+    default_helper_socket,
+    default_listen,
+    default_state_dir,
+)
+from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
+from kinetod.config.value_kinds import (
+    Choice,
+    Count,
+    Duration,
+    ExistingFile,
+    FolderPath,
+    ListOf,
+    Maybe,
+    ParsedText,
+    SecretFile,
+    Size,
+    Switch,
+    TableOf,
+    Text,
+)
+from kinetod.permissions.role_grants import Grant, parse_grant, parse_role
 from kinetod.permissions.role_policy import Role
 
-_SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
-_SECOND_NS = 10**9
-_DAY_NS = 86_400 * _SECOND_NS
-SYSTEM_CONFIG_DIR = Path("/etc/kinetod")
-CONFIG_FILE_NAME = "config.toml"
-HELPER_SOCKET = Path("/run/kinetod-attach/attach.sock")  # as kinetod-attach.socket makes it
+SECOND_NS = 10**9
+DAY_NS = 86_400 * SECOND_NS
+ALL_ENDS = "all"  # of captures, for hooks
+
+SECTIONS = {
+    "server": "Where the daemon can be reached, and what it logs.",
+    "captures": "What a capture may take, and how long its steps may last.",
+    "attach": "Attaching the agent to processes that were started without it.",
+    "store": "Where captures are kept, and for how long; see docs/storage.md.",
+    "upload": "Captures in an object store; see docs/storage.md.",
+    "hooks": "What is run or called when a capture has ended; see docs/orchestration.md.",
+    "access": "Who may do what, and how much; see docs/access.md.",
+    "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
+    "metrics": "What Prometheus can read; see docs/metrics.md.",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenAddress:
-    """A gRPC address: a Unix socket path, or a host and port."""
+def _default_listen() -> tuple[ListenAddress, ...]:
+    return (default_listen(),)
 
-    path: Path | None = None
-    host: str = ""
-    port: int = 0
 
-    def __str__(self) -> str:
-        if self.path is not None:
-            return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether it is a host and port that only this host can reach."""
-        return self.path is None and is_loopback(self.host)
+def _default_decode_workers() -> int:
+    return min(max(2, os.cpu_count() or 2), 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that can be set. Sizes are bytes, durations nanoseconds."""
+    """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
 
-    listen: tuple[ListenAddress, ...]
-    agent_socket: Path
-    state_dir: Path
-    buffer_limit_bytes: int = 128 << 20
-    max_duration_ns: int = 600 * _SECOND_NS
-    max_captures: int = 32
-    max_trace_bytes: int = 8 << 30
-    min_free_bytes: int = 1 << 30
-    agent_deadline_ns: int = 10 * _SECOND_NS
-    process_deadline_ns: int = 30 * _SECOND_NS
-    decode_deadline_ns: int = 600 * _SECOND_NS
-    decode_workers: int = 2
-    decode_memory_bytes: int = 1 << 30  # private memory of one decode
-    decode_sandbox: str = "available"
-    attach: bool = True  # whether processes without an agent get one
-    attach_deadline_ns: int = 10 * _SECOND_NS
-    keep_agent_ns: int = 600 * _SECOND_NS  # how long an attached agent stays after its last capture
-    helper_socket: Path | None = None  # of the attach helper service; None: this daemon attaches by itself
-    log_level: str = "info"
-    min_free_percent: int = 0  # of the disk; min_free_bytes has it already, where that is more
-    start_free_bytes: int = 256 << 20  # beyond min_free_bytes, for a capture to begin
-    max_age_ns: int = 30 * _DAY_NS  # of captures; 0: no limit, as with the sizes below
-    max_store_bytes: int = 100 << 30
-    max_user_bytes: int = 0
-    user_share_percent: int = 25  # of the store, that each user is sure of; 0: of nothing
-    max_user_captures: int = 5000
-    max_entry_age_ns: int = 365 * _DAY_NS  # of uploaded captures that are no longer here
-    retention_interval_ns: int = 600 * _SECOND_NS
-    keep_local: bool = True  # also once it is uploaded
-    upload_url: str = ""  # empty: no uploads
-    upload_credentials: Path | None = None
-    upload_endpoint: str = ""
-    upload_parallel: int = 2
-    upload_bytes_per_second: int = 0  # 0: no limit
-    upload_retry_pause_ns: int = 600 * _SECOND_NS  # the longest one
-    upload_timeout_ns: int = 60 * _SECOND_NS
-    hook_on: tuple[str, ...] = ("all",)
-    hook_command: tuple[str, ...] = ()  # argv; empty: none
-    hook_webhooks: tuple[str, ...] = ()
-    hook_secret: Path | None = None  # None: webhooks are not signed
-    hook_ca: Path | None = None  # None: the system's authorities
-    hook_timeout_ns: int = 30 * _SECOND_NS
-    hook_retry_ns: int = 600 * _SECOND_NS
-    hook_parallel: int = 2
-    metrics_listen: ListenAddress | None = None  # None: no metrics are served
-    metrics_allow_remote: bool = False
-    gpu_jobs_dir: Path = Path("/run/kinetod-slurm")  # deploy/slurm/Prolog makes it
-    local_roles: tuple[Role, ...] = (Role.OWN, Role.JOBS)  # of every user of this host
-    admin_users: tuple[str, ...] = ()
-    admin_groups: tuple[str, ...] = ()
-    viewer_users: tuple[str, ...] = ()
-    viewer_groups: tuple[str, ...] = ()
-    certificates: Mapping[str, Grant] = field(default_factory=dict)  # by URI:…, DNS:… or CN:…
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    loopback_without_tls: bool = False
-    kubernetes: bool = False  # whether callers with a Kubernetes token are served
-    kubernetes_listen: ListenAddress = ListenAddress(host="127.0.0.1", port=50052)
-    kubernetes_audiences: tuple[str, ...] = ()  # empty: the API server's own
-    audit_file: Path | None = None  # None: the journal
-    requests_per_second: int = 50  # of one caller
-    max_connections: int = 64  # of one user or remote address
-    max_calls_per_user: int = 64  # at a time
-    max_watches_per_user: int = 4  # of the host
-    max_streams_per_user: int = 16  # of stored files
-    max_captures_per_user: int = 8
-    quota_per_user_bytes: int = 0  # 0: no limit
-    pod_resources: bool = False  # whether the kubelet is asked
-    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    node_name: str = ""  # as the API server knows this host
-    account_dir: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    # By hand: a line of facts and one of meaning for each setting.
+    # fmt: off
+    listen: tuple[ListenAddress, ...] = setting(
+        "server.listen", ListOf(ParsedText("address", parse_listen)),
+        HostDefault(_default_listen, "unix:<runtime dir>/kinetod.sock", '["unix:/run/kineto/kinetod.sock"]'),
+        option="--listen",
+        meaning="where clients connect: unix:/path, or host:port, which needs certificates (access.tls_…)",
+    )
+    agent_socket: Path = setting(
+        "server.agent_socket", ParsedText("path", checked_socket_path),
+        HostDefault(default_agent_socket, "<runtime dir>/agent.sock", '"/run/kineto/agent.sock"'),
+        option="--agent-socket",
+        meaning="where agents connect",
+    )
+    log_level: str = setting(
+        "server.log_level", Choice("debug", "info", "warning", "error"), "info", option="--log-level", reload=True,
+        meaning="what to log to standard error: debug, info, warning or error",
+    )
+
+    buffer_limit_bytes: int = setting(
+        "captures.buffer_limit", Size(), 128 << 20, option="--buffer-limit", reload=True,
+        meaning="recording buffers per target unless a request says otherwise",
+    )
+    max_duration_ns: int = setting(
+        "captures.max_duration", Duration(), 600 * SECOND_NS, option="--max-duration", reload=True,
+        meaning="longest capture that may be requested",
+    )
+    max_captures: int = setting(
+        "captures.max_captures", Count(1), 32, option="--max-captures", reload=True,
+        meaning="captures that may run at the same time",
+    )
+    max_trace_bytes: int = setting(
+        "captures.max_trace_bytes", Size(), 8 << 30, option="--max-trace-bytes", reload=True,
+        meaning="raw bytes per target after which a capture is stopped; what was recorded until then is kept",
+    )
+    agent_deadline_ns: int = setting(
+        "captures.agent_deadline", Duration(), 10 * SECOND_NS, option="--agent-deadline", reload=True,
+        meaning="how long an agent may take to answer before its target fails",
+    )
+    process_deadline_ns: int = setting(
+        "captures.process_deadline", Duration(), 30 * SECOND_NS, option="--process-deadline", reload=True,
+        meaning="how long an agent may take to stop its sources",
+    )
+    decode_deadline_ns: int = setting(
+        "captures.decode_deadline", Duration(), 600 * SECOND_NS, option="--decode-deadline", reload=True,
+        meaning="how long decoding one target may take",
+    )
+    decode_workers: int = setting(
+        "captures.decode_workers", Count(1, 64), HostDefault(_default_decode_workers, "2 to 4, by CPU count", "2"),
+        option="--decode-workers",
+        meaning="processes that decode traces",
+    )
+    decode_memory_bytes: int = setting(
+        "captures.decode_memory", Size(least=256 << 20), 1 << 30, reload=True,
+        meaning="private memory that decoding one target may take; beyond it that target fails with OUT_OF_MEMORY",
+    )
+    decode_sandbox: str = setting(
+        "captures.decode_sandbox", Choice("available", "required"), "available",
+        meaning="how decoders are confined; available: with what this kernel offers; required: kinetod does not start "
+        "without Landlock and seccomp",
+    )
+
+    attach: bool = setting(
+        "attach.enabled", Switch(), True, option="--no-attach",
+        meaning="whether processes that have no agent get one; --no-attach: only trace processes that have one",
+    )
+    attach_deadline_ns: int = setting(
+        "attach.deadline", Duration(), 10 * SECOND_NS, option="--attach-deadline", reload=True,
+        meaning="how long attaching an agent to a process may take",
+    )
+    keep_agent_ns: int = setting(
+        "attach.keep_agent", Duration(least_ns=0), 600 * SECOND_NS, option="--keep-agent", reload=True,
+        meaning="how long an attached agent stays after its last capture; 0: it leaves at once",
+    )
+    helper_socket: Path | None = setting(
+        "attach.helper_socket", Maybe(ParsedText("path", checked_socket_path)),
+        HostDefault(
+            default_helper_socket, f"{HELPER_SOCKET} if this user may use it; root needs none", f'"{HELPER_SOCKET}"',
+        ),
+        meaning="socket of the attach helper service, which attaches to other users' processes for a daemon that may "
+        "not; empty: the daemon attaches by itself, as far as its own rights allow",
+    )
+
+    state_dir: Path = setting(
+        "store.state_dir", FolderPath(),
+        HostDefault(default_state_dir, "/var/lib/kineto for root, else ~/.local/state/kineto", '"/var/lib/kineto"'),
+        option="--state-dir",
+        meaning="where captures are stored",
+    )
+    min_free_bytes: int = setting(
+        "store.min_free_bytes", Size(least=0), 1 << 30, option="--min-free-bytes", reload=True,
+        meaning="space to leave free on the disk of the state folder; captures stop at it",
+    )
+    min_free_percent: int = setting(
+        "store.min_free_percent", Count(0, 90), 0, reload=True,  # min_free_bytes has it already, where that is more
+        meaning="the same as a percentage of that disk; the larger of the two applies",
+    )
+    start_free_bytes: int = setting(
+        "store.start_free_bytes", Size(least=0), 256 << 20, reload=True,
+        meaning="space that must be free beyond store.min_free_bytes for a new capture to begin",
+    )
+    max_age_ns: int = setting(
+        "store.max_age", Duration(least_ns=0), 30 * DAY_NS, reload=True,
+        meaning="how long a capture stays after its end, unless it is pinned or not yet uploaded; 0: no limit",
+    )
+    max_store_bytes: int = setting(
+        "store.max_bytes", Size(least=0), 100 << 30, reload=True,
+        meaning="what all captures may take on this disk; beyond it, who takes most loses the oldest; 0: no limit",
+    )
+    max_user_bytes: int = setting(
+        "store.max_bytes_per_user", Size(least=0), 0, reload=True,
+        meaning="what the captures of one user may take; beyond it, that user's oldest are removed; 0: no limit",
+    )
+    user_share_percent: int = setting(
+        "store.share_per_user", Count(0, 100), 25, reload=True,
+        meaning="percentage of store.max_bytes, or of the disk if that is less, guaranteed to each user; what cannot "
+        "be removed of one user (pinned, running, not yet uploaded) takes no more; 0: no shares",
+    )
+    max_user_captures: int = setting(
+        "store.max_captures_per_user", Count(0), 5000, reload=True,
+        meaning="captures of one user in the store; beyond it, that user's oldest are removed; 0: no limit",
+    )
+    max_entry_age_ns: int = setting(
+        "store.max_entry_age", Duration(least_ns=0), 365 * DAY_NS, reload=True,
+        meaning="how long an uploaded capture stays in the list once its files are no longer here; 0: forever",
+    )
+    retention_interval_ns: int = setting(
+        "store.retention_interval", Duration(), 600 * SECOND_NS, reload=True,
+        meaning="how often to look for captures to remove, besides at the end of each capture",
+    )
+    keep_local: bool = setting(
+        "store.keep_local", Switch(), True, reload=True,
+        meaning="whether a capture stays on this disk once it is uploaded and verified, until retention removes it",
+    )
+
+    upload_url: str = setting(
+        "upload.url", ParsedText("address", checked_url), "", reload=True,
+        meaning="where ended captures go: s3://bucket/prefix, gs://…, az://container/… or file:///…; empty: nowhere",
+    )
+    upload_credentials: Path | None = setting(
+        "upload.credentials", Maybe(SecretFile()), None, reload=True,
+        meaning="file with the object store's credentials, or credential:NAME; empty: where its library looks for them",
+    )
+    upload_endpoint: str = setting(
+        "upload.endpoint", ParsedText("address", checked_endpoint), "", reload=True,
+        meaning="https://host:port of an S3-compatible store; empty: Amazon's, or what AWS_ENDPOINT_URL says",
+    )
+    upload_parallel: int = setting(
+        "upload.parallel", Count(1, 32), 2, reload=True,
+        meaning="captures uploaded at the same time; a user with none in progress gets one more",
+    )
+    upload_bytes_per_second: int = setting(
+        "upload.max_bytes_per_second", Size(least=0), 0, reload=True,
+        meaning="what all uploads together may send per second; 0: no limit",
+    )
+    upload_retry_pause_ns: int = setting(
+        "upload.retry_pause", Duration(), 600 * SECOND_NS, reload=True,
+        meaning="the longest pause between two attempts; the first is one second, and each one doubles",
+    )
+    upload_timeout_ns: int = setting(
+        "upload.timeout", Duration(), 60 * SECOND_NS, reload=True,
+        meaning="how long the object store may be silent before an attempt fails",
+    )
+
+    hook_on: tuple[str, ...] = setting(
+        "hooks.on", ListOf(Choice(ALL_ENDS, "done", "partial", "failed", "cancelled")), (ALL_ENDS,), reload=True,
+        meaning="which ends of captures trigger hooks: all, done, partial, failed, cancelled",
+    )
+    hook_command: tuple[str, ...] = setting(
+        "hooks.command", ListOf(Text()), (), reload=True,
+        meaning="program that is run when a capture has ended, and its arguments; it gets the capture's JSON on its "
+        "standard input; empty: none",
+    )
+    hook_webhooks: tuple[str, ...] = setting(
+        "hooks.webhook", ListOf(ParsedText("address", checked_webhook)), (), reload=True,
+        meaning="https addresses that get a POST with the capture's JSON when it has ended (http on this host only)",
+    )
+    hook_secret: Path | None = setting(
+        "hooks.webhook_secret", Maybe(SecretFile()), None, reload=True,
+        meaning="file with the secret that webhooks are signed with, or credential:NAME; empty: they are not signed",
+    )
+    hook_ca: Path | None = setting(
+        "hooks.webhook_ca", Maybe(ExistingFile()), None, reload=True,
+        meaning="file (PEM) with the authorities that the certificates of webhooks are checked against; empty: the "
+        "system's",
+    )
+    hook_timeout_ns: int = setting(
+        "hooks.timeout", Duration(), 30 * SECOND_NS, reload=True,
+        meaning="how long the command, or one attempt of a webhook, may take",
+    )
+    hook_retry_ns: int = setting(
+        "hooks.retry_for", Duration(least_ns=0), 600 * SECOND_NS, reload=True,
+        meaning="how long a failing webhook is retried, with pauses that double from one second; 0: never",
+    )
+    hook_parallel: int = setting(
+        "hooks.parallel", Count(1, 32), 2, reload=True,
+        meaning="how many runs of the command, or calls to one address, may be in progress at a time; a user with "
+        "none in progress gets one more",
+    )
+
+    local_roles: tuple[Role, ...] = setting(
+        "access.local_roles", ListOf(ParsedText("role", parse_role)), (Role.OWN, Role.JOBS), reload=True,
+        meaning="roles of every user of this host: own, jobs, viewer, admin; an empty list: only those named below",
+    )
+    admin_users: tuple[str, ...] = setting(
+        "access.admin_users", ListOf(Text()), (), reload=True,
+        meaning="users of this host who may do everything, besides root and the daemon's own user",
+    )
+    admin_groups: tuple[str, ...] = setting(
+        "access.admin_groups", ListOf(Text()), (), reload=True,
+        meaning="groups of this host whose members may do everything",
+    )
+    viewer_users: tuple[str, ...] = setting(
+        "access.viewer_users", ListOf(Text()), (), reload=True,
+        meaning="users of this host who may see and fetch everything",
+    )
+    viewer_groups: tuple[str, ...] = setting(
+        "access.viewer_groups", ListOf(Text()), (), reload=True,
+        meaning="groups of this host whose members may see and fetch everything",
+    )
+    certificates: Mapping[str, Grant] = setting(
+        "access.certificates", TableOf(ParsedText("roles", parse_grant)), {}, reload=True,
+        meaning='whom a client stands for, by its certificate\'s URI:…, DNS:… or CN:…: "own as ada", "viewer", "admin"',
+    )
+    tls_certificate: Path | None = setting(
+        "access.tls_certificate", Maybe(ExistingFile()), None,
+        meaning="the server's certificate and its chain (PEM), or credential:NAME; it is read again when it changes",
+    )
+    tls_key: Path | None = setting(
+        "access.tls_key", Maybe(SecretFile()), None,
+        meaning="the key of that certificate (PEM), or credential:NAME",
+    )
+    tls_client_ca: Path | None = setting(
+        "access.tls_client_ca", Maybe(ExistingFile()), None,
+        meaning="the authorities that sign clients' certificates (PEM), or credential:NAME",
+    )
+    loopback_without_tls: bool = setting(
+        "access.loopback_without_tls", Switch(), False,
+        meaning="whether host:port on loopback is served without TLS; callers are then identified by the kernel's "
+        "table of connections",
+    )
+    kubernetes: bool = setting(
+        "access.kubernetes", Switch(), False,
+        meaning="whether callers with a Kubernetes token are served at access.kubernetes_listen; they may trace the "
+        "pods on which they may create pods/exec",
+    )
+    kubernetes_listen: ListenAddress = setting(
+        "access.kubernetes_listen", ParsedText("address", parse_listen), ListenAddress(host="127.0.0.1", port=50052),
+        meaning="host:port for them: on loopback without TLS, where `kubectl port-forward` ends; elsewhere with the "
+        "server's certificate, but without client certificates",
+    )
+    kubernetes_audiences: tuple[str, ...] = setting(
+        "access.kubernetes_audiences", ListOf(Text()), (), reload=True,
+        meaning="accepted audiences of tokens; an empty list: the API server's own",
+    )
+    audit_file: Path | None = setting(
+        "access.audit_file", Maybe(FolderPath()), None,
+        meaning="file of the audit log, one JSON object per line; empty: the journal. It is reopened on a reload",
+    )
+    requests_per_second: int = setting(
+        "access.requests_per_second", Count(1, 1_000_000), 50, reload=True,
+        meaning="requests that one caller may send per second; four seconds' worth may come at once",
+    )
+    max_connections: int = setting(
+        "access.max_connections", Count(1, 4096), 64, reload=True,
+        meaning="connections that one user, or one address beyond loopback, may have at the same time",
+    )
+    max_calls_per_user: int = setting(
+        "access.max_calls_per_user", Count(1, 4096), 64, reload=True,
+        meaning="calls that one caller may have in progress at the same time, health checks and watches included",
+    )
+    max_watches_per_user: int = setting(
+        "access.max_watches_per_user", Count(1, 1024), 4, reload=True,
+        meaning="of these, watches of the host (`kinetoctl top`)",
+    )
+    max_streams_per_user: int = setting(
+        "access.max_streams_per_user", Count(1, 4096), 16, reload=True,
+        meaning="of these, fetches and verifications of stored files",
+    )
+    max_captures_per_user: int = setting(
+        "access.max_captures_per_user", Count(1), 8, reload=True,
+        meaning="captures that one user may have running at the same time; administrators have captures.max_captures",
+    )
+    quota_per_user_bytes: int = setting(
+        "access.quota_per_user", Size(least=0), 0, reload=True,
+        meaning="what the captures of one user may take before the next one is refused; 0: no limit. It does not "
+        "apply to administrators",
+    )
+
+    pod_resources: bool = setting(
+        "kubernetes.pod_resources", Switch(), False,
+        meaning="whether to ask the kubelet which containers have which GPUs; with an attach helper, the connection "
+        "comes from `kubelet_socket` in its attach.toml",
+    )
+    kubelet_socket: Path = setting(
+        "kubernetes.kubelet_socket", ParsedText("path", checked_socket_path),
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        meaning="where a daemon without an attach helper asks it",
+    )
+    node_name: str = setting(
+        "kubernetes.node_name", Text(), "",
+        meaning="this node's name at the API server, for access.kubernetes",
+    )
+    account_dir: Path = setting(
+        "kubernetes.account_dir", FolderPath(), Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
+    )
+
+    metrics_listen: ListenAddress | None = setting(
+        "metrics.listen", Maybe(ParsedText("address", parse_metrics_listen)), None,
+        meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
+    )
+    metrics_allow_remote: bool = setting(
+        "metrics.allow_remote", Switch(), False,
+        meaning="whether metrics.listen may be an address that other hosts can reach; they are not authenticated",
+    )
+    gpu_jobs_dir: Path = setting(
+        "metrics.gpu_jobs_dir", FolderPath(), Path("/run/kinetod-slurm"),
+        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
+        "prolog of deploy/slurm keeps it",
+    )
+    # fmt: on
 
     @property
     def needed_bytes(self) -> int:
@@ -150,110 +426,10 @@ class Settings:
             changed(config)
 
 
-def parse_listen(text: str) -> ListenAddress:
-    """Parses `unix:/path` or `host:port`. Raises ValueError, which says what is wrong."""
-    if text.startswith("unix:"):
-        return ListenAddress(path=checked_socket_path(text.removeprefix("unix:")))
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"expected unix:/path or host:port, got {text!r}")
-    return ListenAddress(host=host.removeprefix("[").removesuffix("]"), port=int(port))
-
-
-def parse_metrics_listen(text: str) -> ListenAddress:
-    """Parses `host:port`, an address of this host. Raises ValueError, which says what is wrong."""
-    host, separator, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not separator or not host or not (port.isascii() and port.isdecimal()) or not 0 <= int(port) <= 65535:
-        raise ValueError(f"expected host:port, for example 127.0.0.1:9417, got {text!r}")
-    if host != "localhost":
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            raise ValueError(f"expected an IP address of this host before the port, got {text!r}") from None
-    return ListenAddress(host=host, port=int(port))
-
-
-def metrics_problem(config: Config) -> str:
-    """Why metrics.listen is refused; "" if it is not."""
-    address = config.metrics_listen
-    if address is None or config.metrics_allow_remote or is_loopback(address.host):
-        return ""
-    return (
-        f"{address} can be reached from other hosts and does not authenticate them; listen on 127.0.0.1, or set "
-        "metrics.allow_remote = true"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach this name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def checked_socket_path(text: str) -> Path:
-    """Checks for an absolute path that fits into a socket address. Raises ValueError."""
-    path = Path(text)
-    if not path.is_absolute():
-        raise ValueError(f"expected an absolute socket path, got {text!r}")
-    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
-        raise ValueError(f"the socket path {text!r} is longer than {_SOCKET_PATH_BYTES} bytes")
-    return path
-
-
-def default_listen(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> ListenAddress:
-    """The Unix socket in this user's runtime folder."""
-    return ListenAddress(path=_runtime_dir(uid, environ) / endpoints.RPC_SOCKET_NAME)
-
-
-def default_agent_socket(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the agents of this user's processes connect (root: everybody's)."""
-    return _runtime_dir(uid, environ) / endpoints.AGENT_SOCKET_NAME
-
-
-def default_state_dir(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The service's StateDirectory; root: /var/lib/kineto; others: $XDG_STATE_HOME/kineto or ~/.local/state/kineto."""
-    if given := _service_dir("STATE_DIRECTORY", "kineto", environ):
-        return given
-    if (os.getuid() if uid is None else uid) == 0:
-        return Path("/var/lib/kineto")
-    base = environ.get("XDG_STATE_HOME")
-    return Path(base, "kineto") if base else Path.home() / ".local/state/kineto"
-
-
-def default_config_file(uid: int | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The service's ConfigurationDirectory; root: /etc/kinetod; others: $XDG_CONFIG_HOME/kinetod or ~/.config/kinetod.
-
-    A daemon of one's own does not take the system's file: the sockets and folders in it are not its own.
-    """
-    if given := _service_dir("CONFIGURATION_DIRECTORY", "kinetod", environ):
-        return given / CONFIG_FILE_NAME
-    if (os.getuid() if uid is None else uid) == 0:
-        return SYSTEM_CONFIG_DIR / CONFIG_FILE_NAME
-    base = environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "kinetod" / CONFIG_FILE_NAME
-
-
-def default_helper_socket(uid: int | None = None, path: Path = HELPER_SOCKET) -> Path | None:
-    """The socket of the installed attach helper if this user may use it; None for root, who needs none."""
-    uid = os.geteuid() if uid is None else uid
-    return path if uid != 0 and os.access(path, os.W_OK, effective_ids=True) else None
-
-
 def serves_everybody(config: Config) -> bool:
     """Whether the daemon can reach the processes of all users, or only those of its own."""
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
-def _runtime_dir(uid: int | None, environ: Mapping[str, str]) -> Path:
-    return _service_dir("RUNTIME_DIRECTORY", "kineto", environ) or endpoints.runtime_dir(uid, environ)
-
-
-def _service_dir(variable: str, name: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder of this name among those that systemd created for this service, ignoring other services."""
-    folders = map(Path, filter(None, environ.get(variable, "").split(":")))
-    return next((folder for folder in folders if folder.name == name and folder.is_absolute()), None)
+KEYS: tuple[SettingSpec, ...] = tuple(replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+BY_NAME = {key.name: key for key in KEYS}

@@ -10,10 +10,13 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import tomllib
 from kineto_protos.units import BINARY_UNITS, parse_duration_ns, parse_size_bytes
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 MAX_INT64 = 2**63 - 1
 MAX_DURATION_NS = 3650 * 86_400 * 10**9  # ten years: beyond it clocks and timers overflow
@@ -21,7 +24,8 @@ MAX_TEXT_CHARS = 4096
 CREDENTIAL_PREFIX = "credential:"
 CREDENTIALS_VARIABLE = "CREDENTIALS_DIRECTORY"  # systemd's, for LoadCredential=
 _EXACT_UNITS_NS = (
-    ("d", 86_400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3),
+    ("d", 86_400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9),
+    ("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1),
 )  # fmt: skip
 _YES = ("1", "true", "t", "yes", "y", "on")
 _NO = ("0", "false", "f", "no", "n", "off")
@@ -36,21 +40,16 @@ class ItemError(ValueError):
         self.path = path
 
 
-class Kind:
-    """A kind of value; the base is any text up to MAX_TEXT_CHARS characters."""
+class Kind(Generic[T_co]):
+    """A kind of value. name: what documents call it."""
 
-    name = "text"
-    many = False  # an option of it may be given several times
+    name: str
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str) -> T_co:
         """Parses the text of an option or variable. Raises ValueError."""
-        if len(text) > MAX_TEXT_CHARS:
-            raise ValueError(f"is longer than {MAX_TEXT_CHARS} characters")
-        if "\0" in text:
-            raise ValueError("contains a NUL character")
-        return text
+        raise NotImplementedError
 
-    def check(self, value: object) -> Any:
+    def check(self, value: object) -> T_co:
         """Converts a TOML value. Raises ValueError."""
         return self.parse(_text(value))
 
@@ -59,7 +58,26 @@ class Kind:
         return quoted(str(value))
 
 
-class Duration(Kind):
+class ParsedText(Kind[T]):
+    """A value parsed by a function, which raises ValueError with the full explanation. Shown by `str`."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def parse(self, text: str) -> T:
+        """Raises ValueError."""
+        return self._parse(_bounded(text))
+
+
+class Text(ParsedText[str]):
+    """Any text."""
+
+    def __init__(self) -> None:
+        super().__init__("text", str)
+
+
+class Duration(Kind[int]):
     """Nanoseconds, written with a unit."""
 
     name = "duration"
@@ -70,7 +88,7 @@ class Duration(Kind):
     def parse(self, text: str) -> int:
         """Parses nanoseconds. Raises ValueError."""
         try:
-            value = parse_duration_ns(super().parse(text))
+            value = parse_duration_ns(_bounded(text))
         except ValueError:
             raise ValueError(
                 f"{_short(text)} is not a valid duration; expected for example 500ms, 5s or 10min"
@@ -88,7 +106,7 @@ class Duration(Kind):
         return quoted(_duration_text(value))
 
 
-class Size(Kind):
+class Size(Kind[int]):
     """Bytes, written with a unit or as a plain number."""
 
     name = "size"
@@ -99,7 +117,7 @@ class Size(Kind):
     def parse(self, text: str) -> int:
         """Parses bytes. Raises ValueError."""
         try:
-            value = parse_size_bytes(super().parse(text))
+            value = parse_size_bytes(_bounded(text))
         except ValueError:
             raise ValueError(f"{_short(text)} is not a valid size; expected for example 128MiB, 8GiB or 4096") from None
         return _between(value, self._least, MAX_INT64, str)
@@ -116,7 +134,7 @@ class Size(Kind):
         return str(value)
 
 
-class Count(Kind):
+class Count(Kind[int]):
     """A whole number in a range."""
 
     name = "number"
@@ -128,7 +146,7 @@ class Count(Kind):
     def parse(self, text: str) -> int:
         """Parses the number. Raises ValueError."""
         try:
-            value = int(super().parse(text))
+            value = int(_bounded(text))
         except ValueError:
             raise ValueError(f"{_short(text)} is not a whole number") from None
         return _between(value, self._least, self._most, str)
@@ -144,7 +162,7 @@ class Count(Kind):
         return str(value)
 
 
-class Switch(Kind):
+class Switch(Kind[bool]):
     """True or false."""
 
     name = "switch"
@@ -167,7 +185,7 @@ class Switch(Kind):
         return "true" if value else "false"
 
 
-class Choice(Kind):
+class Choice(Kind[str]):
     """One of a few words, whatever their case."""
 
     name = "word"
@@ -182,19 +200,7 @@ class Choice(Kind):
         return word
 
 
-class ParsedText(Kind):
-    """A value parsed by a function, which raises ValueError with the full explanation. Shown by `str`."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def parse(self, text: str) -> Any:
-        """Raises ValueError."""
-        return self._parse(super().parse(text))
-
-
-class FolderPath(Kind):
+class FolderPath(Kind[Path]):
     """A path: absolute in a file; options and variables may be relative to the working directory."""
 
     name = "path"
@@ -203,7 +209,7 @@ class FolderPath(Kind):
         """Returns the path, made absolute. Raises ValueError."""
         if not text:
             raise ValueError("is empty; write a path")
-        return Path(super().parse(text)).absolute()
+        return Path(_bounded(text)).absolute()
 
     def check(self, value: object) -> Path:
         """Raises ValueError."""
@@ -252,18 +258,18 @@ class SecretFile(ExistingFile):
     private = True
 
 
-class Maybe(Kind):
+class Maybe(Kind[T | None]):
     """An optional value; the empty text is None."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind[T]) -> None:
         self._kind = kind
         self.name = kind.name
 
-    def parse(self, text: str) -> Any:
+    def parse(self, text: str) -> T | None:
         """Returns None for the empty text. Raises ValueError."""
         return self._kind.parse(text) if text else None
 
-    def check(self, value: object) -> Any:
+    def check(self, value: object) -> T | None:
         """Returns None for the empty text. Raises ValueError."""
         return None if value == "" else self._kind.check(value)
 
@@ -272,20 +278,18 @@ class Maybe(Kind):
         return '""' if value is None else self._kind.show(value)
 
 
-class ListOf(Kind):
+class ListOf(Kind[tuple[T, ...]]):
     """A tuple. Variables separate the items by spaces; options are repeated."""
 
-    many = True
-
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind[T]) -> None:
         self.item = kind
         self.name = f"list of {kind.name}"
 
-    def parse(self, text: str) -> tuple[Any, ...]:
+    def parse(self, text: str) -> tuple[T, ...]:
         """Raises ItemError."""
         return tuple(_item(f"[{index}]", self.item.parse, each) for index, each in enumerate(text.split()))
 
-    def check(self, value: object) -> tuple[Any, ...]:
+    def check(self, value: object) -> tuple[T, ...]:
         """Accepts a list or a single item. Raises ValueError."""
         if not isinstance(value, list):
             return (self.item.check(value),)
@@ -296,24 +300,24 @@ class ListOf(Kind):
         return f"[{', '.join(map(self.item.show, value))}]"
 
 
-class TableOf(Kind):
+class TableOf(Kind[Mapping[str, T]]):
     """A dict from names that the site chooses, such as users, to values. Variables hold it as a TOML inline table."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind[T]) -> None:
         self.item = kind
         self.name = f"table of {kind.name}"
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, text: str) -> dict[str, T]:
         """Raises ValueError."""
         try:
-            found = tomllib.loads(f"value = {Kind.parse(self, text).strip()}")
+            found = tomllib.loads(f"value = {_bounded(text).strip()}")
         except (ValueError, RecursionError):
             found = {}
         if found.keys() != {"value"}:
             raise ValueError(f"{_short(text)} is not a table; expected for example {{ada = 1}}")
         return self.check(found["value"])
 
-    def check(self, value: object) -> dict[str, Any]:
+    def check(self, value: object) -> dict[str, T]:
         """Raises ValueError."""
         if not isinstance(value, Mapping):
             raise ValueError(f"must be a table, not {toml_name(value)}")
@@ -352,11 +356,19 @@ def _text(value: object) -> str:
     return value
 
 
+def _bounded(text: str) -> str:
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueError(f"is longer than {MAX_TEXT_CHARS} characters")
+    if "\0" in text:
+        raise ValueError("contains a NUL character")
+    return text
+
+
 def _short(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "…")
 
 
-def _item(path: str, read: Callable[[Any], Any], value: object) -> Any:
+def _item(path: str, read: Callable[[Any], T], value: object) -> T:
     try:
         return read(value)
     except ItemError as exc:
@@ -375,9 +387,5 @@ def _between(value: int, least: int, most: int, show: Callable[[int], str]) -> i
 
 
 def _duration_text(value_ns: int) -> str:
-    if value_ns == 0:
-        return "0"
-    for unit, unit_ns in _EXACT_UNITS_NS:
-        if value_ns % unit_ns == 0:
-            return f"{value_ns // unit_ns}{unit}"
-    return f"{value_ns}ns"
+    unit, unit_ns = next(each for each in _EXACT_UNITS_NS if value_ns % each[1] == 0)
+    return f"{value_ns // unit_ns}{unit}" if value_ns else "0"

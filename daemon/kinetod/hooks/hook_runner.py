@@ -31,8 +31,7 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetod.base import metrics
 from kinetod.base.fair_slots import FairSlots, payer
-from kinetod.config.hook_settings import ALL
-from kinetod.config.settings import Config, Settings
+from kinetod.config.settings import ALL_ENDS, Config, Settings
 from kinetod.hooks.command_hook import CommandHook
 from kinetod.hooks.hook_types import (
     FLEET_VARIABLE,
@@ -86,7 +85,7 @@ class HookRunner:
     def _begin(self, capture: pb.Capture) -> None:
         config = self._settings.current
         status = pb.CaptureStatus.Name(capture.status).removeprefix(_PREFIX)
-        if ALL not in config.hook_on and status.lower() not in config.hook_on:
+        if ALL_ENDS not in config.hook_on and status.lower() not in config.hook_on:
             return
         hooks = []
         owner = f"uid {capture.owner_uid}" if capture.HasField("owner_uid") else ""

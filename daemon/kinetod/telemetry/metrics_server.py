@@ -29,7 +29,7 @@ from kinetod import __version__
 from kinetod.access.peers import UnknownPeer, of_loopback
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
-from kinetod.config.settings import ListenAddress, is_loopback
+from kinetod.config.addresses import ListenAddress, is_loopback
 from kinetod.permissions.caller_limits import RESERVE, RequestRate, full, less
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from kinetod.access.connections.connection_proxy import Door, Front, PrivateFold
 from kinetod.access.peers import Peer
 from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import KinetodError, Reason
-from kinetod.config.settings import Config, ListenAddress, Settings, serves_everybody
+from kinetod.config.addresses import ListenAddress
+from kinetod.config.settings import Config, Settings, serves_everybody
 from kinetod.permissions.caller_limits import RequestRate, Shares
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinetod.config.config_sources import ConfigError, Origin, reloaded
 from kinetod.config.config_text import default_file, effective
-from kinetod.config.settings_table import KEYS
+from kinetod.config.settings import KEYS
 from support.fuzz import mutate
 
 from fuzz.parts import joined, parted
@@ -30,7 +30,7 @@ def originals() -> list[str]:
 
 def _line(name: str) -> str:
     key = next(each for each in KEYS if each.name == name)
-    return f"{name.rpartition('.')[2]} = {key.kind.show(key.default()) or repr('')}\n"
+    return f"{name.rpartition('.')[2]} = {key.kind.show(key.default_value()) or repr('')}\n"
 
 
 ORIGINALS = originals()

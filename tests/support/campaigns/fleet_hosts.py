@@ -30,7 +30,8 @@ from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.captures.result.decode_pool import WorkerPool
 from kinetod.captures.target.profiler_conflicts import Conflicts
 from kinetod.captures.target.services import Services
-from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.config.addresses import ListenAddress
+from kinetod.config.settings import Config, Settings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser

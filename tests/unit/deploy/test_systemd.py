@@ -103,7 +103,7 @@ def test_every_user_of_the_units_is_made() -> None:
 
 
 def test_the_socket_is_where_the_daemon_looks_for_it() -> None:
-    from kinetod.config.settings import HELPER_SOCKET
+    from kinetod.config.default_paths import HELPER_SOCKET
 
     assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.fleet.host_run import Fleet
 from kinetoctl.client.fleet.lookup import find_fleet
@@ -49,7 +49,7 @@ def _check_formats(fleet: Fleet, file_format: str) -> None:
         raise NotFound(f"capture {fleet.id} has no file of format {file_format}, only {', '.join(sorted(formats))}")
 
 
-def _fetch_fleet(fleet: Fleet, directory: Path, settings: Settings, *, file_format: str, merge: bool) -> ExitCode:
+def _fetch_fleet(fleet: Fleet, directory: Path, settings: CommonOptions, *, file_format: str, merge: bool) -> ExitCode:
     """Fetch the files of an earlier capture and print the result. DONE only if all files are here."""
     merged = None
     with show_fleet(fleet.members, quiet=settings.quiet, color=settings.color) as progress:

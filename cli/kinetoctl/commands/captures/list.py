@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import LABEL
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
@@ -69,7 +69,7 @@ def command(labels: tuple[tuple[str, str], ...], limit: int, **hosts: Any) -> in
     return ExitCode.DONE
 
 
-def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: Settings) -> ExitCode:
+def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: CommonOptions) -> ExitCode:
     """Prints the captures of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
 
     async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":

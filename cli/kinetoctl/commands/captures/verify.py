@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kinetoctl.base.common_options import Settings, common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
@@ -40,7 +40,7 @@ def _checks(client: Client, capture_ids: tuple[str, ...], uploaded: bool) -> Ite
                 raise  # else retention was faster
 
 
-def _show(checked: list[Checked], settings: Settings) -> None:
+def _show(checked: list[Checked], settings: CommonOptions) -> None:
     if settings.output == "table":
         print_table(COLUMNS, [_row(capture_id, check) for capture_id, check in checked], color=settings.color)
     else:

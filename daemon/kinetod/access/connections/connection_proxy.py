@@ -36,7 +36,7 @@ from kinetod.access.connections.proxied_connection import ProxiedConnection, log
 from kinetod.access.peers import Peer, UnknownPeer, of_loopback, of_unix, with_groups
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import remove_stale_socket
-from kinetod.config.settings import ListenAddress
+from kinetod.config.addresses import ListenAddress
 from kinetod.permissions.role_policy import Via
 
 log = logging.getLogger(__name__)

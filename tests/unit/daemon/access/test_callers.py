@@ -7,7 +7,8 @@ import pytest
 from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
 from kinetod.base.errors import NotIdentified, NotPermitted
-from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.config.addresses import ListenAddress
+from kinetod.config.settings import Config, Settings
 from kinetod.permissions.role_grants import GIVEN, parse_grant
 from kinetod.permissions.role_policy import Action, Caller, Role, Via
 

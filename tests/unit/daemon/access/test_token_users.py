@@ -12,8 +12,9 @@ from kinetod.access.peers import Peer
 from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import KinetodError
 from kinetod.base.fair_slots import payer
-from kinetod.config.access_settings import access_problems
-from kinetod.config.settings import Config, ListenAddress, Settings
+from kinetod.config.addresses import ListenAddress
+from kinetod.config.rules import access_problems
+from kinetod.config.settings import Config, Settings
 from kinetod.kubernetes.api_server import ApiServer
 from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.token_reviews import Reviews

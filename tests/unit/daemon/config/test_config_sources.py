@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kinetod.config import config_sources, settings_table
+from kinetod.config import config_sources
 from kinetod.config.config_sources import ConfigError, LoadedConfig, key_lines, load, reloaded
 from kinetod.config.setting import SettingSpec
-from kinetod.config.value_kinds import Kind, Size
+from kinetod.config.settings import BY_NAME, KEYS
+from kinetod.config.value_kinds import Size, Text
 
 ENVIRON = {"XDG_CONFIG_HOME": "/nonexistent", "CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
 
@@ -135,9 +136,11 @@ def test_a_file_that_everybody_can_change_is_refused(file: Path) -> None:
 
 def test_a_secret_in_a_file_that_everybody_can_read_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No setting is a secret itself so far: this one borrows a field.
-    key = SettingSpec(name="store.password", field="log_level", kind=Kind(), meaning="a password", secret=True)
-    monkeypatch.setattr(config_sources, "KEYS", (*settings_table.KEYS, key))
-    monkeypatch.setitem(settings_table.BY_NAME, key.name, key)
+    key = SettingSpec(
+        name="store.password", field="log_level", kind=Text(), default="", meaning="a password", secret=True
+    )
+    monkeypatch.setattr(config_sources, "KEYS", (*KEYS, key))
+    monkeypatch.setitem(BY_NAME, key.name, key)
     file.chmod(0o644)
     assert problems(file, "store.password = 'sesame'") == [
         "FILE line 1: store.password: is a secret, and everybody can read the file (mode 0644); run chmod o-rwx FILE"

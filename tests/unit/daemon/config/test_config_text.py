@@ -1,4 +1,4 @@
-"""The default file, the effective configuration, and the documents made from the table of settings."""
+"""The default file, the effective configuration, and the documents made from the declarations."""
 
 import importlib.util
 import re
@@ -12,8 +12,7 @@ from kinetod.__main__ import command, main
 from kinetod.config.config_sources import load
 from kinetod.config.config_text import default_file
 from kinetod.config.setting import SettingSpec
-from kinetod.config.settings import Config
-from kinetod.config.settings_table import KEYS, SECTIONS
+from kinetod.config.settings import KEYS, SECTIONS, Config
 
 REPOSITORY = Path(__file__).parents[4]
 ENVIRON = {"CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
@@ -51,7 +50,7 @@ def test_the_default_file_has_every_key_with_its_default(tmp_path: Path) -> None
     found = load(file, {}, ENVIRON)
     defaults = load(None, {}, ENVIRON).config
     for key in KEYS:
-        if not key.shown:  # the others depend on the user and the host
+        if not key.default_words:  # the others depend on the user and the host
             assert getattr(found.config, key.field) == getattr(defaults, key.field), key.name
 
 

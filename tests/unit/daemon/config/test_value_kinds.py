@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kinetod.config.settings_table import KEYS
+from kinetod.config.settings import KEYS
 from kinetod.config.value_kinds import (
     MAX_DURATION_NS,
     MAX_INT64,
@@ -22,6 +22,7 @@ from kinetod.config.value_kinds import (
     Size,
     Switch,
     TableOf,
+    Text,
     credential_path,
 )
 
@@ -48,7 +49,7 @@ SECOND = 10**9
         (TableOf(Count(0)), {"ada": 1}, {"ada": 1}),
     ],
 )
-def test_what_a_file_may_say(kind: Kind, toml: object, value: Any) -> None:
+def test_what_a_file_may_say(kind: Kind[Any], toml: object, value: Any) -> None:
     assert kind.check(toml) == value
 
 
@@ -74,12 +75,12 @@ def test_what_a_file_may_say(kind: Kind, toml: object, value: Any) -> None:
         (FolderPath(), "captures", "'captures' is not an absolute path; it must begin with /"),
         (FolderPath(), "", "is empty; write a path"),
         (FolderPath(), "/a\0b", "contains a NUL character"),
-        (Kind(), "x" * 5000, "is longer than 4096 characters"),
-        (Kind(), {}, "must be a string in quotes, not a table"),
-        (TableOf(Kind()), [], "must be a table, not a list"),
+        (Text(), "x" * 5000, "is longer than 4096 characters"),
+        (Text(), {}, "must be a string in quotes, not a table"),
+        (TableOf(Text()), [], "must be a table, not a list"),
     ],
 )
-def test_what_it_may_not(kind: Kind, toml: object, problem: str) -> None:
+def test_what_it_may_not(kind: Kind[Any], toml: object, problem: str) -> None:
     with pytest.raises(ValueError) as raised:
         kind.check(toml)
     assert str(raised.value) == problem
@@ -102,7 +103,7 @@ def test_a_wrong_item_is_named() -> None:
         (TableOf(Count(0)), "{ada = 1, 'CN=bob' = 2}", {"ada": 1, "CN=bob": 2}),
     ],
 )
-def test_what_a_variable_may_say(kind: Kind, text: str, value: Any) -> None:
+def test_what_a_variable_may_say(kind: Kind[Any], text: str, value: Any) -> None:
     assert kind.parse(text) == value
 
 
@@ -111,12 +112,12 @@ def test_what_a_variable_may_say(kind: Kind, text: str, value: Any) -> None:
     [
         (Count(1), "a dozen", "'a dozen' is not a whole number"),
         (Switch(), "perhaps", "'perhaps' is neither true nor false"),
-        (TableOf(Kind()), "ada", "'ada' is not a table; expected for example {ada = 1}"),
-        (TableOf(Kind()), "{}\nother = {}", "is not a table"),
-        (TableOf(Kind()), "{a = " + "[" * 4000, "is not a table"),
+        (TableOf(Text()), "ada", "'ada' is not a table; expected for example {ada = 1}"),
+        (TableOf(Text()), "{}\nother = {}", "is not a table"),
+        (TableOf(Text()), "{a = " + "[" * 4000, "is not a table"),
     ],
 )
-def test_what_a_variable_may_not(kind: Kind, text: str, problem: str) -> None:
+def test_what_a_variable_may_not(kind: Kind[Any], text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         kind.parse(text)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from kinetod.base.errors import StartError
-from kinetod.config.settings import ListenAddress
+from kinetod.config.addresses import ListenAddress
 from kinetod.gpus.container_owners import GpuContainer
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryState, Snapshot, VendorLibrary
 from kinetod.supervise.thread_deadline import WithinDeadline

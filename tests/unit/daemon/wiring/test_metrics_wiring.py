@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from kinetod.agents.agent_hub import AgentHub
-from kinetod.config.settings import Config, ListenAddress, metrics_problem, parse_metrics_listen
+from kinetod.config.addresses import ListenAddress, parse_metrics_listen
+from kinetod.config.rules import metrics_problem
+from kinetod.config.settings import Config
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.telemetry import metrics_server
 from kinetod.wiring.metrics_wiring import start_metrics

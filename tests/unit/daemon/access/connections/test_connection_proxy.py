@@ -16,7 +16,7 @@ from kinetod.access.connections.connection_proxy import PLAIN_SOCKET, Door, Fron
 from kinetod.access.connections.http2_streams import HEADERS, PREFACE
 from kinetod.access.peers import Peer
 from kinetod.base.errors import StartError
-from kinetod.config.settings import ListenAddress
+from kinetod.config.addresses import ListenAddress
 from kinetod.permissions.role_policy import Via
 from support.waiting import soon
 

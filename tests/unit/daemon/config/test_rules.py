@@ -1,10 +1,11 @@
-"""Settings of hooks that cannot work are refused, with what to do."""
+"""Settings that cannot work, alone or together, are refused with what to do."""
 
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from kinetod.__main__ import command
 from kinetod.config.config_sources import ConfigError, load
-from kinetod.config.hook_settings import checked_webhook
 
 ENVIRON = {"CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
 
@@ -33,23 +34,6 @@ def test_a_usual_configuration_is_taken(tmp_path: Path) -> None:
     assert config.hook_secret == secret
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("http://ci/hook", "would leave this host unencrypted"),
-        ("ftp://ci/hook", "expected https://host/path"),
-        ("https:///hook", "expected https://host/path"),
-        ("https://user:pw@ci/hook", "contains a user or password"),
-        ("https://ci/hook#x", "has a fragment"),
-        ("https://ci:99999/", "[Pp]ort"),
-        ("https://ci/a b", "expected https://host/path"),
-    ],
-)
-def test_other_addresses_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        checked_webhook(text)
-
-
 def test_commands_that_cannot_or_must_not_be_run_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "hook"
     script.write_text("#!/bin/sh\n")
@@ -69,3 +53,9 @@ def test_other_mistakes_are_named(tmp_path: Path) -> None:
     secret.write_bytes(b"short")
     secret.chmod(0o600)
     assert "a secret needs 16 or more: openssl rand" in problems(tmp_path, f'webhook_secret = "{secret}"')
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "gpu-host:1"])
+def test_a_network_address_is_refused_without_certificates(text: str) -> None:
+    result = CliRunner().invoke(command, ["--check-config", "--listen", text])
+    assert "is not a loopback address and needs certificates" in str(result.exception)
