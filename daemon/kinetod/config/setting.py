@@ -98,5 +98,6 @@ def setting(
         name=name, kind=kind, default=default, meaning=meaning, option=option, reload=reload, secret=secret
     )
     if isinstance(default, (HostDefault, dict)):  # dataclasses refuse a dict as the default itself
-        return field(default_factory=spec.default_value, metadata={METADATA: spec})
+        compute: Callable[[], T] = spec.default_value
+        return field(default_factory=compute, metadata={METADATA: spec})
     return field(default=default, metadata={METADATA: spec})
