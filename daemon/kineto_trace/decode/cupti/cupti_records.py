@@ -26,7 +26,8 @@ from kineto_trace.decode import activity_names
 from kineto_trace.decode.cupti.cupti_clocks import clocks_of, translate
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
-from kineto_trace.model.trace import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
+from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.trace import GPU_TABLES, SCHEMAS, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = CUPTI_FORMAT

@@ -30,7 +30,8 @@ from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
 from kineto_trace.decode.torch.kineto_python_calls import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, TS
+from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, TS
 from kineto_trace.model.trace import (
     API_TABLES,
     FILE_TABLES,

@@ -26,7 +26,7 @@ from kineto_trace.formats.chrome.chrome_fields import (
     host_pid,
     numbers,
 )
-from kineto_trace.model.trace import NO_PRIORITY
+from kineto_trace.model.activity_tables import NO_PRIORITY
 
 
 def _graph(rows: Columns) -> Fields:

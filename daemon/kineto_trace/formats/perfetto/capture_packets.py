@@ -15,11 +15,11 @@ from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import base_rows, sync_base_rows
+from kineto_trace.model.activity_tables import NO_PRIORITY
 from kineto_trace.model.trace import (
     API_TABLES,
     GPU_TABLES,
     NO_MODULE,
-    NO_PRIORITY,
     NO_ROW,
     NO_SEQUENCE,
     OP_TABLES,

@@ -21,7 +21,8 @@ from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
 from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
 from kineto_trace.model import event_kinds as bits
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, Arg
+from kineto_trace.model.activity_tables import KINDS, MEMORY
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, Arg
 from kineto_trace.model.trace import GPU_TABLES, TEXT_ID, Table, Trace
 
 GPU_KINDS = (*GPU_TABLES, "gpu_user_annotation", "cuda_sync")
@@ -140,7 +141,7 @@ class FileParts:
             if kind == "other":
                 parts += self._others(table)
             else:
-                parts.append(self._part(table, INSTANT if kind == bits.MEMORY else SLICE, table.end(), kind))
+                parts.append(self._part(table, INSTANT if kind == MEMORY else SLICE, table.end(), kind))
         return parts
 
     def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> PacketPart:
