@@ -443,3 +443,19 @@ CATEGORIES = tuple(
     for table in sorted(TABLES, key=lambda table: table.row.value)
     for text in table.categories
 )
+
+
+def tables_on(*rows: Row) -> tuple[str, ...]:
+    """The names of the tables that stand on these rows, row by row."""
+    return tuple(table.name for row in rows for table in TABLES if table.row is row)
+
+
+def numbers_of(name: str) -> dict[str, str]:
+    """Columns of a GPU table that are arguments, by the first name of each; without the external id, often missing."""
+    (table,) = (table for table in TABLES if table.name == name)
+    columns = {column.name for column in table.columns} - {"external_id"}
+    found: dict[str, str] = {}
+    for arg in table.arguments:
+        if arg.column in columns:
+            found.setdefault(arg.column, arg.key)
+    return found
