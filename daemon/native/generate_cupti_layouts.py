@@ -112,8 +112,10 @@ def download(distribution: str, version: str, folder: Path) -> Path:
 
 
 def newest(header: str, family: str) -> str:
-    """The structure with the highest number: the one that the library of this header writes."""
+    """The structure with the highest number: the one that the library of this header writes; "": it has none."""
     numbers = re.findall(rf"^\}} CUpti_Activity{family}(\d*);", header, re.MULTILINE)
+    if not numbers:
+        return ""
     return f"CUpti_Activity{family}{max(numbers, key=lambda text: int(text or 1))}"
 
 
@@ -123,6 +125,8 @@ def program(header: str) -> str:
     lines.append('int main(void) { printf("{\\"version\\": %d", (int)CUPTI_API_VERSION);')
     for record in RECORDS:
         struct = newest(header, record.struct)
+        if not struct:
+            continue
         lines.append(
             f'printf(", \\"{record.name}\\": {{\\"struct\\": \\"{struct}\\", \\"size\\": %zu", sizeof({struct}));'
         )

@@ -392,7 +392,7 @@ def reading_operators(ops: Table, repeat: int) -> Row:
     records = np.tile(records[np.argsort(ops.end(), kind="stable")], max(1, 1_000_000 // len(ops)))
     names = {SPACE_OP_NAME: {number: b"op %d" % number for number in np.unique(records["name"]).tolist()}}
     source = memory_source(torch_ops.FORMAT, records.tobytes(), names)
-    seconds = cpu_seconds(lambda: torch_ops.decode(source, StringTable(), 0), repeat)
+    seconds = cpu_seconds(lambda: torch_ops.decode(source, StringTable()), repeat)
     speed = f"{seconds * 1e3:.0f} ms, {len(records) / seconds / 1e6:.1f} M records/s"
     return Row(f"decode {len(records):,} records of operators", speed, "", 0, 0)
 

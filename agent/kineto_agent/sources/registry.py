@@ -7,16 +7,16 @@ import os
 import sys
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
+from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
-# Kineto's names. A type that is neither among them nor offered by a source is a misspelling.
+# Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        "cpu_op", "user_annotation", "gpu_user_annotation", "gpu_memcpy", "gpu_memset", "kernel",
-        "external_correlation", "cuda_runtime", "cuda_driver", "cpu_instant_event", "python_function", "overhead",
-        "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_sync", "cuda_event", "mtia_counters",
+        *KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation", "cpu_instant_event",
+        "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
         "memory_snapshot",  # ours: a file beside the trace

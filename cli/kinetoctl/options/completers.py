@@ -79,9 +79,14 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
 
 def activities(incomplete: str) -> list[CompletionItem]:
     """Activity types, for the last one of a comma-separated list."""
+    from kineto_trace.model.activity_tables import TABLES, Row
+
+    further = {table.name: table.meaning for table in TABLES if table.row is Row.GPU and table.name not in ACTIVITIES}
     first, comma, last = incomplete.rpartition(",")
     taken = set(first.split(","))
-    offered = [(name, text) for name, text in ACTIVITIES.items() if name.startswith(last) and name not in taken]
+    offered = [
+        (name, text) for name, text in (ACTIVITIES | further).items() if name.startswith(last) and name not in taken
+    ]
     return [CompletionItem(f"{first}{comma}{name}", help=text) for name, text in offered]
 
 

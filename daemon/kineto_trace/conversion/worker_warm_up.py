@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS
-from kineto_trace.decode.cupti.cupti_records import FORMAT, KINDS
+from kineto_trace.decode.cupti.cupti_records import FORMAT, kinds_of
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.raw_records import RawWriter
 
@@ -22,16 +22,17 @@ def convert_a_sample() -> None:
         folder = Path(name)
         version = max(LAYOUTS)
         with RawWriter(folder / "raw/cupti", source="cupti", format=FORMAT, metadata={"cupti_version": version}) as raw:
-            raw.append_buffer(_records(version), sequence=0, records=len(KINDS))
-            raw.finish(metadata={}, record_bytes={}, records=len(KINDS), dropped=0)
+            records = _records(version)
+            raw.append_buffer(b"".join(records), sequence=0, records=len(records))
+            raw.finish(metadata={}, record_bytes={}, records=len(records), dropped=0)
         TargetInfo(capture_id="", host="", pid=1, process_name="").write(folder)
         convert_target(folder, formats=[])
 
 
-def _records(version: int) -> bytes:
+def _records(version: int) -> list[bytes]:
     """One of each kind, one after the other in time."""
-    written = bytearray()
-    for number, known in enumerate(KINDS):
+    written = []
+    for number, known in enumerate(kinds_of(LAYOUTS[version])):
         layout = LAYOUTS[version].records[known.layout]
         record = bytearray(layout.size)
         record[:4] = known.kind.to_bytes(4, "little")
@@ -39,5 +40,5 @@ def _records(version: int) -> bytes:
             if field in layout.offsets:
                 at = layout.offsets[field]
                 record[at : at + 8] = (time_ns + number * _STEP_NS).to_bytes(8, "little")
-        written += record
-    return bytes(written)
+        written.append(bytes(record))
+    return written

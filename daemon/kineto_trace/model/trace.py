@@ -5,8 +5,7 @@ Theory of operation
     `Trace.strings`. Ids keep the width that the vendor gives them. The rows of a table are in no
     particular order. Tables are values: nothing changes an array after the table was made.
 
-    SCHEMAS says for every table which columns it has, their types and what they mean. The names of the
-    tables are Kineto's categories; op_tensor alone is none: its rows have no time, they belong to ops.
+    model/activity_tables.py declares the tables; what others need of the declarations is here by name of the table.
 
     A trace that was read from somebody's file has the same tables, with the columns of ORIGIN_COLUMNS beside
     them (Table.origin): what a row was like in the file, so that nothing that came in is lost on the way out.
@@ -15,183 +14,38 @@ Theory of operation
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.model.activity_tables import TABLES, Column, Row, tables_on
 from kineto_trace.model.target_info import TargetInfo
 
-NO_PRIORITY = -(2**31)  # this CUPTI's kernel records do not carry a priority
 NO_ROW = -1
 UNKNOWN_STREAM = 0xFFFFFFFF  # CUPTI's own value for "no stream"
 
+SCHEMAS = {table.name: table.columns for table in TABLES}
+GPU_TABLES = tables_on(Row.GPU)
+API_TABLES = tables_on(Row.CALL)
+OP_TABLES = tables_on(Row.OPERATOR)
+UNTIMED_TABLES = tables_on(Row.NONE)
+FILE_TABLES = tables_on(Row.FILE)
+DEVICE_TABLES = tables_on(Row.GPU, Row.SYNC, Row.ANNOTATION)  # a device's rows
+HOST_TABLES = tables_on(Row.CALL, Row.OPERATOR, Row.MEMORY, Row.PYTHON)  # threads' rows
 
-class Column(NamedTuple):
-    """One column of a table."""
-
-    name: str
-    dtype: str
-    meaning: str
-
-
-def _columns(*rows: tuple[str, str, str]) -> tuple[Column, ...]:
-    return tuple(Column(*row) for row in rows)
-
-
-_TIMED = _columns(
-    ("start", "int64", "Unix ns"),
-    ("duration", "int64", "ns"),
-    ("name", "int32", "number into Trace.strings"),
-)
-_GPU = _TIMED + _columns(
-    ("device", "uint32", "device index as the process sees it"),
-    ("context", "uint32", "CUPTI's context id"),
-    ("stream", "uint32", "CUPTI's stream id"),
-    ("correlation", "uint32", "joins with the runtime or driver call that caused it"),
-    ("external_id", "int64", "id of the innermost op or annotation around that call; 0: none"),
-)
-_QUEUE = _columns(
-    ("graph_id", "uint32", "CUDA graph; 0: none"),
-    ("graph_node_id", "uint64", "node of the graph; 0: none"),
-    ("channel", "uint32", "hardware channel"),
-    ("channel_type", "uint32", "0 invalid, 1 compute, 2 copy"),
-)
-_API = _TIMED + _columns(
-    ("thread", "uint32", "system thread id"),
-    ("correlation", "uint32", "joins with the GPU activities that the call caused"),
-    ("cbid", "uint32", "CUPTI's callback id of the function"),
-    ("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
-)
-_OP = _TIMED + _columns(
-    ("thread", "uint32", "system thread id"),
-    ("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
-    ("sequence", "int64", "autograd's sequence number; -1: none"),
-    ("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
-    ("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
-    ("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
-    ("finished", "uint8", "0: it was still running when the recording ended"),
-    ("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
-)
-
-SCHEMAS: dict[str, tuple[Column, ...]] = {
-    "kernel": _GPU
-    + _columns(
-        ("grid_x", "int32", "blocks"),
-        ("grid_y", "int32", "blocks"),
-        ("grid_z", "int32", "blocks"),
-        ("block_x", "int32", "threads"),
-        ("block_y", "int32", "threads"),
-        ("block_z", "int32", "threads"),
-        ("registers", "uint16", "registers per thread"),
-        ("static_shared_memory", "int32", "bytes per block"),
-        ("dynamic_shared_memory", "int32", "bytes per block"),
-        ("queued", "uint64", "Unix ns when it entered the command buffer; 0: not collected"),
-        ("priority", "int32", "launch priority; NO_PRIORITY: not recorded"),
-    )
-    + _QUEUE,
-    "gpu_memcpy": _GPU
-    + _columns(
-        ("bytes", "uint64", "bytes copied"),
-        ("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
-        ("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
-        ("dst_kind", "uint8", "memory, likewise"),
-        ("peer", "uint8", "1: between two devices, and the four columns below hold"),
-        ("src_device", "uint32", "device index"),
-        ("src_context", "uint32", "context id"),
-        ("dst_device", "uint32", "device index"),
-        ("dst_context", "uint32", "context id"),
-    )
-    + _QUEUE,
-    "gpu_memset": _GPU
-    + _columns(
-        ("bytes", "uint64", "bytes set"),
-        ("memory_kind", "uint16", "memory: 1 pageable, 2 pinned, 3 device, …"),
-    )
-    + _QUEUE,
-    "cuda_runtime": _API,
-    "cuda_driver": _API,
-    "cuda_sync": _TIMED
-    + _columns(
-        ("type", "uint32", "1 event, 2 stream waits for event, 3 stream, 4 context"),
-        ("device", "int32", "device of the context; -1: no other record names that context"),
-        ("context", "uint32", "context id"),
-        ("stream", "uint32", "stream id; UNKNOWN_STREAM: none"),
-        ("correlation", "uint32", "joins with the runtime call"),
-        ("event", "uint32", "CUDA event id (types 1 and 2)"),
-        ("wait_on_stream", "int64", "stream in which that event was last recorded; -1: unknown"),
-        ("wait_on_correlation", "int64", "correlation of that record call; -1: unknown"),
+# Of every table of a trace that was read from a Chrome trace. model/activity_tables.py says which arguments of each
+# kind have a column (in the schema or else here) and which bit of `present` is whose.
+ORIGIN_COLUMNS = (
+    Column("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
+    Column("tid", "int64", "likewise"),
+    Column("category", "int32", "number into Trace.strings: the category as the file spells it; -1: none"),
+    Column("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
+    Column("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
+    Column("members", "int32", "likewise its other members beside the arguments; -1: none"),
+    Column(
+        "place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"
     ),
-    "cpu_op": _OP,
-    "user_annotation": _OP,
-    "op_tensor": _columns(
-        ("op", "int64", "id of the op whose input it is"),
-        ("position", "uint32", "among the tensors of the op's inputs, from 0"),
-        ("impl", "uint64", "address of the TensorImpl"),
-        ("storage", "uint64", "address of the storage's data; 0: none"),
-    ),
-    "gpu_user_annotation": _TIMED
-    + _columns(
-        ("device", "uint32", "device index"),
-        ("stream", "uint32", "CUPTI's stream id"),
-        ("external_id", "int64", "id of the user_annotation"),
-    ),
-    "cpu_instant_event": _TIMED
-    + _columns(
-        ("thread", "uint32", "system thread id; 0: unknown"),
-        ("bytes", "int64", "allocated; negative: freed"),
-        ("address", "uint64", "of the block"),
-        ("total_allocated", "int64", "bytes on the device after this event; -1: unknown"),
-        ("total_reserved", "int64", "bytes on the device after this event; -1: unknown"),
-        ("device_type", "int32", "0 CPU, 1 CUDA"),
-        ("device", "int32", "device index; -1: CPU"),
-        ("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
-    ),
-    "overhead": _TIMED + _columns(("kind", "uint32", "CUPTI's overhead kind")),
-    "flow": _TIMED
-    + _columns(
-        ("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
-        ("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
-        ("phase", "uint8", "as ASCII: s start, t step, f end"),
-        ("id", "int64", "id that both ends share"),
-    ),
-    "other": _TIMED
-    + _columns(
-        ("thread", "uint32", "likewise"),
-        ("category", "int32", "number into Trace.strings; -1: none"),
-        ("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
-    ),
-    "python_function": _TIMED
-    + _columns(
-        ("thread", "uint32", "system thread id"),
-        ("depth", "int32", "0: outermost frame"),
-        ("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),
-        ("samples", "int32", "samples in which this slice was on the stack"),
-        ("self_samples", "int32", "samples in which it was the innermost frame"),
-        ("running", "int32", "self samples in which the thread was on a CPU most of the time since its last sample"),
-        ("waiting", "int32", "self samples in which the thread waited for the GIL"),
-        ("idle", "int32", "self samples in which the thread did not run for another reason: it slept or waited"),
-        ("line", "int32", "line that was executing in most of its samples; 0: unknown"),
-        ("lines", "int32", "number into Trace.strings: its self samples by line and state, as text; -1: unknown"),
-        ("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
-    ),
-}
-GPU_TABLES = ("kernel", "gpu_memcpy", "gpu_memset")
-API_TABLES = ("cuda_runtime", "cuda_driver")
-OP_TABLES = ("cpu_op", "user_annotation")
-UNTIMED_TABLES = ("op_tensor",)
-FILE_TABLES = ("flow", "other")  # only in traces that were read from a file
-
-# Of every table of a trace that was read from a Chrome trace. formats/chrome/chrome_reader.py says which arguments of
-# each kind have a column (in the schema or, where it says so, here) and which bit of `present` is whose.
-ORIGIN_COLUMNS = _columns(
-    ("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
-    ("tid", "int64", "likewise"),
-    ("category", "int32", "number into Trace.strings: the category as the file spells it; -1: none"),
-    ("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
-    ("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
-    ("members", "int32", "likewise its other members beside the arguments; -1: none"),
-    ("place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"),
 )
 TEXT_ID = -(2**62)
 NO_SEQUENCE = -1

@@ -15,6 +15,7 @@ import numpy as np
 
 from kineto_trace.arrays import spilled_memory
 from kineto_trace.decode.cupti import cupti_records
+from kineto_trace.decode.decoded import Decode, Window
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
@@ -27,6 +28,14 @@ from kineto_trace.structure.attribution import attribute
 from kineto_trace.structure.fwd_bwd import with_evaluated_sequences
 from kineto_trace.structure.gpu_annotations import gpu_annotations
 
+DECODERS: Mapping[str, Decode] = {
+    cupti_records.FORMAT: cupti_records.decode,
+    torch_ops.FORMAT: torch_ops.decode,
+    kineto_json.FORMAT: kineto_json.decode,
+    exact_calls.FORMAT: exact_calls.decode,
+    **dict.fromkeys(python_stacks.FORMATS, python_stacks.decode),
+    memory_events.FORMAT: memory_events.decode,
+}
 VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
 
@@ -111,35 +120,18 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
 
 def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, int]:
     """Adds the data of one source. Returns how many records are unreadable, and how many lie outside the window."""
-    records: cupti_records.CuptiRecords | torch_ops.TorchOps | kineto_json.KinetoTrace
-    if source.format == cupti_records.FORMAT:
-        records = cupti_records.decode(source, parts.strings)
-        parts.metadata.update(source.metadata)
-    elif source.format == torch_ops.FORMAT:
-        records = torch_ops.decode(source, parts.strings, target.window_end_ns)
-    elif source.format == kineto_json.FORMAT:
-        records = kineto_json.decode(source, parts.strings)
-    elif source.format == exact_calls.FORMAT:
-        calls = exact_calls.decode(source, parts.strings, target.window_end_ns)
-        _add_tables(parts, {calls.table.kind: calls.table})
-        return calls.undecoded, 0
-    elif source.format in python_stacks.FORMATS:
-        samples = python_stacks.decode(source, parts.strings, target.window_start_ns, target.window_end_ns)
-        _add_tables(parts, {samples.table.kind: samples.table})
-        parts.threads = {**samples.threads, **parts.threads}
-        parts.thread_use = samples.thread_use
-        parts.sample_period_ns = samples.period_ns
-        return samples.undecoded, samples.out_of_window
-    elif source.format == memory_events.FORMAT:
-        memory = memory_events.decode(source, parts.strings)
-        _add_tables(parts, {memory.table.kind: memory.table})
-        return memory.undecoded, 0
-    else:
+    decode = DECODERS.get(source.format)
+    if decode is None:
         parts.warnings.append(f"{source.source}: records of the unknown format {source.format!r} are left out")
         return source.records, 0
-    _add_tables(parts, records.tables)
-    parts.warnings.extend(f"{source.source}: {warning}" for warning in records.warnings)
-    return records.undecoded, 0
+    found = decode(source, parts.strings, Window(target.window_start_ns, target.window_end_ns))
+    _add_tables(parts, found.tables)
+    parts.warnings.extend(f"{source.source}: {warning}" for warning in found.warnings)
+    parts.metadata.update(found.metadata)
+    parts.threads = {**found.threads, **parts.threads}
+    parts.thread_use = [*found.thread_use] or parts.thread_use
+    parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
+    return found.undecoded, found.out_of_window
 
 
 def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners

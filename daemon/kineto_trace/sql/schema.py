@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.model.event_kinds import DTYPES, KINDS
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
+from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES, ActivityTable
+from kineto_trace.model.event_kinds import DTYPES
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
 from kineto_trace.view_api.result import ARROW_TYPES
 
 TEXT = pa.string()
@@ -148,23 +149,6 @@ PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the innermost operator
 SELF = SqlColumn("self_ns", pa.int64(), "ns", "time in which no operator inside it ran")
 ROW = SqlColumn("row", pa.int64(), "", "row number within its trace; `parent` refers to it")
 
-_MEANINGS = {
-    "kernel": "Kernels that ran on a GPU.",
-    "gpu_memcpy": "Copies on a GPU, between GPUs, or between host and GPU.",
-    "gpu_memset": "Memory fills on a GPU.",
-    "cuda_runtime": "Calls of the CUDA runtime (or of another vendor's) on the host.",
-    "cuda_driver": "Calls of the CUDA driver on the host.",
-    "cuda_sync": "Synchronisation: waiting for events, streams and contexts.",
-    "cpu_op": "PyTorch's operators on the host.",
-    "user_annotation": "Ranges that the program marked on the host (record_function, ProfilerStep#N).",
-    "op_tensor": "The tensors among the operators' inputs. This table has no times.",
-    "gpu_user_annotation": "Where and when the GPU work of annotations ran.",
-    "cpu_instant_event": "Allocations and frees of memory.",
-    "overhead": "The profiler's own work.",
-    "flow": "Ends of arrows between events, of traces read from files.",
-    "other": "Events of files that no other table holds: metadata, counters, instants, foreign categories.",
-    "python_function": "Python functions and calls of nn.Module on the host, recorded or sampled.",
-}
 EVENTS = SqlTable(
     "events",
     "activities",
@@ -243,9 +227,9 @@ def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
     return (ROW,) if kind == "python_function" else ()
 
 
-def _activities(kind: str) -> SqlTable:
-    own = []
-    for column in SCHEMAS[kind]:
+def _activities(table: ActivityTable) -> SqlTable:
+    kind, own = table.name, []
+    for column in table.columns:
         special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
         meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
         plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
@@ -253,7 +237,7 @@ def _activities(kind: str) -> SqlTable:
         if column.name == "duration":
             own.append(END)
     return SqlTable(
-        kind, "activities", _MEANINGS[kind], (*WHICH, *own, *computed_columns(kind), *file_columns(kind), ARGS)
+        kind, "activities", table.meaning, (*WHICH, *own, *computed_columns(kind), *file_columns(kind), ARGS)
     )
 
 
@@ -266,7 +250,7 @@ def _view(name: str) -> SqlTable:
 
 def sql_tables() -> dict[str, SqlTable]:
     """Returns all tables by name: activities, traces, then views by name."""
-    tables = [EVENTS, *(_activities(kind) for kind in SCHEMAS), TRACES, DEVICES]
+    tables = [EVENTS, *map(_activities, TABLES), TRACES, DEVICES]
     tables += [_view(name) for name in sorted(VIEWS)]
     return {table.name: table for table in tables}
 

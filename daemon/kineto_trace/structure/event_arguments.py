@@ -5,7 +5,7 @@ Theory of operation
     Trace.strings: origin["args"], of operators the column `inputs`. Few rows differ there, so that each distinct text
     is parsed once, and what all rows of a table have is an array of texts' numbers.
 
-    Arguments that do have a column (model/event_kinds.py) are asked for in the same way.
+    Arguments that do have a column (model/activity_tables.py) are asked for in the same way.
 """
 
 import json
@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct
+from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
-from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, I32X3, KINDS, SIGNED_U32
+from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, I32X3, SIGNED_U32
 from kineto_trace.model.trace import NO_STRING, Table
 
 NOTHING = -1

@@ -27,8 +27,9 @@ from kineto_agent.control.link import Link
 from kineto_agent.control.runner import Agent
 from kineto_agent.protocol import wire
 from kineto_agent.sources import registry
+from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.collector_binding import Collector
-from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSource
+from kineto_agent.sources.cupti.gpu_activities import CuptiSource
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.steps.counting import StepCounter
 from kineto_protos import unix_peer

@@ -57,7 +57,7 @@ def test_rows_are_those_of_torchs_tracer(tmp_path: Path) -> None:
         dropped=0, data=memoryview(data), chunks=(Chunk(sequence=0, records=0, offset=0, size=len(data)),),
         strings={SPACE_PYTHON_CALL: {int(number): text.encode() for number, text in names.items()}}, torn=0,
     )  # fmt: skip
-    table = exact_calls.decode(source, strings, 0).table
+    table = exact_calls.decode(source, strings).tables["python_function"]
     ours = Counter(_names_inside_work(table, strings, thread))
     events = json.loads((tmp_path / "theirs.json").read_text())["traceEvents"]
     theirs = Counter(_ADDRESS.sub(">", event["name"]) for event in events if event.get("cat") == "python_function")

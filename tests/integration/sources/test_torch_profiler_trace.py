@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.torch import kineto_json
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
@@ -56,7 +57,7 @@ def test_the_tables_say_what_the_trace_of_torch_says(tmp_path: Path) -> None:
     assert "512" in flops  # aten::addmm of 4 x 8 and 8 x 8
 
 
-def _links_are_the_arrows(trace: kineto_json.KinetoTrace, events: list[dict[str, object]]) -> None:
+def _links_are_the_arrows(trace: Decoded, events: list[dict[str, object]]) -> None:
     pairs = forward_backward(trace.tables)
     assert len(pairs.forward_rows) == sum(event.get("cat") == "fwdbwd" and event["ph"] == "s" for event in events) > 30
     ops = trace.tables["cpu_op"]

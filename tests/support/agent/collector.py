@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kineto_agent.sources.cupti import collector_binding
+from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.collector_binding import Collector
-from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSession, CuptiSource
+from kineto_agent.sources.cupti.gpu_activities import CuptiSession, CuptiSource
 from kineto_agent.sources.interface import SourceRequest
 from kineto_agent.system import env
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from kineto_trace.decode.time_window import whole_extent
 from kineto_trace.decode.torch import kineto_json
+from kineto_trace.model.activity_tables import NO_PRIORITY
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_PRIORITY, StringTable, Table, Trace, make_table
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, StringTable, Table, Trace, make_table
 from kineto_trace.open.raw_target import relate
 from kineto_trace.spool.raw_records import Chunk, RawSource
 

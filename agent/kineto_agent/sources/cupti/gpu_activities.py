@@ -9,10 +9,11 @@ Theory of operation
 import _thread
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from kineto_agent.protocol.records import CUPTI_FORMAT
 from kineto_agent.sources.cupti import libcupti, other_users
+from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.cupti.known_versions import KERNEL_NAME_OFFSETS, KNOWN, RELEASES
 from kineto_agent.sources.interface import (
     DEVICE_GRAPHS,
@@ -26,19 +27,6 @@ from kineto_agent.sources.interface import (
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, EnableResult
 
-# Kineto's activity type -> CUpti_ActivityKind. Never KERNEL (3), which serialises kernels, nor GRAPH_TRACE (51),
-# which hides those of graphs. They are enabled in this order: where CUPTI is attached already (torch.profiler was used
-# before), enabling copies or sets before kernels while a thread launches made libcupti 13.0 lose all kernels of that
-# thread, in our recording and in the program's next torch.profiler traces (docs/measurements.md).
-KINDS: Dict[str, Tuple[int, ...]] = {
-    "kernel": (10,),  # CONCURRENT_KERNEL
-    "cuda_runtime": (5,),
-    "cuda_driver": (4,),
-    "cuda_sync": (38,),
-    "overhead": (17,),
-    "gpu_memset": (2,),
-    "gpu_memcpy": (1, 22),  # 22: between two devices
-}
 _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 
 _CALL_KINDS = KINDS["cuda_runtime"] + KINDS["cuda_driver"]

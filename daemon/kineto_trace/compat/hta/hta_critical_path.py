@@ -35,6 +35,7 @@ from kineto_trace.compat.hta.hta_frame import KIND, KINDS, NOTHING, HtaError, Ht
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.annotation_window import Instance, instance_range
 from kineto_trace.structure.dependency_graph import DEPENDENCY, EDGE_TYPES, KERNEL_DELAY, LAUNCH_DELAY, OPERATOR, SYNC
 from kineto_trace.view_api.text_columns import texts
@@ -57,7 +58,7 @@ _COMMUNICATION = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 # Tables in the order of our own files; what stands first in a file counts where times are equal.
 _FILE_ORDER = (
     *("python_function", "user_annotation", "cpu_op", "cuda_runtime", "cuda_driver", "gpu_user_annotation"),
-    *("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync", "overhead", "other"),
+    *(*GPU_TABLES, "cuda_sync", "overhead", "other"),
 )
 _RANKS = np.array([_FILE_ORDER.index(kind) for kind in KINDS])
 

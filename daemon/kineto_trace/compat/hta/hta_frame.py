@@ -36,7 +36,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.formats.chrome.chrome_writer import base_ns
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR, DUR_REAL, TS, TS_INTEGER, TS_REAL
-from kineto_trace.model.trace import NO_STRING, Table, Trace
+from kineto_trace.model.trace import GPU_TABLES, NO_STRING, Table, Trace
 from kineto_trace.model.trace_header import base_ns as head_base_ns
 from kineto_trace.structure.event_arguments import argument
 
@@ -47,9 +47,7 @@ KINDS = (
     "python_function",
     "cuda_runtime",
     "cuda_driver",
-    "gpu_memcpy",
-    "gpu_memset",
-    "kernel",
+    *sorted(GPU_TABLES),
     "cuda_sync",
     "gpu_user_annotation",
     "overhead",

@@ -123,7 +123,7 @@ def rows_of(context: Context, kind: str) -> Table:
     """The rows of a table that the plug-in takes for events of that sort."""
     table = context.trace.table(kind)
     if "category" in table.origin:
-        known = _of_category(context, table.origin["category"], CATEGORIES[kind])
+        known = _of_category(context, table.origin["category"], CATEGORIES.get(kind, frozenset()))
         table = table if known.all() else table.take(known)
     if kind == "cpu_op" and plugin_nodes.is_lightning(context.trace):
         texts = context.trace.strings

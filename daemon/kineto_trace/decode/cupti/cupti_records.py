@@ -12,7 +12,6 @@ Theory of operation
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,10 @@ from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.decode import activity_names
 from kineto_trace.decode.cupti.cupti_clocks import clocks_of, translate
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
-from kineto_trace.model.trace import GPU_TABLES, NO_PRIORITY, SCHEMAS, StringTable, Table, make_table
+from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.trace import GPU_TABLES, SCHEMAS, StringTable, make_table
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = CUPTI_FORMAT
@@ -34,33 +35,34 @@ MIN_RECORD_BYTES = 8  # a smaller record could not be told from its neighbours
 
 
 class RecordKind(NamedTuple):
-    """One CUPTI activity kind that we know: its layout, and the table that takes it ("": none)."""
+    """One CUPTI activity kind that we know: its layout, and the table that takes it ("": none).
+
+    fields: column of the table -> the vendor's field; start and duration are common to all timed records. missing: what
+    a column has that this layout, or that of some versions, has no field for. named_by: columns whose numbers, as the
+    bytes of one number, say the name; kernels and API calls have their names elsewhere.
+    """
 
     kind: int
     layout: str
-    table: str
+    table: str = ""
+    fields: Mapping[str, str] = {}
+    missing: Mapping[str, int] = {}
+    named_by: tuple[str, ...] = ()
+    name_of: Callable[[int], str] = str
 
-
-KINDS = (
-    RecordKind(1, "MEMCPY", "gpu_memcpy"),
-    RecordKind(2, "MEMSET", "gpu_memset"),
-    RecordKind(3, "KERNEL", "kernel"),
-    RecordKind(4, "API", "cuda_driver"),
-    RecordKind(5, "API", "cuda_runtime"),
-    RecordKind(10, "KERNEL", "kernel"),
-    RecordKind(17, "OVERHEAD", "overhead"),
-    RecordKind(22, "MEMCPY2", "gpu_memcpy"),
-    RecordKind(36, "CUDA_EVENT", "cuda_event"),
-    RecordKind(38, "SYNCHRONIZATION", "cuda_sync"),
-    RecordKind(39, "EXTERNAL_CORRELATION", ""),
-)
 
 _GPU = {"device": "deviceId", "context": "contextId", "stream": "streamId", "correlation": "correlationId"}
 _QUEUE = {"graph_id": "graphId", "graph_node_id": "graphNodeId", "channel": "channelID", "channel_type": "channelType"}
-_COPY = {"bytes": "bytes", "copy_kind": "copyKind", "src_kind": "srcKind", "dst_kind": "dstKind"}
-# Column of the table -> the vendor's field, by record layout. start and duration are common to all timed records.
-FIELDS: dict[str, dict[str, str]] = {
-    "KERNEL": _GPU
+_COPY = _GPU | {"bytes": "bytes", "copy_kind": "copyKind", "src_kind": "srcKind", "dst_kind": "dstKind"} | _QUEUE
+_PEER = {
+    "src_device": "srcDeviceId",
+    "src_context": "srcContextId",
+    "dst_device": "dstDeviceId",
+    "dst_context": "dstContextId",
+}
+_COPY_NAMED_BY = ("copy_kind", "src_kind", "dst_kind")
+_KERNEL = (
+    _GPU
     | {f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block") for axis in "xyz"}
     | {
         "registers": "registersPerThread",
@@ -69,45 +71,54 @@ FIELDS: dict[str, dict[str, str]] = {
         "queued": "queued",
         "priority": "priority",
     }
-    | _QUEUE,
-    "MEMCPY": _GPU | _COPY | _QUEUE,
-    "MEMCPY2": _GPU
-    | _COPY
-    | {
-        "src_device": "srcDeviceId",
-        "src_context": "srcContextId",
-        "dst_device": "dstDeviceId",
-        "dst_context": "dstContextId",
-    }
-    | _QUEUE,
-    "MEMSET": _GPU | {"bytes": "bytes", "memory_kind": "memoryKind"} | _QUEUE,
-    "API": {"thread": "threadId", "correlation": "correlationId", "cbid": "cbid"},
-    "SYNCHRONIZATION": {
-        "type": "type",
-        "context": "contextId",
-        "stream": "streamId",
-        "correlation": "correlationId",
-        "event": "cudaEventId",
-    },
-    "CUDA_EVENT": {"context": "contextId", "event": "eventId", "stream": "streamId", "correlation": "correlationId"},
-    "OVERHEAD": {"kind": "overheadKind"},
+    | _QUEUE
+)
+_API = {"thread": "threadId", "correlation": "correlationId", "cbid": "cbid"}
+_EVENT = {"context": "contextId", "event": "eventId", "stream": "streamId", "correlation": "correlationId"}
+_SYNC = {
+    "type": "type",
+    "context": "contextId",
+    "stream": "streamId",
+    "correlation": "correlationId",
+    "event": "cudaEventId",
 }
+
+
+def _copy_name(key: int) -> str:
+    return activity_names.memcpy_name(key >> 16, key >> 8 & 255, key & 255)
+
+
+KINDS = (
+    RecordKind(1, "MEMCPY", "gpu_memcpy", _COPY, {}, _COPY_NAMED_BY, _copy_name),
+    RecordKind(
+        2,
+        "MEMSET",
+        "gpu_memset",
+        _GPU | {"bytes": "bytes", "memory_kind": "memoryKind"} | _QUEUE,
+        named_by=("memory_kind",),
+        name_of=activity_names.memset_name,
+    ),
+    RecordKind(3, "KERNEL", "kernel", _KERNEL, {"priority": NO_PRIORITY}),
+    RecordKind(4, "API", "cuda_driver", _API),
+    RecordKind(5, "API", "cuda_runtime", _API),
+    RecordKind(10, "KERNEL", "kernel", _KERNEL, {"priority": NO_PRIORITY}),
+    RecordKind(17, "OVERHEAD", "overhead", {"kind": "overheadKind"}, {}, ("kind",), activity_names.overhead_name),
+    RecordKind(22, "MEMCPY2", "gpu_memcpy", _COPY | _PEER, {"peer": 1}, _COPY_NAMED_BY, _copy_name),
+    RecordKind(36, "CUDA_EVENT", "cuda_event", _EVENT),
+    RecordKind(38, "SYNCHRONIZATION", "cuda_sync", _SYNC, {}, ("type",), activity_names.sync_name),
+    RecordKind(39, "EXTERNAL_CORRELATION"),
+)
 _UNSIGNED = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 Columns = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CuptiRecords:
-    """The content of the buffers. undecoded: number of records that could not be read."""
-
-    tables: Mapping[str, Table]
-    records: int
-    undecoded: int
-    warnings: tuple[str, ...]
+def kinds_of(layout: VersionLayout) -> list[RecordKind]:
+    """The kinds that a version has."""
+    return [known for known in KINDS if known.layout in layout.records]
 
 
-def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
+def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError, UnknownLayoutError."""
     version = version_of(source)
     layout = LAYOUTS[version]
@@ -118,17 +129,19 @@ def decode(source: RawSource, strings: StringTable) -> CuptiRecords:
         raise UnknownLayoutError(f"nothing that CUPTI {version} recorded could be decoded: {'; '.join(warnings)}")
     parts: dict[str, list[Columns]] = {}
     clocks = clocks_of(source.metadata.get("clocks"))
-    for known in KINDS:
+    for known in kinds_of(layout):
         if known.table:
             columns = buffers.columns(known)
-            if known.layout != "CUDA_EVENT":  # which has no time
+            if known.table in SCHEMAS:  # events only tell more about cuda_sync; they have no time and no name
                 translate(columns, clocks)
-            _name(known, columns, buffers.name_pointers, source, strings)
+                _name(known, columns, buffers.name_pointers, source, strings)
             parts.setdefault(known.table, []).append(columns)
     joined = {table: _join(pieces) for table, pieces in parts.items()}
     _resolve_sync(joined, joined.pop("cuda_event"))
     tables = {kind: make_table(kind, len(columns["start"]), columns) for kind, columns in joined.items()}
-    return CuptiRecords(tables=tables, records=records, undecoded=undecoded, warnings=tuple(warnings))
+    return Decoded(
+        tables=tables, records=records, undecoded=undecoded, warnings=tuple(warnings), metadata=source.metadata
+    )
 
 
 def version_of(source: RawSource) -> int:
@@ -144,7 +157,7 @@ def version_of(source: RawSource) -> int:
 
 
 def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None:
-    for known in KINDS:
+    for known in kinds_of(layout):
         seen, expected = source.record_bytes.get(known.kind, 0), layout.records[known.layout].size
         if seen and seen != expected:
             raise UnknownLayoutError(
@@ -164,14 +177,15 @@ class Buffers:
         self.name_pointers = Interner()
         self._data = np.frombuffer(source.data, np.uint8) if source.data.nbytes else np.empty(0, np.uint8)
         self._chunks = source.chunks
-        sizes = {known.kind: layout.records[known.layout].size for known in KINDS}
+        kinds = kinds_of(layout)
+        sizes = {known.kind: layout.records[known.layout].size for known in kinds}
         unknown = [kind for kind in sorted(source.record_bytes) if kind not in sizes and kind < codec.KIND_LIMIT]
         for kind in unknown[: codec.MAX_KINDS - len(sizes)]:
             if source.record_bytes[kind] >= MIN_RECORD_BYTES:
                 sizes[kind] = source.record_bytes[kind]  # recorded, not wanted: stepped over
         self._counts = self._count(sizes)
         self._arrays = _allocate(layout, self._counts)
-        columns = {known.kind: self._columns_of(known, layout.records[known.layout]) for known in KINDS if known.table}
+        columns = {known.kind: self._columns_of(known, layout.records[known.layout]) for known in kinds if known.table}
         self._decoder = codec.Decoder(
             [KindPlan(kind, size, self._counts[kind], columns.get(kind, ())) for kind, size in sizes.items()]
         )
@@ -191,7 +205,7 @@ class Buffers:
         if known.layout == "KERNEL":
             pointers = self.name_pointers
             plans.append(ColumnPlan(codec.INTERN, 8, offsets["name"], arrays["name"], interner=pointers))
-        for name, field in FIELDS[known.layout].items():
+        for name, field in known.fields.items():
             if field in offsets:
                 plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
         return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec takes equal ones together
@@ -217,10 +231,9 @@ class Buffers:
         """Returns what was read of one kind."""
         rows = self._counts[known.kind]
         columns = dict(self._arrays[known.kind])
-        if known.layout == "MEMCPY2":
-            columns["peer"] = np.ones(rows, np.uint8)
-        if known.layout == "KERNEL" and "priority" not in columns:
-            columns["priority"] = np.full(rows, NO_PRIORITY, np.int32)
+        for column in SCHEMAS.get(known.table, ()):
+            if column.name in known.missing and column.name not in columns:
+                columns[column.name] = np.full(rows, known.missing[column.name], column.dtype)
         if known.layout == "CUDA_EVENT":
             columns["start"] = np.arange(rows, dtype=np.int64)  # order of recording; it has no time of its own
         return columns
@@ -230,7 +243,7 @@ def _allocate(layout: VersionLayout, rows_of: Mapping[int, int]) -> dict[int, Co
     """Uninitialised columns for every record kind, all in one block."""
     wanted = [
         (known.kind, name, np.dtype(dtype), rows_of[known.kind])
-        for known in KINDS
+        for known in kinds_of(layout)
         if known.table
         for name, dtype in _column_types(known, layout.records[known.layout])
     ]
@@ -253,7 +266,7 @@ def _column_types(known: RecordKind, layout: RecordLayout) -> Iterator[tuple[str
         yield from (("start", "int64"), ("duration", "int64"))
     if known.layout == "KERNEL":
         yield "name", "uint32"
-    for name, field in FIELDS[known.layout].items():
+    for name, field in known.fields.items():
         if field in layout.offsets:
             yield name, _dtype(known.table, name, WIDTHS[known.layout][field])
 
@@ -279,34 +292,18 @@ def _join(pieces: list[Columns]) -> Columns:
 
 def _name(known: RecordKind, columns: Columns, pointers: Interner, source: RawSource, strings: StringTable) -> None:
     """Fills the name column of one record kind with numbers into `strings`."""
-    if known.layout == "CUDA_EVENT":
-        return
     if known.layout == "KERNEL":
         numbers = strings.add_all(_kernel_names(pointers, source))
         columns["name"] = numbers.take(columns["name"])
+    elif known.layout == "API":
+        columns["name"] = _named(columns["cbid"], _api_namer(known, source), strings)
     else:
-        key, name_of = _naming(known, columns, source)
-        columns["name"] = _named(key, name_of, strings)
+        key = columns[known.named_by[0]] if known.named_by else np.zeros(len(columns["start"]), np.uint32)
+        for name in known.named_by[1:]:
+            key = key.astype(np.uint32) << 8 | columns[name]
+        columns["name"] = _named(key, known.name_of, strings)
 
 
-def _naming(known: RecordKind, columns: Columns, source: RawSource) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
-    """What the name depends on, and how."""
-    if known.layout == "API":
-        return columns["cbid"], _api_namer(known, source)
-    if known.layout in ("MEMCPY", "MEMCPY2"):
-        packed = columns["copy_kind"].astype(np.uint32) << 16 | columns["src_kind"].astype(np.uint32) << 8
-        return packed | columns["dst_kind"], lambda key: activity_names.memcpy_name(
-            key >> 16, key >> 8 & 255, key & 255
-        )
-    column, name_of = _NAMED_BY[known.layout]
-    return columns[column], name_of
-
-
-_NAMED_BY: dict[str, tuple[str, Callable[[int], str]]] = {
-    "MEMSET": ("memory_kind", activity_names.memset_name),
-    "SYNCHRONIZATION": ("type", activity_names.sync_name),
-    "OVERHEAD": ("kind", activity_names.overhead_name),
-}
 _SMALL = 1 << 12
 
 
@@ -340,15 +337,13 @@ def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
 
     Kineto drops those too: libraries make thousands of them on streams that never run anything.
     """
-    sync = tables["cuda_sync"]
+    sync, work = tables["cuda_sync"], [tables[kind] for kind in GPU_TABLES if kind in tables]
     if len(sync["type"]):
-        streams = np.concatenate(
-            [distinct(_pair(tables[kind]["context"], tables[kind]["stream"])) for kind in GPU_TABLES]
-        )
+        streams = np.concatenate([distinct(_pair(part["context"], part["stream"])) for part in work])
         idle = ~np.isin(_pair(sync["context"], sync["stream"]), streams)
         wait = (sync["type"] == activity_names.STREAM_WAIT_EVENT) & idle
         sync = tables["cuda_sync"] = {name: column[~wait] for name, column in sync.items()}
-    owners = np.concatenate([distinct(_pair(tables[kind]["context"], tables[kind]["device"])) for kind in GPU_TABLES])
+    owners = np.concatenate([distinct(_pair(part["context"], part["device"])) for part in work])
     sync["device"] = _last(owners >> np.uint64(32), owners & np.uint64(0xFFFFFFFF), sync["context"])
     recorded, wanted = _pair(events["context"], events["event"]), _pair(sync["context"], sync["event"])
     sync["wait_on_stream"] = _last(recorded, events["stream"], wanted)

@@ -25,6 +25,7 @@ from kineto_agent.protocol.records import (
     SPACE_PYTHON_CALL,
 )
 
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -38,14 +39,6 @@ AnyArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExactCalls:
-    """What the records held. undecoded: records that came but could not be read."""
-
-    table: Table
-    undecoded: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
     """By number: into Trace.strings, and the module's number."""
 
@@ -53,12 +46,13 @@ class _Names:
     modules: npt.NDArray[np.int32]
 
 
-def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> ExactCalls:
-    """Decodes all buffers of a source; names go into `strings`. window_end_ns: 0 if unknown."""
+def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+    """Decodes all buffers of a source; names go into `strings`."""
     records, cut = fixed_records(source, RECORD)
     names = _names(source, strings, int(records["name"].max(initial=0)))
-    end_ns = max(window_end_ns, int(records["time"].max(initial=0)))
-    return ExactCalls(table=_table(records, names, end_ns), undecoded=cut)
+    end_ns = max(window.end_ns, int(records["time"].max(initial=0)))
+    table = _table(records, names, end_ns)
+    return Decoded(tables={table.kind: table}, records=len(records), undecoded=cut)
 
 
 def _names(source: RawSource, strings: StringTable, most: int) -> _Names:

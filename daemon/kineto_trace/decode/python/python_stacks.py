@@ -10,7 +10,6 @@ Theory of operation
     say is believed: numbers that refer to nothing, cut values and impossible lines are left out or count as unknown.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +30,12 @@ from kineto_agent.protocol.records import (
     STACK_STATE_MASK,
 )
 
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.python.line_tables import LineTable, line_table
 from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
 from kineto_trace.model.line_counts import MAX_LINE, STATES
-from kineto_trace.model.trace import StringTable, Table
+from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT_1, FORMAT = PYTHON_STACKS_1_FORMAT, PYTHON_STACKS_FORMAT
@@ -46,21 +46,11 @@ _SAMPLE_1, _SAMPLE = record_dtype(STACK_SAMPLE_1_FIELDS), record_dtype(STACK_SAM
 _MAX_TIME_NS = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackSamples:
-    """The slices, and what became of the samples."""
+def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+    """Slices of the samples inside the window; names go into `strings`.
 
-    table: Table
-    records: int
-    undecoded: int  # cut records, and samples whose stack is not in the string table
-    out_of_window: int
-    period_ns: int
-    threads: Mapping[int, str]  # names that the source gave
-    thread_use: list[dict[str, int]]  # as TargetInfo has it; empty for format 1
-
-
-def decode(source: RawSource, strings: StringTable, window_start_ns: int, window_end_ns: int) -> StackSamples:
-    """Slices of the samples inside the window (both 0: of all); names go into `strings`."""
+    Samples whose stack is not in the string table count as undecoded.
+    """
     hz = source.metadata.get("hz")
     period = 1_000_000_000 // (hz if isinstance(hz, int) and hz > 0 else DEFAULT_HZ)
     old = source.format == FORMAT_1
@@ -68,20 +58,21 @@ def decode(source: RawSource, strings: StringTable, window_start_ns: int, window
     total = len(records)
     records = records[(records["time"] >= 0) & (records["time"] < _MAX_TIME_NS)]
     sane = len(records)
-    if window_end_ns:
-        records = records[(records["time"] >= window_start_ns) & (records["time"] < window_end_ns)]
+    if window.end_ns:
+        records = records[(records["time"] >= window.start_ns) & (records["time"] < window.end_ns)]
     inside = len(records)
     trie = _trie(source, strings)
     nodes = trie.index(records["node"])
     known = (nodes > 0) | ((records["node"] == 0) & (not old))
     records, nodes = records[known], nodes[known]
     samples = _samples_1(records, nodes) if old else _samples(records, nodes, trie)
-    return StackSamples(
-        table=slices(samples, trie, max(period, 1), strings),
+    table = slices(samples, trie, max(period, 1), strings)
+    return Decoded(
+        tables={table.kind: table},
         records=total,
         undecoded=cut + total - sane + inside - len(records),
         out_of_window=sane - inside,
-        period_ns=period,
+        sample_period_ns=period,
         threads={
             tid: name.decode("utf-8", "replace") for tid, name in source.strings.get(SPACE_THREAD_NAME, {}).items()
         },

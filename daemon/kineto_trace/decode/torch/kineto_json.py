@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, TORCH_PROFILER_FORMAT
 
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.decode.torch.kineto_python_calls import PythonCalls
 from kineto_trace.decode.torch.kineto_text import Damage, Document, Row, documents, thread_ids
 from kineto_trace.decode.torch.op_flops import add_flops
@@ -61,17 +62,7 @@ _op_args = msgspec.json.Decoder(list[_OpArgs])
 _one_op_args = msgspec.json.Decoder(_OpArgs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KinetoTrace:
-    """The content of the documents. undecoded: number of rows that could not be read."""
-
-    tables: Mapping[str, Table]
-    records: int
-    undecoded: int
-    warnings: tuple[str, ...]
-
-
-def decode(source: RawSource, strings: StringTable) -> KinetoTrace:
+def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
     """Decodes all documents of a source; names and arguments go into `strings`."""
     damage = Damage()
     reader = _Reader(strings, modules_only=source.metadata.get("python_rows") == "modules")
@@ -85,7 +76,7 @@ def decode(source: RawSource, strings: StringTable) -> KinetoTrace:
     if isinstance(wanted, list):
         for unwanted in set(OP_TABLES) - set(map(str, wanted)):
             del tables[unwanted]
-    return KinetoTrace(
+    return Decoded(
         tables=tables,
         records=reader.rows,
         undecoded=damage.rows + damage.documents,

@@ -6,7 +6,6 @@ microseconds. torch's history does not say which thread it was.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from kineto_agent.protocol.records import (
     MEMORY_RESERVED,
 )
 
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -35,23 +35,15 @@ Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEvents:
-    """The rows. undecoded: number of records that are truncated or implausible."""
-
-    table: Table
-    undecoded: int
-
-
-def decode(source: RawSource, strings: StringTable) -> MemoryEvents:
-    """The rows of all records; names go into `strings`."""
+def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
+    """The rows of all records; names go into `strings`. Implausible records count as undecoded."""
     events, cut = fixed_records(source, _EVENT)
     known = (events["action"] >= MEMORY_ALLOCATED) & (events["action"] <= MEMORY_OUT_OF_MEMORY)
     known &= events["bytes"] < 1 << 62
     kept = events[known]
     totals = source.metadata.get("totals")
     table = _table(kept, totals if isinstance(totals, dict) else {}, strings)
-    return MemoryEvents(table=table, undecoded=cut + len(events) - len(kept))
+    return Decoded(tables={table.kind: table}, records=len(events), undecoded=cut + len(events) - len(kept))
 
 
 def _table(events: AnyArray, totals: Mapping[str, Any], strings: StringTable) -> Table:

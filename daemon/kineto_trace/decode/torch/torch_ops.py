@@ -11,7 +11,6 @@ Theory of operation
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from kineto_agent.protocol.records import (
 )
 
 from kineto_trace.arrays.codec import Interner
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.torch.torch_comms import comms_text
 from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
@@ -48,25 +48,15 @@ Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOps:
-    """What the records held. undecoded: records that came but could not be read."""
-
-    tables: Mapping[str, Table]
-    records: int
-    undecoded: int
-    warnings: tuple[str, ...]
-
-
-def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> TorchOps:
-    """Decodes all buffers of a source; names and inputs go into `strings`. window_end_ns: 0 if unknown."""
+def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+    """Decodes all buffers of a source; names and inputs go into `strings`."""
     records, cut = fixed_records(source, RECORD)
     kind = records["kind"]
     is_op = kind == KIND_OP
     ops = records if is_op.all() else records[is_op]
     ops = ops[_by_start(ops["start"])]  # whole records: one cache line each
     warnings: list[str] = []
-    columns = _columns(ops, window_end_ns)
+    columns = _columns(ops, window.end_ns)
     columns["torch_thread"] = _torch_threads(columns["thread"], source.strings.get(SPACE_TORCH_THREAD, {}))
     columns["name"] = _names(ops["name"], source, strings, warnings)
     columns["inputs"] = _inputs(ops["inputs"], source, strings, warnings)
@@ -84,7 +74,7 @@ def decode(source: RawSource, strings: StringTable, window_end_ns: int) -> Torch
         for unwanted in set(OP_TABLES) - set(map(str, wanted)):
             del tables[unwanted]
     unknown = int(np.count_nonzero(kind > KIND_OP_COMMS))
-    return TorchOps(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
+    return Decoded(tables=tables, records=len(records), undecoded=cut + unknown + lost, warnings=tuple(warnings))
 
 
 def _by_start(start: Ints) -> Ints:

@@ -1,6 +1,6 @@
 """Pieces of event rows: what rows of all kinds begin with, have among their arguments and end with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ class FieldNames:
     base_ns: int  # of all times in the file
     pid: int
     shapes: LaunchShapes
+
+
+Render = Callable[[Columns, FieldNames], Fields]
 
 
 def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields:

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays import codec
-from kineto_trace.model.event_kinds import CATEGORIES, DTYPES, FLOW, I32X3, KINDS, MAX_ARGS, MEMORY, OTHER
+from kineto_trace.model.activity_tables import CATEGORIES, FLOW, KINDS, MEMORY, OTHER
+from kineto_trace.model.event_kinds import DTYPES, I32X3, MAX_ARGS
 
 PADDING = 64  # zero bytes behind every piece
 MORE, MEMBER, DONE, NOT_JSON, DAMAGE, NO_MEMORY = range(6)  # Fed.status

@@ -1,6 +1,6 @@
 """Which rows of which table go into a Chrome trace through which renderer, and where the viewer shows them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,16 +9,14 @@ import numpy.typing as npt
 from kineto_trace.arrays.id_sets import is_in
 from kineto_trace.collectives.collective_arguments import collective_columns
 from kineto_trace.formats.chrome import device_events, host_events
-from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, FieldNames, Fields
+from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, Render
 from kineto_trace.formats.shared.viewer_rows import ANNOTATIONS, gpu_rows, sync_rows
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
 from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
 
-Render = Callable[[Columns, FieldNames], Fields]
 Mask = npt.NDArray[np.bool_]
 OVERHEAD_PID = -1
-STREAM_WAIT_AND_EVENT = (1, 2)  # cuda_sync types that name an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +45,16 @@ def sections(trace: Trace) -> list[Section]:
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
     correlations = np.concatenate(started)
-    renderers = {"cuda_runtime": device_events.cuda_runtime, "cuda_driver": device_events.cuda_driver}
     for kind, mask in calls.items():
         table = trace.table(kind)
-        columns = {**table.columns, "tid": table["thread"]}
-        parts += _linked_or_not(kind, columns, renderers[kind], device_events.api_flow, mask)
+        parts += _linked_or_not(kind, {**table.columns, "tid": table["thread"]}, mask)
     rows = gpu_rows(trace.tables, margin_ns=host_events.ANNOTATION_MARGIN_NS)
     parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
     for kind in GPU_TABLES:
         if kind in rows:
             extra: Columns = collective_columns(trace) if kind == "kernel" else {}
-            parts += _gpu(trace.table(kind), {**extra, "tid": rows[kind]}, correlations)
+            columns = {**trace.table(kind).columns, **extra, "tid": rows[kind]}
+            parts += _linked_or_not(kind, columns, is_in(columns["correlation"], correlations))
     parts += _sync(trace, correlations)
     overhead = trace.table("overhead")
     tid = {"tid": np.zeros(len(overhead), np.int64)}
@@ -80,33 +77,17 @@ def _call_starts(trace: Trace, kind: str) -> Mask:
     return named
 
 
-def _gpu(table: Table, extra: Columns, correlations: AnyArray) -> list[Section]:
-    columns = {**table.columns, **extra}
-    linked = is_in(table["correlation"], correlations)
-    if table.kind == "kernel":
-        return _linked_or_not("kernel", columns, device_events.kernel, device_events.gpu_flow, linked)
-    if table.kind == "gpu_memset":
-        return _linked_or_not("gpu_memset", columns, device_events.gpu_memset, device_events.gpu_flow, linked)
-    peer = table["peer"] == 1
-    return [
-        *_linked_or_not("gpu_memcpy", columns, device_events.gpu_memcpy, device_events.gpu_flow, linked, ~peer),
-        *_linked_or_not("gpu_memcpy", columns, device_events.gpu_memcpy_peer, device_events.gpu_flow, linked, peer),
-    ]
-
-
-def _linked_or_not(
-    kind: str, columns: Columns, render: Render, flow: Render, linked: Mask, among: Mask | None = None
-) -> list[Section]:
-    """Two sections: rows with a flow event right after them, and rows without."""
-
-    def with_flow(rows: Columns, names: FieldNames) -> Fields:
-        return [*render(rows, names), *flow(rows, names)]
-
-    among = np.ones(len(linked), np.bool_) if among is None else among
-    return [
-        Section(kind=kind, columns=columns, chosen=_places(linked & among), render=with_flow),
-        Section(kind=kind, columns=columns, chosen=_places(~linked & among), render=render),
-    ]
+def _linked_or_not(kind: str, columns: Columns, linked: Mask) -> list[Section]:
+    """For each form of the rows two sections: rows with a flow event right after them, and rows without."""
+    parts = []
+    for form in device_events.forms(kind):
+        among = np.ones(len(linked), np.bool_) if form.rows is None else form.rows(columns)
+        for chosen, render in (
+            (linked & among, device_events.with_flow(kind, form.render)),
+            (~linked & among, form.render),
+        ):
+            parts.append(Section(kind=kind, columns=columns, chosen=_places(chosen), render=render))
+    return parts
 
 
 def _places(mask: Mask) -> npt.NDArray[np.int64] | None:
@@ -120,12 +101,7 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
     shown = np.where(table["device"] < 0, fallback, table["device"]).astype(np.int32)
     columns = {**table.columns, "device": shown, "tid": sync_rows(table)}
-    linked = is_in(table["correlation"], correlations)
-    event = np.isin(table["type"], STREAM_WAIT_AND_EVENT)
-    return [
-        *_linked_or_not("cuda_sync", columns, device_events.cuda_sync_event, device_events.sync_flow, linked, event),
-        *_linked_or_not("cuda_sync", columns, device_events.cuda_sync, device_events.sync_flow, linked, ~event),
-    ]
+    return _linked_or_not(table.kind, columns, is_in(table["correlation"], correlations))
 
 
 def _gpu_annotations(table: Table, rows: Mapping[str, npt.NDArray[np.int64]]) -> list[Section]:

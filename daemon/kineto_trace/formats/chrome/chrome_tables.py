@@ -18,7 +18,7 @@ Theory of operation
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,11 @@ from kineto_trace.arrays.id_sets import distinct, lookup
 from kineto_trace.decode.activity_names import MEMCPY_KINDS, MEMORY_KINDS, OVERHEAD_KINDS, SYNC_TYPES
 from kineto_trace.decode.torch.kineto_python_calls import depths
 from kineto_trace.formats.chrome.chrome_native_reader import Parser
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, TS
+from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, TS
 from kineto_trace.model.trace import (
-    API_TABLES,
     FILE_TABLES,
+    HOST_TABLES,
     NO_ROW,
     NO_STRING,
     OP_TABLES,
@@ -45,7 +46,6 @@ from kineto_trace.model.trace import (
 from kineto_trace.structure.nesting import nest_tables
 
 MADE_UP = 1 << 31  # first number of threads whose tid cannot be used
-HOST_TABLES = (*API_TABLES, *OP_TABLES, "cpu_instant_event", "python_function")
 FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
@@ -218,57 +218,44 @@ def _place_on_gpu(columns: Columns, track: AnyArray, tracks: ChromeTracks, strin
 
 
 def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyArray) -> None:
-    """What only the names of a kind's rows say."""
+    """What only the names of a kind's rows say, and of copies which ones are between two devices."""
     if kind == "gpu_memcpy":
-        wanted = {"copy_kind": _memcpy_kind, "src_kind": _source_kind, "dst_kind": _target_kind}
         keys = [arg.key for arg in KINDS[kind]]
         peer = np.uint64(1 << FIRST_ARG_BIT + keys.index("fromDevice"))
         columns["peer"] = ((present & peer) != 0).astype(np.uint8)
-    elif kind == "gpu_memset":
-        wanted = {"memory_kind": _memset_kind}
-    elif kind == "cuda_sync":
-        wanted = {"type": _sync_type}
-    elif kind == "overhead":
-        wanted = {"kind": _overhead_kind}
-    else:
+    if kind not in _TOLD_BY_NAME:
         return
     numbers = columns["name"]
     found = distinct(numbers[numbers >= 0]).astype(np.int64)
-    for column, told in wanted.items():
+    for column, told in _TOLD_BY_NAME[kind].items():
         values = np.array([told(strings[number]) for number in found.tolist()], np.uint32)
         columns[column] = lookup(numbers.astype(np.uint64), found.astype(np.uint64), values, 0)
 
 
-def _index(names: Sequence[str], name: str | None) -> int:
-    return names.index(name) if name in names else 0
+def _part(pattern: re.Pattern[str], group: int, known: Sequence[str]) -> Callable[[str], int]:
+    """Tells the number of the word in this group of a name; 0: an unknown one."""
 
+    def number(name: str) -> int:
+        found = pattern.match(name)
+        return known.index(found[group]) if found and found[group] in known else 0
 
-def _memcpy_kind(name: str) -> int:
-    found = _MEMCPY.match(name)
-    return _index(MEMCPY_KINDS, found and found[1])
-
-
-def _source_kind(name: str) -> int:
-    found = _MEMCPY.match(name)
-    return _index(MEMORY_KINDS, found and found[2])
-
-
-def _target_kind(name: str) -> int:
-    found = _MEMCPY.match(name)
-    return _index(MEMORY_KINDS, found and found[3])
-
-
-def _memset_kind(name: str) -> int:
-    found = _MEMSET.match(name)
-    return _index(MEMORY_KINDS, found and found[1])
-
-
-def _sync_type(name: str) -> int:
-    return _index(SYNC_TYPES, name)
+    return number
 
 
 def _overhead_kind(name: str) -> int:
     return next((number for number, known in OVERHEAD_KINDS.items() if known == name), 0)
+
+
+_TOLD_BY_NAME: dict[str, dict[str, Callable[[str], int]]] = {
+    "gpu_memcpy": {
+        "copy_kind": _part(_MEMCPY, 1, MEMCPY_KINDS),
+        "src_kind": _part(_MEMCPY, 2, MEMORY_KINDS),
+        "dst_kind": _part(_MEMCPY, 3, MEMORY_KINDS),
+    },
+    "gpu_memset": {"memory_kind": _part(_MEMSET, 1, MEMORY_KINDS)},
+    "cuda_sync": {"type": lambda name: SYNC_TYPES.index(name) if name in SYNC_TYPES else 0},
+    "overhead": {"kind": _overhead_kind},
+}
 
 
 # ---- ops

@@ -4,7 +4,9 @@ Each function here turns one block of a table's rows into fields for the native 
 says in C++ about one activity is said here once about all of them. A row may carry its flow event with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +16,10 @@ from kineto_trace.collectives.collective_arguments import COLUMN
 from kineto_trace.formats.chrome.chrome_fields import (
     ARGS,
     CLOSE,
-    AnyArray,
     Columns,
     FieldNames,
     Fields,
+    Render,
     device_pid,
     event,
     external_id,
@@ -26,7 +28,8 @@ from kineto_trace.formats.chrome.chrome_fields import (
     host_pid,
     numbers,
 )
-from kineto_trace.model.trace import NO_PRIORITY
+from kineto_trace.model.activity_tables import NO_PRIORITY, numbers_of
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES
 
 
 def _graph(rows: Columns) -> Fields:
@@ -37,7 +40,7 @@ def _channel(rows: Columns) -> Fields:
     return numbers(("channel", rows["channel"]), ("channel_type", rows["channel_type"]))
 
 
-def kernel(rows: Columns, names: FieldNames) -> Fields:
+def _kernel(rows: Columns, names: FieldNames) -> Fields:
     """Kernels; everything that depends on the launch shape alone is one ready text."""
     shape, texts = names.shapes.texts(rows)
     head = numbers(
@@ -63,32 +66,22 @@ def kernel(rows: Columns, names: FieldNames) -> Fields:
     ]
 
 
-def gpu_memcpy(rows: Columns, names: FieldNames) -> Fields:
-    """Copies with one device."""
-    return _memory("gpu_memcpy", rows, names, (("device", rows["device"]), ("context", rows["context"])))
+_ONE_DEVICE = {"device": "device", "context": "context"}
+_TWO_DEVICES = {
+    "fromDevice": "src_device",
+    "inDevice": "device",
+    "toDevice": "dst_device",
+    "fromContext": "src_context",
+    "inContext": "context",
+    "toContext": "dst_context",
+}
 
 
-def gpu_memcpy_peer(rows: Columns, names: FieldNames) -> Fields:
-    """Copies between two devices."""
-    ends = (
-        ("fromDevice", rows["src_device"]),
-        ("inDevice", rows["device"]),
-        ("toDevice", rows["dst_device"]),
-        ("fromContext", rows["src_context"]),
-        ("inContext", rows["context"]),
-        ("toContext", rows["dst_context"]),
-    )
-    return _memory("gpu_memcpy", rows, names, ends)
-
-
-def gpu_memset(rows: Columns, names: FieldNames) -> Fields:
-    """Sets."""
-    return _memory("gpu_memset", rows, names, (("device", rows["device"]), ("context", rows["context"])))
-
-
-def _memory(category: str, rows: Columns, names: FieldNames, where: Sequence[tuple[str, AnyArray]]) -> Fields:
+def _memory(category: str, where: Mapping[str, str], rows: Columns, names: FieldNames) -> Fields:
+    """Copies and sets. where: arguments that say on which devices, and their columns."""
     bandwidth = rows["bytes"] / np.maximum(rows["duration"], 1)  # bytes per ns: GB/s
-    head = numbers(*where, ("stream", rows["stream"]), ("correlation", rows["correlation"]), ("bytes", rows["bytes"]))
+    columns = {**where, "stream": "stream", "correlation": "correlation", "bytes": "bytes"}
+    head = numbers(*((key, rows[column]) for key, column in columns.items()))
     return [
         *event(category, names, rows, device_pid(rows)),
         *first(head, ARGS),
@@ -100,19 +93,18 @@ def _memory(category: str, rows: Columns, names: FieldNames, where: Sequence[tup
     ]
 
 
-def gpu_flow(rows: Columns, names: FieldNames) -> Fields:
+def _gpu_work(category: str, rows: Columns, names: FieldNames) -> Fields:
+    """GPU work of any table, with its numbers."""
+    fields = [
+        Field(b',"%s":' % key.encode(), SIGNED if rows[column].dtype.kind == "i" else UNSIGNED, rows[column])
+        for column, key in numbers_of(category).items()
+    ]
+    return [*event(category, names, rows, device_pid(rows)), *first(fields, ARGS), *external_id(rows), CLOSE]
+
+
+def _gpu_flow(rows: Columns, names: FieldNames) -> Fields:
     """The end of a flow at a GPU activity."""
     return flow("f", "ac2g", rows["correlation"], names, rows, device_pid(rows))
-
-
-def cuda_runtime(rows: Columns, names: FieldNames) -> Fields:
-    """Runtime calls."""
-    return _api("cuda_runtime", rows, names)
-
-
-def cuda_driver(rows: Columns, names: FieldNames) -> Fields:
-    """Driver calls."""
-    return _api("cuda_driver", rows, names)
 
 
 def _api(category: str, rows: Columns, names: FieldNames) -> Fields:
@@ -120,32 +112,23 @@ def _api(category: str, rows: Columns, names: FieldNames) -> Fields:
     return [*event(category, names, rows, host_pid(names)), *args, *external_id(rows), CLOSE]
 
 
-def api_flow(rows: Columns, names: FieldNames) -> Fields:
+def _api_flow(rows: Columns, names: FieldNames) -> Fields:
     """The beginning of a flow at a call."""
     return flow("s", "ac2g", rows["correlation"], names, rows, host_pid(names))
 
 
-def cuda_sync(rows: Columns, names: FieldNames) -> Fields:
-    """Stream and context synchronization: `device` holds a real device here."""
-    return _sync(rows, names, [])
-
-
-def cuda_sync_event(rows: Columns, names: FieldNames) -> Fields:
-    """Waits for an event: also which one."""
+def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
+    """Synchronization: `device` holds a real device here. waits: for an event, so that rows also say for which one."""
     wait = [
         Field(b',"wait_on_stream":', SIGNED, rows["wait_on_stream"]),
         Field(b',"wait_on_cuda_event_record_corr_id":', SIGNED, rows["wait_on_correlation"]),
         Field(b',"wait_on_cuda_event_id":', UNSIGNED, rows["event"]),
     ]
-    return _sync(rows, names, wait)
-
-
-def _sync(rows: Columns, names: FieldNames, wait: Fields) -> Fields:
     return [
         *event("cuda_sync", names, rows, Field(b"", SIGNED, rows["device"])),
         Field(ARGS + b'"cuda_sync_kind":"', TEXT, rows["name"], names.texts),
         Field(b'"'),
-        *wait,
+        *(wait if waits else ()),
         Field(b',"stream":', SIGNED, rows["stream"].view(np.int32)),
         *numbers(("correlation", rows["correlation"])),
         Field(b',"device":', SIGNED, rows["device"]),
@@ -154,7 +137,7 @@ def _sync(rows: Columns, names: FieldNames, wait: Fields) -> Fields:
     ]
 
 
-def sync_flow(rows: Columns, names: FieldNames) -> Fields:
+def _sync_flow(rows: Columns, names: FieldNames) -> Fields:
     """The end of a flow at a synchronization."""
     return flow("f", "ac2g", rows["correlation"], names, rows, Field(b"", SIGNED, rows["device"]))
 
@@ -162,6 +145,41 @@ def sync_flow(rows: Columns, names: FieldNames) -> Fields:
 def overhead(rows: Columns, names: FieldNames) -> Fields:
     """CUPTI's own work."""
     return [*event("overhead", names, rows, Field(b"-1")), Field(b"},\n")]
+
+
+class Form(NamedTuple):
+    """How rows of a table are written. rows: which ones; None: all."""
+
+    render: Render
+    rows: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
+
+
+_EVENT_TYPES = (1, 2)  # of cuda_sync: those that name an event
+# Of the tables whose rows _gpu_work cannot write.
+_FORMS = {
+    "kernel": (Form(_kernel),),
+    "gpu_memcpy": (
+        Form(partial(_memory, "gpu_memcpy", _ONE_DEVICE), lambda rows: rows["peer"] != 1),
+        Form(partial(_memory, "gpu_memcpy", _TWO_DEVICES), lambda rows: rows["peer"] == 1),
+    ),
+    "gpu_memset": (Form(partial(_memory, "gpu_memset", _ONE_DEVICE)),),
+    "cuda_sync": (
+        Form(partial(_sync, True), lambda rows: np.isin(rows["type"], _EVENT_TYPES)),
+        Form(partial(_sync, False), lambda rows: np.isin(rows["type"], _EVENT_TYPES, invert=True)),
+    ),
+    **{kind: (Form(partial(_api, kind)),) for kind in API_TABLES},
+}
+
+
+def forms(kind: str) -> tuple[Form, ...]:
+    """The forms of a table's rows."""
+    return _FORMS.get(kind) or (Form(partial(_gpu_work, kind)),)
+
+
+def with_flow(kind: str, render: Render) -> Render:
+    """The same rows, each with its end of a flow right after it."""
+    end = _api_flow if kind in API_TABLES else _gpu_flow if kind in GPU_TABLES else _sync_flow
+    return lambda rows, names: [*render(rows, names), *end(rows, names)]
 
 
 def starts_flow(strings: Sequence[str]) -> npt.NDArray[np.bool_]:

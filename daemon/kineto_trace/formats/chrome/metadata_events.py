@@ -9,13 +9,11 @@ import numpy as np
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, Section
 from kineto_trace.formats.shared.viewer_rows import row_name
-from kineto_trace.model.trace import Trace
+from kineto_trace.model.trace import DEVICE_TABLES, HOST_TABLES, Trace
 
 GPU_SORT_INDEX = 5_000_000
 OVERHEAD_SORT_INDEX = 0x100000A
 SPANS_SORT_INDEX = 1 << 29
-DEVICE_TABLES = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync", "gpu_user_annotation")
-HOST_TABLES = ("cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event", "python_function")
 
 
 def _json(value: object) -> bytes:

@@ -37,7 +37,8 @@ from kineto_trace.arrays.codec import (
 from kineto_trace.formats.chrome.constant_fields import folded
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped
 from kineto_trace.model import event_kinds as bits
-from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, KINDS, Arg
+from kineto_trace.model.activity_tables import KINDS, MEMORY
+from kineto_trace.model.event_kinds import BOOL, FIRST_ARG_BIT, Arg
 from kineto_trace.model.trace import TEXT_ID, Table, Trace
 from kineto_trace.model.trace_header import base_ns
 
@@ -186,7 +187,7 @@ class _Forms:
             if "phase" in columns:
                 members.add(b'"ph":', TEXT, columns["phase"], _PHASES)
             else:
-                members.literal(b'"ph":"i"' if table.kind == bits.MEMORY else b'"ph":"X"')
+                members.literal(b'"ph":"i"' if table.kind == MEMORY else b'"ph":"X"')
         if present & bits.CATEGORY:
             members.add(b'"cat":', TEXT, origin["category"], words.names)
         if present & bits.NAME:

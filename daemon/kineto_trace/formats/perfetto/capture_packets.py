@@ -14,12 +14,12 @@ from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations
 from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
-from kineto_trace.formats.shared.viewer_rows import base_rows, sync_base_rows
+from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
+from kineto_trace.model.activity_tables import NO_PRIORITY, numbers_of
 from kineto_trace.model.trace import (
     API_TABLES,
     GPU_TABLES,
     NO_MODULE,
-    NO_PRIORITY,
     NO_ROW,
     NO_SEQUENCE,
     OP_TABLES,
@@ -44,24 +44,18 @@ class CaptureParts:
         """All parts that have rows. Of rows with the same interval the earlier part's are outside."""
         makers: dict[str, Callable[[Table], PacketPart]] = {
             "python_function": self._python,
-            **dict.fromkeys(reversed(OP_TABLES), self._op),
+            **dict.fromkeys(OP_TABLES, self._op),
             **dict.fromkeys(API_TABLES, self._call),
             "cpu_instant_event": self._memory,
             "gpu_user_annotation": self._gpu_annotation,
-            **dict.fromkeys(GPU_TABLES, self._gpu),
+            **dict.fromkeys(GPU_TABLES, self._gpu_work),
+            "kernel": self._kernel,
+            "gpu_memcpy": self._copy,
+            "gpu_memset": self._copy,
             "cuda_sync": self._sync,
             "overhead": self._overhead,
         }
-        order = (
-            "python_function",
-            "user_annotation",
-            "cpu_op",
-            *API_TABLES,
-            "cpu_instant_event",
-            "gpu_user_annotation",
-        )
-        kinds = [*order, *GPU_TABLES, "cuda_sync", "overhead"]
-        parts = [makers[kind](self._trace.table(kind)) for kind in kinds if len(self._trace.table(kind))]
+        parts = [makers[kind](self._trace.table(kind)) for kind in NESTING if len(self._trace.table(kind))]
         return [*parts, *self._counters()]
 
     # ---- tracks
@@ -155,29 +149,49 @@ class CaptureParts:
         fields.signed("External id", table["external_id"])
         return self._part(table, self._streams(table["device"], base_rows(table)), fields)
 
-    def _gpu(self, table: Table) -> PacketPart:
+    def _gpu_work(self, table: Table) -> PacketPart:
+        """GPU work of any table, with its numbers."""
         fields = self._fields()
-        if table.kind == "kernel":
-            fields.optional("queued", table["queued"])
-        self._place(table, fields)
-        fields.unsigned("stream", table["stream"])
-        fields.unsigned("correlation", table["correlation"])
-        if table.kind == "kernel":
-            numbers, texts = LaunchShapes(self._trace.devices).texts(table.columns)
-            fields.ready(numbers, [self._annotations.ready_text(text) for text in _decoded(texts)])
-        else:
-            fields.unsigned("bytes", table["bytes"])
-            fields.double("memory bandwidth (GB/s)", table["bytes"] / np.maximum(table["duration"], 1))
-        fields.optional("graph id", table["graph_id"])
-        fields.optional("graph node id", table["graph_node_id"])
-        if table.kind == "kernel":
-            fields.optional("priority", table["priority"], NO_PRIORITY)
-        fields.optional("channel", table["channel"])
-        fields.optional("channel_type", table["channel_type"])
-        if table.kind == "kernel" and COLUMN in (collective := collective_columns(self._trace)):
-            fields.members(collective[COLUMN], self._trace.strings)
+        for column, key in numbers_of(table.kind).items():
+            fields.number(key, table[column])
+        return self._on_stream(table, fields)
+
+    def _on_stream(self, table: Table, fields: FieldList) -> PacketPart:
         fields.optional("External id", table["external_id"])
         return self._part(table, self._streams(table["device"], base_rows(table)), fields, leaf=True)
+
+    def _kernel(self, table: Table) -> PacketPart:
+        fields = self._fields()
+        fields.optional("queued", table["queued"])
+        for name in ("device", "context", "stream", "correlation"):
+            fields.unsigned(name, table[name])
+        numbers, texts = LaunchShapes(self._trace.devices).texts(table.columns)
+        fields.ready(numbers, [self._annotations.ready_text(text) for text in _decoded(texts)])
+        self._graph(table, fields)
+        fields.optional("priority", table["priority"], NO_PRIORITY)
+        self._channel(table, fields)
+        if COLUMN in (collective := collective_columns(self._trace)):
+            fields.members(collective[COLUMN], self._trace.strings)
+        return self._on_stream(table, fields)
+
+    def _copy(self, table: Table) -> PacketPart:
+        """Copies and sets."""
+        fields = self._fields()
+        self._place(table, fields)
+        for name in ("stream", "correlation", "bytes"):
+            fields.unsigned(name, table[name])
+        fields.double("memory bandwidth (GB/s)", table["bytes"] / np.maximum(table["duration"], 1))
+        self._graph(table, fields)
+        self._channel(table, fields)
+        return self._on_stream(table, fields)
+
+    def _graph(self, table: Table, fields: FieldList) -> None:
+        fields.optional("graph id", table["graph_id"])
+        fields.optional("graph node id", table["graph_node_id"])
+
+    def _channel(self, table: Table, fields: FieldList) -> None:
+        fields.optional("channel", table["channel"])
+        fields.optional("channel_type", table["channel_type"])
 
     def _place(self, table: Table, fields: FieldList) -> None:
         """Where it ran; copies between two devices also say from where to where."""

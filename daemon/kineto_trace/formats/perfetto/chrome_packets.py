@@ -20,14 +20,13 @@ from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, I
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
 from kineto_trace.formats.shared.native_packets import COUNTER, DOUBLE_COUNTER, INSTANT, SLICE
+from kineto_trace.formats.shared.viewer_rows import NESTING
 from kineto_trace.model import event_kinds as bits
-from kineto_trace.model.event_kinds import FIRST_ARG_BIT, KINDS, Arg
-from kineto_trace.model.trace import GPU_TABLES, TEXT_ID, Table, Trace
+from kineto_trace.model.activity_tables import KINDS, MEMORY, OTHER
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT, Arg
+from kineto_trace.model.trace import DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, Trace
 
-GPU_KINDS = (*GPU_TABLES, "gpu_user_annotation", "cuda_sync")
-# Of rows with the same interval those of the earlier kind are outside.
-_HOST = ("python_function", "user_annotation", "cpu_op", "cuda_runtime", "cuda_driver", "cpu_instant_event")
-ORDER = (*_HOST, "gpu_user_annotation", *GPU_TABLES, "cuda_sync", "overhead", "other")
+ORDER = (*NESTING, OTHER)
 NO_TRACK = 0xFFFFFFFF
 _UNSIGNED = (bits.U64, bits.U32, bits.U16)
 _NAMED = 1 << 16  # metadata rows that are looked at
@@ -52,7 +51,10 @@ class FileParts:
         for table in tables:  # rows that make no track of their own
             self._pair(table.origin["pid"], table.origin["tid"])
         self._gpus = {
-            value for table in tables if table.kind in GPU_KINDS for value in np.unique(table.origin["pid"]).tolist()
+            value
+            for table in tables
+            if table.kind in DEVICE_TABLES
+            for value in np.unique(table.origin["pid"]).tolist()
         }
         self._order: dict[int, int] = {}  # of processes, by pid
         self._names = self._metadata(trace.table("other"))
@@ -140,7 +142,7 @@ class FileParts:
             if kind == "other":
                 parts += self._others(table)
             else:
-                parts.append(self._part(table, INSTANT if kind == bits.MEMORY else SLICE, table.end(), kind))
+                parts.append(self._part(table, INSTANT if kind == MEMORY else SLICE, table.end(), kind))
         return parts
 
     def _part(self, table: Table, type_: int, end: Ints, kind: str = "") -> PacketPart:

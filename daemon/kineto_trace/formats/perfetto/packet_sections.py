@@ -60,6 +60,10 @@ class FieldList:
         """Likewise, maybe negative."""
         self.fields.append(PacketField(self.annotations.name(name), SIGNED, column))
 
+    def number(self, name: str, column: AnyArray) -> None:
+        """Likewise, of whichever type its column has."""
+        (self.signed if column.dtype.kind == "i" else self.unsigned)(name, column)
+
     def double(self, name: str, column: AnyArray) -> None:
         """Likewise, any number."""
         self.fields.append(PacketField(self.annotations.name(name), DOUBLE, column.astype(np.float64, copy=False)))

@@ -13,12 +13,19 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events, Interner, lanes
 from kineto_trace.formats.shared.native_packets import nest_lanes
-from kineto_trace.model.trace import GPU_TABLES, UNKNOWN_STREAM, Table
+from kineto_trace.model.activity_tables import Row, tables_on
+from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table
 
 SYNC_OFFSET = 1_000_000  # Kineto's row number of a stream's synchronizations
 LANE_OFFSET = 2_000_000  # further rows of a stream
 LANE_LIMIT = 16
 ANNOTATIONS = "gpu_user_annotation"
+# Of activities with the same interval those of the earlier table are outside.
+NESTING = (
+    *tables_on(Row.PYTHON),
+    *reversed(OP_TABLES),
+    *tables_on(Row.CALL, Row.MEMORY, Row.ANNOTATION, Row.GPU, Row.SYNC, Row.OVERHEAD),
+)
 
 Rows = npt.NDArray[np.int64]
 

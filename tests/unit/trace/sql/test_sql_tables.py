@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from kineto_trace.model.activity_tables import NO_PRIORITY
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import NO_PRIORITY, SCHEMAS
+from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.sql import Database, find_table, sql_tables
 from kineto_trace.sql.arrow_tables import SqlSource

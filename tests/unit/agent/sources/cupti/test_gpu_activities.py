@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kineto_agent.sources.cupti.gpu_activities import KINDS, CuptiSource
+from kineto_agent.sources.cupti.activity_kinds import KINDS
+from kineto_agent.sources.cupti.gpu_activities import CuptiSource
 from kineto_agent.sources.interface import DEVICE_GRAPHS, SourceError
 from kineto_agent.sources.registry import choose
 from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source

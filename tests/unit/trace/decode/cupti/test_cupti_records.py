@@ -8,7 +8,8 @@ from kineto_agent.sources.cupti import known_versions
 from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
-from kineto_trace.model.trace import NO_PRIORITY, StringTable
+from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource, read_source
 from support.trace_files.h200 import RECORDINGS, make_spool, recording
 

@@ -10,6 +10,7 @@ from kineto_agent.protocol.records import (
     PYTHON_CALL,
     SPACE_PYTHON_CALL,
 )
+from kineto_trace.decode.decoded import Decoded, Window
 from kineto_trace.decode.python import exact_calls
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
@@ -25,9 +26,7 @@ Record = tuple[int, int, int]  # time, thread, name
 Row = tuple[str, int, int, int, int, int]  # name, start, duration, thread, depth, parent
 
 
-def decoded(
-    *records: Record, window_end_ns: int = 0, extra: bytes = b""
-) -> tuple[exact_calls.ExactCalls, Sequence[str]]:
+def decoded(*records: Record, window_end_ns: int = 0, extra: bytes = b"") -> tuple[Decoded, Sequence[str]]:
     """What becomes of the records, and the texts of names."""
     data = b"".join(PYTHON_CALL.pack(*record) for record in records) + extra
     source = RawSource(
@@ -37,12 +36,12 @@ def decoded(
         strings={SPACE_PYTHON_CALL: NAMES}, torn=0,
     )  # fmt: skip
     strings = StringTable()
-    return exact_calls.decode(source, strings, window_end_ns), strings.strings
+    return exact_calls.decode(source, strings, Window(0, window_end_ns)), strings.strings
 
 
 def rows(*records: Record, window_end_ns: int = 0) -> list[Row]:
     calls, text = decoded(*records, window_end_ns=window_end_ns)
-    table = calls.table
+    table = calls.tables["python_function"]
     columns = (table[name].tolist() for name in ("name", "start", "duration", "thread", "depth", "parent"))
     return [(text[name], *rest) for name, *rest in zip(*columns, strict=True)]
 
@@ -85,11 +84,11 @@ def test_calls_that_do_not_return_end_with_the_window_or_where_their_thread_is_c
 
 def test_modules_have_their_number_and_unknown_names_are_told() -> None:
     calls, text = decoded((1, 1, MODULE), (2, 1, CALL_UNKNOWN), (3, 1, 99))
-    table = calls.table
+    table = calls.tables["python_function"]
     assert [text[name] for name in table["name"].tolist()] == ["nn.Module: Linear_3", "<unknown>", "<unknown>"]
     assert table["module"].tolist() == [3, -1, -1]
 
 
 def test_cut_records_are_counted_and_nothing_is_no_row() -> None:
     assert decoded((1, 1, OUTER), extra=b"half")[0].undecoded == 1
-    assert len(decoded()[0].table) == 0
+    assert len(decoded()[0].tables["python_function"]) == 0

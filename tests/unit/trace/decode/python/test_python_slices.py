@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_trace.decode.decoded import Decoded, Window
 from kineto_trace.decode.python import python_stacks
-from kineto_trace.decode.python.python_stacks import StackSamples
 from kineto_trace.model.trace import NO_ROW, StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
 
@@ -40,7 +40,7 @@ def source(samples: list[tuple[int, int, int]], nodes: dict[int, tuple[int, int]
 def slices(samples: list[tuple[int, int, int]]) -> list[tuple[str, int, int, int, int]]:
     """(function, thread, start tick, duration in ticks, parent row)."""
     strings = StringTable()
-    table = python_stacks.decode(source(samples), strings, 0, 0).table
+    table = python_stacks.decode(source(samples), strings).tables["python_function"]
     return [
         (
             strings.strings[table["name"][row]],
@@ -99,7 +99,7 @@ def test_a_vanished_thread_ran_for_two_periods_at_most() -> None:
 
 
 def test_counts_samples_in_all_and_innermost() -> None:
-    table = python_stacks.decode(source([(1, 7, 1), (2, 7, 2), (3, 7, 2)]), StringTable(), 0, 0).table
+    table = python_stacks.decode(source([(1, 7, 1), (2, 7, 2), (3, 7, 2)]), StringTable()).tables["python_function"]
     assert table["samples"].tolist() == [3, 2]
     assert table["self_samples"].tolist() == [1, 2]
     assert table["depth"].tolist() == [0, 1]
@@ -107,9 +107,9 @@ def test_counts_samples_in_all_and_innermost() -> None:
 
 def test_samples_outside_the_window_are_counted() -> None:
     samples = source([(1, 7, 1), (2, 7, 1), (3, 7, 1), (4, 7, 1)])
-    result = python_stacks.decode(samples, StringTable(), 2 * TICK, 4 * TICK)
-    assert (result.records, result.out_of_window, result.table["samples"].tolist()) == (4, 2, [2])
-    assert (result.period_ns, result.threads) == (TICK, {7: "MainThread"})
+    result = python_stacks.decode(samples, StringTable(), Window(2 * TICK, 4 * TICK))
+    assert (result.records, result.out_of_window, result.tables["python_function"]["samples"].tolist()) == (4, 2, [2])
+    assert (result.sample_period_ns, result.threads) == (TICK, {7: "MainThread"})
 
 
 def test_samples_of_unknown_stacks_and_cut_ones_are_counted() -> None:
@@ -118,8 +118,8 @@ def test_samples_of_unknown_stacks_and_cut_ones_are_counted() -> None:
     torn = source(
         [(1, 7, 1), (2, 7, 99), (3, 7, 1)], chunks=(Chunk(sequence=0, records=3, offset=0, size=chunk.size + 5),)
     )
-    assert python_stacks.decode(samples, StringTable(), 0, 0).undecoded == 1
-    assert python_stacks.decode(torn, StringTable(), 0, 0).undecoded == 2
+    assert python_stacks.decode(samples, StringTable()).undecoded == 1
+    assert python_stacks.decode(torn, StringTable()).undecoded == 2
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_samples_of_unknown_stacks_and_cut_ones_are_counted() -> None:
     ],
 )
 def test_impossible_tries_are_not_believed(nodes: dict[int, tuple[int, int]]) -> None:
-    result: StackSamples = python_stacks.decode(source([(1, 7, max(nodes))], nodes), StringTable(), 0, 0)
-    assert (len(result.table), result.undecoded) == (0, 1)
+    result: Decoded = python_stacks.decode(source([(1, 7, max(nodes))], nodes), StringTable())
+    assert (len(result.tables["python_function"]), result.undecoded) == (0, 1)
 
 
 def test_no_samples_give_no_slices() -> None:
-    assert len(python_stacks.decode(source([]), StringTable(), 0, 0).table) == 0
+    assert len(python_stacks.decode(source([]), StringTable()).tables["python_function"]) == 0
 
 
 def test_children_lie_in_their_parents_for_many_samples_quickly() -> None:
@@ -146,7 +146,7 @@ def test_children_lie_in_their_parents_for_many_samples_quickly() -> None:
     walk = np.clip(np.cumsum(random.integers(-1, 2, 100_000)) % 299 + 1, 1, 299)
     samples = source([(row // 4, row % 4, int(node)) for row, node in enumerate(walk)], nodes)
     begin = time.process_time()
-    table = python_stacks.decode(samples, StringTable(), 0, 0).table
+    table = python_stacks.decode(samples, StringTable()).tables["python_function"]
     assert time.process_time() - begin < 3  # 0.5 s on an idle machine
     nested = table["parent"] != NO_ROW
     parents = table.take(table["parent"][nested])

@@ -88,7 +88,7 @@ def limit(last: int, samples: list[Sample]) -> int:
 
 def decoded(samples: list[Sample]) -> tuple[Table, list[Slice]]:
     strings = StringTable()
-    table = python_stacks.decode(recording(samples, codes=CODES, nodes=NODES), strings, 0, 0).table
+    table = python_stacks.decode(recording(samples, codes=CODES, nodes=NODES), strings).tables["python_function"]
     names = [strings.strings[number][-1] for number in table["name"]]
     numbers = (table["thread"], table["depth"], table["start"], table.end(), table["samples"])
     rows = zip(names, *(column.tolist() for column in numbers), strict=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.python import python_stacks
-from kineto_trace.decode.python.python_stacks import StackSamples
 from kineto_trace.model.line_counts import LineCount, format_lines, parse_lines
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk
@@ -33,7 +33,7 @@ CODES = {
 NODES = {1: node(0, 1, 0), 2: node(0, 1, 2), 3: node(0, 1, 4), 4: node(2, 2, 0), 5: node(2, 2, 2), 6: node(0, 1)}
 
 
-def decoded(*samples: tuple[int, ...]) -> tuple[StackSamples, list[str]]:
+def decoded(*samples: tuple[int, ...]) -> tuple[Decoded, list[str]]:
     """samples: (node, state, CPU time in us, thread) at one tick after the other."""
     strings = StringTable()
     taken = []
@@ -41,39 +41,41 @@ def decoded(*samples: tuple[int, ...]) -> tuple[StackSamples, list[str]]:
         state, cpu_us, thread = (*rest, *(RUNNING, 0, 7)[len(rest) :])
         taken.append(Sample(tick * PERIOD_NS, thread, number, state, cpu_us))
     result = python_stacks.decode(
-        recording(taken, codes=CODES, nodes=NODES, threads={7: b"MainThread", 9: b"pool-1"}), strings, 0, 0
+        recording(taken, codes=CODES, nodes=NODES, threads={7: b"MainThread", 9: b"pool-1"}), strings
     )
-    return result, [strings.strings[number] if number >= 0 else "" for number in result.table["lines"].tolist()]
+    return result, [
+        strings.strings[number] if number >= 0 else "" for number in result.tables["python_function"]["lines"].tolist()
+    ]
 
 
 def test_a_long_function_is_one_slice_that_knows_how_often_each_line_ran() -> None:
     result, lines = decoded((1,), (2,), (2,), (3,), (1,), (2,))
-    assert result.table["samples"].tolist() == [6]
-    assert result.table["line"].tolist() == [12]
+    assert result.tables["python_function"]["samples"].tolist() == [6]
+    assert result.tables["python_function"]["line"].tolist() == [12]
     assert lines == ["12: 3 running; 11: 2 running; 13: 1 running"]
 
 
 def test_a_caller_has_the_line_of_the_call_and_no_lines_of_its_own() -> None:
     result, lines = decoded((4,), (5,), (5,))
-    assert result.table["line"].tolist() == [12, 32]
-    assert result.table["self_samples"].tolist() == [0, 3]
+    assert result.tables["python_function"]["line"].tolist() == [12, 32]
+    assert result.tables["python_function"]["self_samples"].tolist() == [0, 3]
     assert lines == ["", "32: 2 running; 31: 1 running"]
 
 
 def test_a_frame_that_has_not_begun_has_the_functions_first_line() -> None:
-    assert decoded((6,))[0].table["line"].tolist() == [10]
+    assert decoded((6,))[0].tables["python_function"]["line"].tolist() == [10]
 
 
 def test_self_samples_are_told_by_state() -> None:
     result, lines = decoded((1, RUNNING), (1, WAITING | HAS_GIL), (1, IDLE), (1, IDLE), (1, UNKNOWN), (1, 77))
-    table = result.table
+    table = result.tables["python_function"]
     assert [table[name].tolist() for name in ("self_samples", "running", "waiting", "idle")] == [[6], [1], [1], [2]]
     assert lines == ["11: 1 running, 1 waiting, 2 idle, 2"]
 
 
 def test_a_thread_without_python_is_no_function_but_has_its_cpu_time_and_name() -> None:
     result, _ = decoded((0, RUNNING, 9_000, 9), (1, RUNNING | HAS_GIL, 8_000), (0, RUNNING, 10_000, 9))
-    assert (len(result.table), result.undecoded) == (1, 0)
+    assert (len(result.tables["python_function"]), result.undecoded) == (1, 0)
     assert result.threads == {7: "MainThread", 9: "pool-1"}
     shown = ("thread", "samples", "python", "running", "has_gil", "cpu_ns")
     assert [tuple(use[name] for name in shown) for use in result.thread_use] == [
@@ -83,7 +85,7 @@ def test_a_thread_without_python_is_no_function_but_has_its_cpu_time_and_name() 
 
 
 def test_a_thread_that_leaves_python_ends_its_slices() -> None:
-    table = decoded((1,), (0,), (1,))[0].table
+    table = decoded((1,), (0,), (1,))[0].tables["python_function"]
     assert (table["start"] // PERIOD_NS).tolist() == [1, 3]
     assert (table["duration"] // PERIOD_NS).tolist() == [1, 1]
 
@@ -92,8 +94,8 @@ def test_two_functions_of_one_line_that_call_each_other_stay_apart() -> None:
     codes = {1: code(1, "x.py", "<lambda>"), 2: code(1, "x.py", "g")}
     nodes = {1: node(0, 1), 2: node(1, 2), 3: node(2, 1)}
     table = python_stacks.decode(
-        recording([Sample(1, 7, 3), Sample(2, 7, 3)], codes=codes, nodes=nodes), StringTable(), 0, 0
-    ).table
+        recording([Sample(1, 7, 3), Sample(2, 7, 3)], codes=codes, nodes=nodes), StringTable()
+    ).tables["python_function"]
     assert (table["depth"].tolist(), table["samples"].tolist()) == ([0, 1, 2], [2, 2, 2])
 
 
@@ -109,18 +111,14 @@ def test_lines_are_written_and_read_alike() -> None:
     [b"", b"\1" * 12, struct.pack("<IBII", 1, 11, 2**32 - 1, 1) + b"ab", struct.pack("<IBII", 1, 11, 1, 2) + b"ab"],
 )
 def test_a_cut_code_object_makes_its_samples_unreadable(raw: bytes) -> None:
-    result = python_stacks.decode(
-        recording([Sample(1, 7, 1)], codes={1: raw}, nodes={1: node(0, 1)}), StringTable(), 0, 0
-    )
-    assert (len(result.table), result.undecoded) == (0, 1)
+    result = python_stacks.decode(recording([Sample(1, 7, 1)], codes={1: raw}, nodes={1: node(0, 1)}), StringTable())
+    assert (len(result.tables["python_function"]), result.undecoded) == (0, 1)
 
 
 def test_an_impossible_first_line_is_no_line() -> None:
     codes = {1: code(2**32 - 1, "x.py", "f", kind=11, table=b"\xff" * 9)}
-    result = python_stacks.decode(
-        recording([Sample(1, 7, 1)], codes=codes, nodes={1: node(0, 1, 4)}), StringTable(), 0, 0
-    )
-    assert result.table["line"].tolist() == [0]
+    result = python_stacks.decode(recording([Sample(1, 7, 1)], codes=codes, nodes={1: node(0, 1, 4)}), StringTable())
+    assert result.tables["python_function"]["line"].tolist() == [0]
 
 
 _numbers = st.integers(0, 6) | st.integers(0, 2**32 - 1)
@@ -155,6 +153,8 @@ def test_no_records_whatever_break_the_decoder(
         chunks=(Chunk(sequence=0, records=1, offset=0, size=len(data)),),
         strings={SPACE_PYTHON_CODE: codes, SPACE_STACK_NODE: nodes, SPACE_THREAD_NAME: {2**63: b"\xff"}},
     )
-    result = python_stacks.decode(source, StringTable(), 0, 0)
-    assert result.table["self_samples"].sum() <= result.records - result.undecoded + (more_bytes % 24 > 0)
-    assert (result.table["duration"] >= 0).all()
+    result = python_stacks.decode(source, StringTable())
+    assert result.tables["python_function"]["self_samples"].sum() <= result.records - result.undecoded + (
+        more_bytes % 24 > 0
+    )
+    assert (result.tables["python_function"]["duration"] >= 0).all()

@@ -4,8 +4,9 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.torch import kineto_json, kineto_text
-from kineto_trace.decode.torch.kineto_json import KinetoTrace, nanoseconds
+from kineto_trace.decode.torch.kineto_json import nanoseconds
 from kineto_trace.decode.torch.op_flops import flops
 from kineto_trace.model.trace import NO_ROW, NO_STRING, StringTable, Table
 from kineto_trace.spool.raw_records import Chunk, RawSource
@@ -47,7 +48,7 @@ def source(data: bytes, buffer_bytes: int = 100, **metadata: Any) -> RawSource:
     )  # fmt: skip
 
 
-def decode(data: bytes, **metadata: Any) -> tuple[KinetoTrace, list[str]]:
+def decode(data: bytes, **metadata: Any) -> tuple[Decoded, list[str]]:
     strings = StringTable()
     trace = kineto_json.decode(source(data, **metadata), strings)
     return trace, strings.strings

@@ -12,7 +12,8 @@ from kineto_agent.protocol.records import (
     MEMORY_RELEASED,
     MEMORY_RESERVED,
 )
-from kineto_trace.decode.torch.memory_events import MemoryEvents, decode
+from kineto_trace.decode.decoded import Decoded
+from kineto_trace.decode.torch.memory_events import decode
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import StringTable
 from kineto_trace.open.raw_target import load_target
@@ -36,7 +37,7 @@ def spool(directory: Path, events: Sequence[tuple[int, ...]], metadata: dict[str
         writer.finish(metadata={}, record_bytes={}, records=len(events), dropped=0)
 
 
-def decoded(tmp_path: Path, events: Sequence[tuple[int, ...]], **metadata: Any) -> tuple[MemoryEvents, list[str]]:
+def decoded(tmp_path: Path, events: Sequence[tuple[int, ...]], **metadata: Any) -> tuple[Decoded, list[str]]:
     strings = StringTable()
     spool(tmp_path, events, metadata)
     return decode(read_source(tmp_path), strings), strings.strings
@@ -44,7 +45,7 @@ def decoded(tmp_path: Path, events: Sequence[tuple[int, ...]], **metadata: Any) 
 
 def test_rows_have_signed_sizes_and_the_totals_afterwards(tmp_path: Path) -> None:
     events, strings = decoded(tmp_path, EVENTS, totals={"0": [17, 8192], "1": [50, 2048]})
-    table = events.table
+    table = events.tables["cpu_instant_event"]
     assert [strings[name] for name in table["name"]] == ["[memory]"] * 4 + ["[OutOfMemory]"]
     assert table["start"].tolist() == [2000, 3000, 4000, 5000, 6000]
     assert table["bytes"].tolist() == [100, 50, 10, -100, 999]
@@ -58,28 +59,28 @@ def test_rows_have_signed_sizes_and_the_totals_afterwards(tmp_path: Path) -> Non
 
 def test_totals_that_no_device_can_have_are_unknown(tmp_path: Path) -> None:
     events, _ = decoded(tmp_path, EVENTS, totals={"0": [2**64, 0], "1": [50, 2**63]})
-    assert events.table["total_allocated"].tolist() == [-1] * 5
+    assert events.tables["cpu_instant_event"]["total_allocated"].tolist() == [-1] * 5
 
 
 def test_without_totals_they_are_unknown(tmp_path: Path) -> None:
     events, _ = decoded(tmp_path, EVENTS, totals={"0": "much", "1": [1]})
-    assert set(events.table["total_allocated"].tolist()) == {-1}
-    assert set(events.table["total_reserved"].tolist()) == {-1}
+    assert set(events.tables["cpu_instant_event"]["total_allocated"].tolist()) == {-1}
+    assert set(events.tables["cpu_instant_event"]["total_reserved"].tolist()) == {-1}
 
 
 def test_a_contradiction_is_no_negative_total(tmp_path: Path) -> None:
     events, _ = decoded(tmp_path, EVENTS, totals={"0": [0, 0], "1": [0, 0]})
-    assert min(events.table["total_allocated"].tolist()) >= -1
+    assert min(events.tables["cpu_instant_event"]["total_allocated"].tolist()) >= -1
 
 
 def test_unknown_actions_and_mad_sizes_are_counted(tmp_path: Path) -> None:
     events, _ = decoded(tmp_path, [(1, 1, 1, 0, 0, 77), (1, 1, 1 << 63, 0, 0, MEMORY_FREED), EVENTS[1]], totals={})
-    assert (len(events.table), events.undecoded) == (1, 2)
+    assert (len(events.tables["cpu_instant_event"]), events.undecoded) == (1, 2)
 
 
 def test_no_records_are_an_empty_table(tmp_path: Path) -> None:
     events, strings = decoded(tmp_path, [], totals={})
-    assert (len(events.table), strings) == (0, [])
+    assert (len(events.tables["cpu_instant_event"]), strings) == (0, [])
 
 
 def test_a_target_with_allocation_events_has_their_rows_in_the_window(tmp_path: Path) -> None:

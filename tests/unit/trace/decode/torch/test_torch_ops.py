@@ -18,8 +18,8 @@ from kineto_agent.protocol.records import (
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
 )
+from kineto_trace.decode.decoded import Decoded, Window
 from kineto_trace.decode.torch import torch_ops
-from kineto_trace.decode.torch.torch_ops import TorchOps
 from kineto_trace.model.trace import NO_STRING, StringTable
 from kineto_trace.spool.raw_records import RawWriter, read_source
 from support.trace_files.h200 import string_entry
@@ -57,17 +57,19 @@ def decoded(
     strings: StringTable | None = None,
     strings_data: bytes = b"",
     metadata: dict[str, Any] | None = None,
-) -> TorchOps:
+) -> Decoded:
     table = b"".join(string_entry(key, SPACE_OP_NAME, text.encode()) for key, text in NAMES.items())
     with RawWriter(folder / "ops", source="torch_ops", format=torch_ops.FORMAT, metadata=metadata or {}) as writer:
         for sequence, data in enumerate(buffers):
             writer.append_buffer(data, sequence=sequence, records=len(data) // OP.size)
         writer.append_strings(table + strings_data)
         writer.finish(metadata={}, record_bytes={}, records=0, dropped=0)
-    return torch_ops.decode(read_source(folder / "ops"), StringTable() if strings is None else strings, WINDOW_END)
+    return torch_ops.decode(
+        read_source(folder / "ops"), StringTable() if strings is None else strings, Window(0, WINDOW_END)
+    )
 
 
-def column(ops: TorchOps, kind: str, name: str) -> Sequence[Any]:
+def column(ops: Decoded, kind: str, name: str) -> Sequence[Any]:
     values: list[Any] = ops.tables[kind][name].tolist()
     return values
 

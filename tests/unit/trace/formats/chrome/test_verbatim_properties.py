@@ -3,7 +3,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kineto_trace.model.event_kinds import CATEGORIES, KINDS
+from kineto_trace.model.activity_tables import CATEGORIES, KINDS
 from support.trace_files.chrome_files import back, load, written
 
 KEYS = sorted({arg.key for args in KINDS.values() for arg in args} | {"Call stack", "blocks per SM", "", 'a"b\\'})

@@ -1,0 +1,461 @@
+"""The tables of a trace, one declaration each: columns, arguments and categories in Chrome traces, rows of viewers.
+
+Theory of operation
+    Readers, writers, SQL and analyses take from here what they need of a table. A further table on the GPU's streams
+    is one more declaration: without code of its own it is read by its categories, and written with its arguments that
+    have a column of the schema.
+
+    The bit of an argument in the column `present` of what was read from a file is FIRST_ARG_BIT plus its place among
+    its table's arguments. Stored traces have these bits: new arguments are added at the end, none is moved or removed
+    (at most MAX_ARGS per table).
+
+    The column of an argument that is not in the table's schema stands among its origin columns. Names of arguments are
+    Kineto's, of all years and vendors; those that differ from row to row must be here, since the rest is kept as text,
+    once per distinct text.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
+
+NO_PRIORITY = -(2**31)  # this CUPTI's kernel records do not carry a priority
+_NAN = 0x7FF8 << 48
+_UNKNOWN = 0xFFFFFFFF  # not in the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    name: str
+    dtype: str
+    meaning: str
+
+
+class Row(Enum):
+    """Where the activities of a table stand in a viewer."""
+
+    OPERATOR = auto()  # on their thread: they have ids, and what happens inside them is theirs
+    ANNOTATION = auto()  # around the GPU work on the row of a stream
+    GPU = auto()  # GPU work, on the row of its stream
+    PYTHON = auto()  # on their thread
+    OVERHEAD = auto()  # on a row of the profiler
+    SYNC = auto()  # beside the row of the stream
+    CALL = auto()  # on their thread: they cause GPU work
+    MEMORY = auto()  # on their thread, without duration
+    FILE = auto()  # as the file has them; only in traces that were read from a file
+    NONE = auto()  # nowhere: they have no time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityTable:
+    """One table, by the name of its category in Kineto's traces.
+
+    categories: of complete events that are read into it, in lower case; *_text: all that end so. A category belongs to
+    the first table that names it, in the order of Row.
+    """
+
+    name: str
+    row: Row
+    meaning: str
+    columns: tuple[Column, ...]
+    arguments: tuple[Arg, ...] = ()
+    categories: tuple[str, ...] = ()
+
+
+# What several tables have in common.
+_TIMED = (
+    Column("start", "int64", "Unix ns"),
+    Column("duration", "int64", "ns"),
+    Column("name", "int32", "number into Trace.strings"),
+)
+_GPU = (
+    *_TIMED,
+    Column("device", "uint32", "device index as the process sees it"),
+    Column("context", "uint32", "CUPTI's context id"),
+    Column("stream", "uint32", "CUPTI's stream id"),
+    Column("correlation", "uint32", "joins with the runtime or driver call that caused it"),
+    Column("external_id", "int64", "id of the innermost op or annotation around that call; 0: none"),
+)
+_QUEUE = (
+    Column("graph_id", "uint32", "CUDA graph; 0: none"),
+    Column("graph_node_id", "uint64", "node of the graph; 0: none"),
+    Column("channel", "uint32", "hardware channel"),
+    Column("channel_type", "uint32", "0 invalid, 1 compute, 2 copy"),
+)
+_API = (
+    *_TIMED,
+    Column("thread", "uint32", "system thread id"),
+    Column("correlation", "uint32", "joins with the GPU activities that the call caused"),
+    Column("cbid", "uint32", "CUPTI's callback id of the function"),
+    Column("external_id", "int64", "id of the innermost op or annotation around it; 0: none"),
+)
+_OP = (
+    *_TIMED,
+    Column("thread", "uint32", "system thread id"),
+    Column("id", "int64", "id of this op, counted from 1; unique in the trace across both tables of ops"),
+    Column("sequence", "int64", "autograd's sequence number; -1: none"),
+    Column("torch_thread", "uint32", "torch's own number of the thread; 0: unknown"),
+    Column("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
+    Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
+    Column("finished", "uint8", "0: it was still running when the recording ended"),
+    Column("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
+)
+_EXTERNAL = (Arg("External id", "external_id", I64), Arg("external id", "external_id", I64))
+_GPU_ARGUMENTS = (
+    *_EXTERNAL,
+    Arg("device", "device", U32, _UNKNOWN),
+    Arg("context", "context", U32),
+    Arg("stream", "stream", U32, _UNKNOWN),
+    Arg("correlation", "correlation", U32),
+    Arg("graph id", "graph_id", U32),
+    Arg("graph node id", "graph_node_id", U64),
+    Arg("channel", "channel", U32),
+    Arg("channel_type", "channel_type", U32),
+    Arg("bytes", "bytes", U64),
+    Arg("memory bandwidth (GB/s)", "bandwidth", F64, _NAN),
+    Arg("Ev Idx", "event_index", I64),
+    Arg("appended", "appended", I64),  # this one and those below: Intel's
+    Arg("submitted", "submitted", I64),
+    Arg("sycl_task_begin", "sycl_task_begin", I64),
+    Arg("sycl_enqk_begin", "sycl_enqk_begin", I64),
+    Arg("kernel_id", "kernel_id", I64),
+    Arg("sycl_node_id", "sycl_node_id", I64),
+    Arg("sycl_invocation_id", "sycl_invocation_id", I64),
+    Arg("memory opration id", "memory_operation_id", I64),  # spelled so
+)
+_API_ARGUMENTS = (
+    *_EXTERNAL,
+    Arg("cbid", "cbid", U32),
+    Arg("correlation", "correlation", U32),
+    Arg("external ts", "external_ts", I64),
+    Arg("cid", "cid", I64),  # AMD's
+    Arg("Ev Idx", "event_index", I64),
+)
+_OP_ARGUMENTS = (
+    *_EXTERNAL,
+    Arg("Record function id", "record_function_id", I64),
+    Arg("Sequence number", "sequence", I64, -1),
+    Arg("Fwd thread id", "forward_thread", U32),
+    Arg("Ev Idx", "event_index", I64),
+    Arg("finished", "finished", BOOL, 1),
+    Arg("Profiler Event Index", "event_index", I64),  # the same, by an older name
+)
+
+TABLES = (
+    ActivityTable(
+        name="kernel",
+        row=Row.GPU,
+        meaning="Kernels that ran on a GPU.",
+        columns=(
+            *_GPU,
+            Column("grid_x", "int32", "blocks"),
+            Column("grid_y", "int32", "blocks"),
+            Column("grid_z", "int32", "blocks"),
+            Column("block_x", "int32", "threads"),
+            Column("block_y", "int32", "threads"),
+            Column("block_z", "int32", "threads"),
+            Column("registers", "uint16", "registers per thread"),
+            Column("static_shared_memory", "int32", "bytes per block"),
+            Column("dynamic_shared_memory", "int32", "bytes per block"),
+            Column("queued", "uint64", "Unix ns when it entered the command buffer; 0: not collected"),
+            Column("priority", "int32", "launch priority; NO_PRIORITY: not recorded"),
+            *_QUEUE,
+        ),
+        arguments=(
+            *_GPU_ARGUMENTS,
+            Arg("queued", "queued", U64),
+            Arg("registers per thread", "registers", U16),
+            Arg("shared memory", "dynamic_shared_memory", I32),  # the sum of both kinds
+            Arg("grid", "grid", I32X3),
+            Arg("block", "block", I32X3),
+            Arg("priority", "priority", I32, NO_PRIORITY),
+        ),
+        categories=("kernel",),
+    ),
+    ActivityTable(
+        name="gpu_memcpy",
+        row=Row.GPU,
+        meaning="Copies on a GPU, between GPUs, or between host and GPU.",
+        columns=(
+            *_GPU,
+            Column("bytes", "uint64", "bytes copied"),
+            Column("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
+            Column("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
+            Column("dst_kind", "uint8", "memory, likewise"),
+            Column("peer", "uint8", "1: between two devices, and the four columns below hold"),
+            Column("src_device", "uint32", "device index"),
+            Column("src_context", "uint32", "context id"),
+            Column("dst_device", "uint32", "device index"),
+            Column("dst_context", "uint32", "context id"),
+            *_QUEUE,
+        ),
+        arguments=(
+            *_GPU_ARGUMENTS,
+            Arg("fromDevice", "src_device", U32),
+            Arg("inDevice", "device", U32, _UNKNOWN),
+            Arg("toDevice", "dst_device", U32),
+            Arg("fromContext", "src_context", U32),
+            Arg("inContext", "context", U32),
+            Arg("toContext", "dst_context", U32),
+        ),
+        categories=("gpu_memcpy", "memcpy"),
+    ),
+    ActivityTable(
+        name="gpu_memset",
+        row=Row.GPU,
+        meaning="Memory fills on a GPU.",
+        columns=(
+            *_GPU,
+            Column("bytes", "uint64", "bytes set"),
+            Column("memory_kind", "uint16", "memory: 1 pageable, 2 pinned, 3 device, …"),
+            *_QUEUE,
+        ),
+        arguments=_GPU_ARGUMENTS,
+        categories=("gpu_memset", "memset"),
+    ),
+    ActivityTable(
+        name="cuda_runtime",
+        row=Row.CALL,
+        meaning="Calls of the CUDA runtime (or of another vendor's) on the host.",
+        columns=_API,
+        arguments=_API_ARGUMENTS,
+        categories=("runtime", "*_runtime"),  # cuda_, hip_, xpu_, mtia_, glow_, privateuse1_, …
+    ),
+    ActivityTable(
+        name="cuda_driver",
+        row=Row.CALL,
+        meaning="Calls of the CUDA driver on the host.",
+        columns=_API,
+        arguments=_API_ARGUMENTS,
+        categories=("*_driver",),
+    ),
+    ActivityTable(
+        name="cuda_sync",
+        row=Row.SYNC,
+        meaning="Synchronisation: waiting for events, streams and contexts.",
+        columns=(
+            *_TIMED,
+            Column("type", "uint32", "1 event, 2 stream waits for event, 3 stream, 4 context"),
+            Column("device", "int32", "device of the context; -1: no other record names that context"),
+            Column("context", "uint32", "context id"),
+            Column("stream", "uint32", "stream id; UNKNOWN_STREAM: none"),
+            Column("correlation", "uint32", "joins with the runtime call"),
+            Column("event", "uint32", "CUDA event id (types 1 and 2)"),
+            Column("wait_on_stream", "int64", "stream in which that event was last recorded; -1: unknown"),
+            Column("wait_on_correlation", "int64", "correlation of that record call; -1: unknown"),
+        ),
+        arguments=(
+            *_EXTERNAL,
+            Arg("device", "device", I32, -1),
+            Arg("context", "context", U32),
+            Arg("stream", "stream", SIGNED_U32, -1),
+            Arg("correlation", "correlation", U32),
+            Arg("wait_on_cuda_event_id", "event", U32),
+            Arg("wait_on_stream", "wait_on_stream", I64, -1),
+            Arg("wait_on_cuda_event_record_corr_id", "wait_on_correlation", I64, -1),
+            Arg("Ev Idx", "event_index", I64),
+        ),
+        categories=("cuda_sync", "xpu_sync"),
+    ),
+    ActivityTable(
+        name="cpu_op",
+        row=Row.OPERATOR,
+        meaning="PyTorch's operators on the host.",
+        columns=_OP,
+        arguments=_OP_ARGUMENTS,
+        categories=("cpu_op", "operator"),
+    ),
+    ActivityTable(
+        name="user_annotation",
+        row=Row.OPERATOR,
+        meaning="Ranges that the program marked on the host (record_function, ProfilerStep#N).",
+        columns=_OP,
+        arguments=_OP_ARGUMENTS,
+        categories=("user_annotation",),
+    ),
+    ActivityTable(
+        name="op_tensor",
+        row=Row.NONE,
+        meaning="The tensors among the operators' inputs. This table has no times.",
+        columns=(
+            Column("op", "int64", "id of the op whose input it is"),
+            Column("position", "uint32", "among the tensors of the op's inputs, from 0"),
+            Column("impl", "uint64", "address of the TensorImpl"),
+            Column("storage", "uint64", "address of the storage's data; 0: none"),
+        ),
+    ),
+    ActivityTable(
+        name="gpu_user_annotation",
+        row=Row.ANNOTATION,
+        meaning="Where and when the GPU work of annotations ran.",
+        columns=(
+            *_TIMED,
+            Column("device", "uint32", "device index"),
+            Column("stream", "uint32", "CUPTI's stream id"),
+            Column("external_id", "int64", "id of the user_annotation"),
+        ),
+        arguments=(
+            *_EXTERNAL,
+            Arg("device", "device", U32, _UNKNOWN),
+            Arg("stream", "stream", U32, _UNKNOWN),
+            Arg("Ev Idx", "event_index", I64),
+        ),
+        categories=("gpu_user_annotation",),
+    ),
+    ActivityTable(
+        name="cpu_instant_event",
+        row=Row.MEMORY,
+        meaning="Allocations and frees of memory.",
+        columns=(
+            *_TIMED,
+            Column("thread", "uint32", "system thread id; 0: unknown"),
+            Column("bytes", "int64", "allocated; negative: freed"),
+            Column("address", "uint64", "of the block"),
+            Column("total_allocated", "int64", "bytes on the device after this event; -1: unknown"),
+            Column("total_reserved", "int64", "bytes on the device after this event; -1: unknown"),
+            Column("device_type", "int32", "0 CPU, 1 CUDA"),
+            Column("device", "int32", "device index; -1: CPU"),
+            Column("external_id", "int64", "id of the innermost op or annotation at that time; 0: none"),
+        ),
+        arguments=(
+            Arg("Bytes", "bytes", I64),
+            Arg("Addr", "address", U64),
+            Arg("Total Allocated", "total_allocated", I64, -1),
+            Arg("Total Reserved", "total_reserved", I64, -1),
+            Arg("Device Type", "device_type", I32),
+            Arg("Device Id", "device", I32, -1),
+            Arg("External id", "external_id", I64),
+            Arg("Ev Idx", "event_index", I64),
+            Arg("finished", "finished", BOOL),
+            Arg("Device", "device_number", I64),
+            Arg("Profiler Event Index", "event_index", I64),
+        ),
+    ),
+    ActivityTable(
+        name="overhead",
+        row=Row.OVERHEAD,
+        meaning="The profiler's own work.",
+        columns=(*_TIMED, Column("kind", "uint32", "CUPTI's overhead kind")),
+        arguments=(Arg("External id", "external_id", I64), Arg("Ev Idx", "event_index", I64)),
+        categories=("overhead",),
+    ),
+    ActivityTable(
+        name="flow",
+        row=Row.FILE,
+        meaning="Ends of arrows between events, of traces read from files.",
+        columns=(
+            *_TIMED,
+            Column("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
+            Column("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
+            Column("phase", "uint8", "as ASCII: s start, t step, f end"),
+            Column("id", "int64", "id that both ends share"),
+        ),
+        arguments=(Arg("Ev Idx", "event_index", I64),),
+    ),
+    ActivityTable(
+        name="other",
+        row=Row.FILE,
+        meaning="Events of files that no other table holds: metadata, counters, instants, foreign categories.",
+        columns=(
+            *_TIMED,
+            Column("thread", "uint32", "likewise"),
+            Column("category", "int32", "number into Trace.strings; -1: none"),
+            Column("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
+        ),
+        arguments=(
+            *_EXTERNAL,
+            Arg("device", "device", I64, -1),
+            Arg("context", "context", I64),
+            Arg("stream", "stream", I64, -1),
+            Arg("correlation", "correlation", I64),
+            Arg("event_id", "event_id", I64),  # cuda_event
+            Arg("Ev Idx", "event_index", I64),
+            Arg("bytes", "bytes", I64),
+            Arg("Bytes", "memory_bytes", I64),
+            Arg("Addr", "address", U64),
+            Arg("k_work_ptr", "k_work_ptr", U64),  # this one and those below: of mtia_ccp_events
+            Arg("seq_num", "seq_num", I64),
+            Arg("size", "size", I64),
+        ),
+    ),
+    ActivityTable(
+        name="python_function",
+        row=Row.PYTHON,
+        meaning="Python functions and calls of nn.Module on the host, recorded or sampled.",
+        columns=(
+            *_TIMED,
+            Column("thread", "uint32", "system thread id"),
+            Column("depth", "int32", "0: outermost frame"),
+            Column("parent", "int32", "row of the calling frame's slice; NO_ROW: none"),
+            Column("samples", "int32", "samples in which this slice was on the stack"),
+            Column("self_samples", "int32", "samples in which it was the innermost frame"),
+            Column(
+                "running",
+                "int32",
+                "self samples in which the thread was on a CPU most of the time since its last sample",
+            ),
+            Column("waiting", "int32", "self samples in which the thread waited for the GIL"),
+            Column(
+                "idle",
+                "int32",
+                "self samples in which the thread did not run for another reason: it slept or waited",
+            ),
+            Column("line", "int32", "line that was executing in most of its samples; 0: unknown"),
+            Column(
+                "lines",
+                "int32",
+                "number into Trace.strings: its self samples by line and state, as text; -1: unknown",
+            ),
+            Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
+        ),
+        arguments=(
+            Arg("Python id", "python_id", I64, -1),
+            Arg("Python parent id", "python_parent_id", I64, -1),
+            Arg("Python thread", "python_thread", I64),
+            Arg("Python module id", "module", I32, -1),
+            Arg("Ev Idx", "event_index", I64),
+            Arg("External id", "external_id", I64),
+            Arg("samples", "samples", I32),
+            Arg("self samples", "self_samples", I32),
+            Arg("finished", "finished", BOOL),
+            Arg("line", "line", I32),
+            Arg("running samples", "running", I32),
+            Arg("samples waiting for the GIL", "waiting", I32),
+            Arg("idle samples", "idle", I32),
+        ),
+        categories=("python_function",),
+    ),
+)
+
+# Arguments of the tables that events are read into, those of files last: what they take is what no other one takes.
+KINDS = {
+    table.name: table.arguments
+    for table in sorted(TABLES, key=lambda table: table.row is Row.FILE)
+    if table.row is not Row.NONE
+}
+MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"
+
+# Categories of complete events: (text, whether it is only the end of one, table). The first that fits.
+CATEGORIES = tuple(
+    (text.removeprefix("*"), text.startswith("*"), table.name)
+    for table in sorted(TABLES, key=lambda table: table.row.value)
+    for text in table.categories
+)
+
+
+def tables_on(*rows: Row) -> tuple[str, ...]:
+    """The names of the tables that stand on these rows, row by row."""
+    return tuple(table.name for row in rows for table in TABLES if table.row is row)
+
+
+def numbers_of(name: str) -> dict[str, str]:
+    """Columns of a GPU table that are arguments, by the first name of each; without the external id, often missing."""
+    (table,) = (table for table in TABLES if table.name == name)
+    columns = {column.name for column in table.columns} - {"external_id"}
+    found: dict[str, str] = {}
+    for arg in table.arguments:
+        if arg.column in columns:
+            found.setdefault(arg.column, arg.key)
+    return found
