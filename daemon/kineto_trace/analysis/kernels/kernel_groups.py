@@ -10,8 +10,9 @@ import numpy.typing as npt
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures, plugin_launch_figures
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
-from kineto_trace.compat.tensorboard.plugin_nodes import STEP_PREFIX, launches, nodes
+from kineto_trace.compat.tensorboard.plugin_nodes import launches, nodes
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, NOTHING, gpu, owners
 

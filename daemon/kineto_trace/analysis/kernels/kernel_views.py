@@ -18,12 +18,13 @@ from kineto_trace.analysis.kernels.kernel_groups import (
     plugin_mean_by_name,
 )
 from kineto_trace.analysis.kernels.tensor_core_use import plugin_tensor_use, tensor_use
-from kineto_trace.compat.tensorboard.plugin_nodes import base_ns, file_times, node_names
+from kineto_trace.compat.tensorboard.plugin_nodes import base_ns, file_times
 from kineto_trace.compat.tensorboard.plugin_rounding import rounded
 from kineto_trace.kernel_traits.tensor_cores import plugin_eligible_names, plugin_tensor_names, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import has_column
+from kineto_trace.structure.module_calls import shown_names
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, Compat, view
 
@@ -110,7 +111,7 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
     plugin = compat is Compat.PLUGIN
     if plugin:
         rows, op, took = plugin_kernel_ops(context)
-        texts = context.get(node_names)
+        texts = context.get(shown_names)
         first = {text: number for number, text in reversed(list(enumerate(texts)))}  # of equal names
         op = np.append(np.array([first[text] for text in texts], np.int64), [ROOT, -1])[op]
     else:
@@ -130,7 +131,7 @@ def kernels_by_op(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
         possible = np.append(context.get(tensor_times).eligible, False)[launched_by]
         eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
     names = context.trace.strings
-    texts = context.get(node_names) if plugin else tuple(names)
+    texts = context.get(shown_names) if plugin else tuple(names)
     values = {
         "name": [names[number] for number in name.tolist()],
         "op": [

@@ -23,11 +23,12 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.compat.tensorboard.plugin_backward import Backward, children_left, plugin_backward, thread_span
-from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds, orderable
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.structure.module_calls import shown_names
 
 MATCHED = frozenset({Node.DATA_LOADER, Node.MODULE, Node.OPTIMIZER, Node.STEP})
 BACKWARD = -1  # kind of a backward node
@@ -47,7 +48,7 @@ class TreeSide:
     def __init__(self, context: Context, device: Floats) -> None:
         self.tree: Tree = context.get(plugin_tree)
         self.moved: Backward = context.get(plugin_backward)
-        self.strings = context.get(node_names)
+        self.strings = context.get(shown_names)
         self.device_self = device
         self.device_total = self.tree.below(device)
         self.hosted: dict[int, list[int]] = {}

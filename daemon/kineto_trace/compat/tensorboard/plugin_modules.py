@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
-from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, is_lightning
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
-from kineto_trace.structure.module_calls import LIGHTNING_MODULE, TORCH_PREFIX
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE, TORCH_PREFIX, is_lightning
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

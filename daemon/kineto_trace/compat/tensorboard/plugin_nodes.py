@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
-from kineto_trace.structure.module_calls import LIGHTNING_MODULE
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
 
 NOTHING = -1
 EXACT_IN_DOUBLE = 1 << 53
@@ -38,7 +39,6 @@ COLLECTIVES = frozenset(
     for name in ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 )
 NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
-STEP_PREFIX = "ProfilerStep#"
 LIGHTNING_PROFILE = "[pl][profile]"
 TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
 PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
@@ -127,25 +127,6 @@ def orderable(times: Floats) -> Ints:
     """Integers in the same order as these doubles (of equal sign)."""
     bits = (times + 0.0).view(np.int64)
     return np.where(bits >= 0, bits, np.int64(-(2**63)) - bits)
-
-
-def is_lightning(trace: Trace) -> bool:
-    """Whether the file says that PyTorch Lightning wrote it."""
-    return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
-
-
-def node_names(context: Context) -> tuple[str, ...]:
-    """What nodes with the name of each string are called: Lightning's modules by their names alone."""
-    texts = context.trace.strings
-    if not is_lightning(context.trace):
-        return tuple(texts)
-    return tuple(lightning_name(text) if text.startswith(LIGHTNING_MODULE) else text for text in texts)
-
-
-def lightning_name(text: str) -> str:
-    """The name of the module in "[pl][module]<type>: <name>", as the plug-in finds it."""
-    name = text.replace(LIGHTNING_MODULE, "")
-    return name[name.find(": ") + 2 :]
 
 
 def nodes(context: Context) -> Nodes:

@@ -37,7 +37,7 @@ from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
 from kineto_trace.structure.activity_links import NOTHING, step_names
-from kineto_trace.structure.module_calls import LIGHTNING_MODULE
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -125,7 +125,7 @@ def rows_of(context: Context, kind: str) -> Table:
     if "category" in table.origin:
         known = _of_category(context, table.origin["category"], CATEGORIES[kind])
         table = table if known.all() else table.take(known)
-    if kind == "cpu_op" and plugin_nodes.is_lightning(context.trace):
+    if kind == "cpu_op" and is_lightning(context.trace):
         texts = context.trace.strings
         ours = [text.startswith((LIGHTNING_MODULE, LIGHTNING_PROFILE)) for text in texts]
         table = table.take(~np.array(ours, np.bool_)[table["name"]])
@@ -315,7 +315,7 @@ def profiler_span(context: Context, clock: TickClock = UNIX_NS) -> tuple[int, in
 
 def _known(context: Context, kind: str) -> Table:
     """The events of that sort that count for the span."""
-    if not plugin_nodes.is_lightning(context.trace):
+    if not is_lightning(context.trace):
         return rows_of(context, kind)
     table = context.trace.table(kind)
     return table.take(np.full(len(table), kind != "python_function"))
