@@ -30,6 +30,7 @@ from kineto_trace.compat.tensorboard.plugin_rounding import rounded
 from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock, plugin_clock, profiler_span
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.structure.recording_span import recording_span
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, Compat, view
 
@@ -265,7 +266,7 @@ def gpu_utilization(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     compat=plugin: the same figures apart from the precision of the times.
     """
     clock = context.get(plugin_clock) if compat is Compat.PLUGIN else UNIX_NS
-    low, high = profiler_span(context, clock)
+    low, high = profiler_span(context) if compat is Compat.PLUGIN else recording_span(context)
     start, end = clock.times(context.trace.table("kernel"))
     courses = {
         device: utilization_course(union(start[rows], end[rows]), low, high, clock.per_us)

@@ -23,7 +23,6 @@ from kineto_trace.compat.tensorboard.plugin_nodes import (
     NOTHING,
     base_ns,
     file_threads,
-    in_categories,
     microseconds,
     orderable,
 )
@@ -34,6 +33,7 @@ from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.allocations import CPU, CUDA, Records, memory_records
 from kineto_trace.structure.event_arguments import has_column
 from kineto_trace.structure.module_calls import is_lightning
+from kineto_trace.structure.recording_span import in_categories
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

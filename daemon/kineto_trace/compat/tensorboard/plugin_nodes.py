@@ -30,6 +30,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, KINDS, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
 from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
+from kineto_trace.structure.recording_span import in_categories, runtime_calls
 
 NOTHING = -1
 EXACT_IN_DOUBLE = 1 << 53
@@ -42,7 +43,6 @@ NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forwa
 LIGHTNING_PROFILE = "[pl][profile]"
 TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
 PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
-RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))
 _DATA_LOADER = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#", re.DOTALL)
 
 Ints = npt.NDArray[np.int64]
@@ -192,13 +192,6 @@ def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]
     )
 
 
-def in_categories(trace: Trace, table: Table, categories: tuple[str, ...]) -> Flags:
-    """Which complete events of `other` have one of these categories (in lower case)."""
-    known = np.array([text.lower() in categories for text in trace.strings] + [False])
-    found: Flags = known[table["category"]] & (table["phase"] == ord("X"))
-    return found
-
-
 def file_times(table: Table, base: int) -> tuple[Floats, Floats]:
     """Starts and durations in microseconds, as the file has them."""
     times = []
@@ -249,10 +242,7 @@ def _as_numbers(trace: Trace, threads: Ints) -> Ints:
 def launches(context: Context) -> PluginLaunches:
     """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
     trace = context.trace
-    base, calls = base_ns(trace), trace.table("cuda_runtime")
-    if "category" in calls.origin:
-        known = np.array([text.lower() in RUNTIMES for text in trace.strings] + [False])
-        calls = calls.take(known[calls.origin["category"]])
+    base, calls = base_ns(trace), runtime_calls(trace)
     tables = [trace.table(kind) for kind in GPU_TABLES]
     times = [file_times(table, base) for table in tables]
     start, duration = (np.concatenate([each[n] for each in times]) for n in range(2))

@@ -23,7 +23,7 @@ Theory of operation
     Which call launched a device event, plugin_nodes.py says.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +38,12 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
 from kineto_trace.structure.activity_links import NOTHING, step_names
 from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
+from kineto_trace.structure.recording_span import SPANNING, events_of, runtime_calls, spanning_tables
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 INCOMPLETE = 0.8  # of the device events of the step before
-PROFILER_SPAN = "PyTorch Profiler (0)"
-CATEGORIES: Mapping[str, frozenset[str]] = {  # of our tables: what the plug-in takes for such events
-    "kernel": frozenset({"kernel"}),
-    "gpu_memcpy": frozenset({"memcpy", "gpu_memcpy"}),
-    "gpu_memset": frozenset({"memset", "gpu_memset"}),
-    "cuda_runtime": frozenset(plugin_nodes.RUNTIMES),
-    "cpu_op": frozenset({"operator", "cpu_op"}),
-    "user_annotation": frozenset({"user_annotation"}),
-    "gpu_user_annotation": frozenset({"gpu_user_annotation"}),
-    "python_function": frozenset({"python_function"}),
-}
 _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and annotations
 
 
@@ -121,10 +111,7 @@ class DeviceLaunches:
 
 def rows_of(context: Context, kind: str) -> Table:
     """The rows of a table that the plug-in takes for events of that sort."""
-    table = context.trace.table(kind)
-    if "category" in table.origin:
-        known = _of_category(context, table.origin["category"], CATEGORIES[kind])
-        table = table if known.all() else table.take(known)
+    table = runtime_calls(context.trace) if kind == "cuda_runtime" else context.trace.table(kind)
     if kind == "cpu_op" and is_lightning(context.trace):
         texts = context.trace.strings
         ours = [text.startswith((LIGHTNING_MODULE, LIGHTNING_PROFILE)) for text in texts]
@@ -143,27 +130,14 @@ def used_processes(context: Context) -> set[int]:
 
 def host_tables(context: Context) -> list[Table]:
     """Operators, annotations of the host and of GPUs, and events of the old category "python"."""
-    return [*(rows_of(context, kind) for kind in _HOST), _others(context, "python")]
-
-
-def _of_category(context: Context, category: npt.NDArray[np.int32], wanted: frozenset[str]) -> Flags:
-    """For each row whether its category (number into the strings) is one of these, in any case."""
-    texts = context.trace.strings
-    numbers = [number for number in np.unique(category).tolist() if number >= 0 and texts[number].lower() in wanted]
-    return np.isin(category, numbers)
-
-
-def _others(context: Context, category: str) -> Table:
-    """Events with a duration of a category that has no table here."""
-    table = context.trace.table("other")
-    return table.take(plugin_nodes.in_categories(context.trace, table, (category,)))
+    return [*(rows_of(context, kind) for kind in _HOST), events_of(context.trace, "python")]
 
 
 def plugin_clock(context: Context) -> TickClock:
     """The doubles of the file's microseconds as integers, without loss."""
     trace = context.trace
     base = plugin_nodes.base_ns(trace)
-    tables = [trace.table(kind) for kind in (*CATEGORIES, "other") if len(trace.table(kind))]
+    tables = [trace.table(kind) for kind in (*SPANNING, "other") if len(trace.table(kind))]
     ends = [abs(int(side) - base) for t in tables for side in (t["start"].min(), t["start"].max(), t.end().max())]
     return TickClock(base, 1 << min(58 - (max(ends, default=0) // 1000 + 1).bit_length(), 48))
 
@@ -184,7 +158,7 @@ def host_steps(context: Context) -> StepRanges:
     chosen = [table.take(flags[table["name"]]) for table in tables]
     start, end = _joined(clock, chosen)
     if not len(start):
-        start, end = _joined(clock, [tables[0], _others(context, "python")])
+        start, end = _joined(clock, [tables[0], events_of(context.trace, "python")])
         if not len(start):
             return StepRanges((), start, end, start, clock)
         return StepRanges(("0",), start.min(keepdims=True), end.max(keepdims=True), np.zeros(1, np.int64), clock)
@@ -299,23 +273,9 @@ def _communication(context: Context) -> tuple[Flags, Ints]:
     return own, np.concatenate(ids)
 
 
-def profiler_span(context: Context, clock: TickClock = UNIX_NS) -> tuple[int, int]:
-    """(start, end) of the profiler's own range if the file has it, else of all events that the plug-in knows; ticks."""
-    trace = context.trace
-    spans = _others(context, "trace")
-    own = spans.take(np.array([trace.strings[name] == PROFILER_SPAN for name in spans["name"].tolist()], np.bool_))
-    if len(own):
-        own = own.take(np.argsort(own["start"], kind="stable")[-1:])
-    known = [own] if len(own) else [_known(context, kind) for kind in CATEGORIES] + [spans, _others(context, "python")]
-    times = [clock.times(table) for table in known if len(table)]
+def profiler_span(context: Context) -> tuple[int, int]:
+    """Start and end of the recording, in ticks."""
+    times = [context.get(plugin_clock).times(table) for table in spanning_tables(context)]
     if not times:
-        return (trace.window_start_ns, trace.window_end_ns) if clock is UNIX_NS else (0, 0)
+        return 0, 0
     return min(int(start.min()) for start, _ in times), max(int(end.max()) for _, end in times)
-
-
-def _known(context: Context, kind: str) -> Table:
-    """The events of that sort that count for the span."""
-    if not is_lightning(context.trace):
-        return rows_of(context, kind)
-    table = context.trace.table(kind)
-    return table.take(np.full(len(table), kind != "python_function"))

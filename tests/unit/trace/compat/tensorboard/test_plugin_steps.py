@@ -11,7 +11,6 @@ from kineto_trace.compat.tensorboard.plugin_steps import (
     on_device,
     plugin_roles,
     plugin_steps,
-    profiler_span,
 )
 from kineto_trace.model.context import Context
 from support.trace_files import traces
@@ -139,13 +138,3 @@ def test_roles_by_external_ids_and_names() -> None:
     assert begins(runtime) == [300]
     assert begins(loading) == [900]
     assert begins(executing) == [600, 650, 800, 950]
-
-
-def test_the_recording_lasts_from_the_first_event_to_the_last() -> None:
-    trace = traces.trace(
-        {
-            "kernel": [{"name": "k", "start": 4_000, "duration": 9_000}],
-            "cuda_driver": [{"name": "cuInit", "start": 0, "duration": 50_000}],
-        }
-    )
-    assert profiler_span(Context(trace)) == (traces.START_NS + 4_000, traces.START_NS + 13_000)
