@@ -20,7 +20,8 @@ from kineto_trace.analysis.kernels.kernel_groups import (
 from kineto_trace.analysis.kernels.tensor_core_use import plugin_tensor_use, tensor_use
 from kineto_trace.compat.tensorboard.plugin_nodes import base_ns, file_times
 from kineto_trace.compat.tensorboard.plugin_rounding import rounded
-from kineto_trace.kernel_traits.tensor_cores import plugin_eligible_names, plugin_tensor_names, uses_tensor_cores
+from kineto_trace.compat.tensorboard.plugin_tensor_names import plugin_eligible_names, plugin_tensor_names
+from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import has_column

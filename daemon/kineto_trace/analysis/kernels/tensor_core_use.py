@@ -14,8 +14,9 @@ from kineto_trace.arrays.row_groups import subtree_sums
 from kineto_trace.compat.tensorboard.plugin_backward import outermost, plugin_backward
 from kineto_trace.compat.tensorboard.plugin_nodes import launches
 from kineto_trace.compat.tensorboard.plugin_steps import plugin_roles
+from kineto_trace.compat.tensorboard.plugin_tensor_names import plugin_tensor_names
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
-from kineto_trace.kernel_traits.tensor_cores import plugin_tensor_names, uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu, ops
 

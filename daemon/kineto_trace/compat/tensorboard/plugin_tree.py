@@ -37,7 +37,7 @@ from kineto_trace.compat.tensorboard.plugin_nodes import (
     nodes,
     orderable,
 )
-from kineto_trace.kernel_traits.tensor_cores import plugin_eligible_names, plugin_tensor_names
+from kineto_trace.compat.tensorboard.plugin_tensor_names import plugin_eligible_names, plugin_tensor_names
 from kineto_trace.model.context import Context
 
 Ints = npt.NDArray[np.int64]
