@@ -22,6 +22,7 @@ from kineto_trace.compat.views import (  # noqa: F401
     hta_step_views,
     hta_straggler_views,
     plugin_distributed_views,
+    plugin_kernel_views,
     plugin_memory_views,
     plugin_module_views,
     plugin_operator_views,

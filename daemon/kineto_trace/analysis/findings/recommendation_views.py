@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import (
     GpuFigures,
     device_properties,
@@ -17,6 +17,7 @@ from kineto_trace.analysis.overview.gpu_figures import (
     plugin_gpu_figures,
 )
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.compat.tensorboard.plugin_kernels import plugin_tensor_use
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES
 from kineto_trace.compat.tensorboard.plugin_steps import host_tables, used_processes
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names

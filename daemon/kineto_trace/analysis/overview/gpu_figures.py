@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.kernels.launch_occupancy import launch_figures, plugin_launch_figures
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
+from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_utilization import (
     busy_share,
     plugin_sm_efficiency,
@@ -18,6 +18,7 @@ from kineto_trace.analysis.overview.gpu_utilization import (
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.compat.tensorboard.plugin_kernels import plugin_launch_figures, plugin_tensor_use
 from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.kernels.launch_occupancy import launch_figures, plugin_launch_figures
-from kineto_trace.analysis.kernels.tensor_core_use import plugin_tensor_use, tensor_use
+from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
+from kineto_trace.analysis.kernels.tensor_core_use import tensor_use
 from kineto_trace.analysis.overview.gpu_figures import (
     GpuFigures,
     gpu_figures,
@@ -26,6 +26,7 @@ from kineto_trace.analysis.overview.step_breakdown import (
     plugin_breakdown,
 )
 from kineto_trace.arrays.intervals import union
+from kineto_trace.compat.tensorboard.plugin_kernels import plugin_launch_figures, plugin_tensor_use
 from kineto_trace.compat.tensorboard.plugin_rounding import rounded
 from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock, plugin_clock, profiler_span
 from kineto_trace.errors import ViewError
