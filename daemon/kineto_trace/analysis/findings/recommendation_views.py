@@ -14,12 +14,12 @@ from kineto_trace.analysis.overview.gpu_figures import (
     gpu_figures,
     is_count,
     peaks_of_devices,
-    plugin_gpu_figures,
 )
-from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
+from kineto_trace.compat.tensorboard.plugin_gpus import plugin_gpu_figures
 from kineto_trace.compat.tensorboard.plugin_kernels import plugin_tensor_use
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES
-from kineto_trace.compat.tensorboard.plugin_steps import host_tables, used_processes
+from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_breakdown, used_processes
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.intervals import Union, intersection
+from kineto_trace.analysis.distributed.distributed_views import overlap
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES, base_ns, external_ids, file_times
-from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_roles, plugin_steps, rows_of
+from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_clock, plugin_roles, plugin_steps, rows_of
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Trace
 from kineto_trace.structure.event_arguments import parse
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-_KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into breakdown.ROLES
+_KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into step_breakdown.ROLES
 _BYTES = {"long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "unsigned char": 1}
 NO_STEP = -1
 
@@ -78,7 +78,7 @@ def plugin_rank(context: Context) -> PluginRank:
     if libraries > 1:
         kept = kept[:0]
     steps = context.get(plugin_steps)
-    clock = steps.clock
+    clock = context.get(plugin_clock)
     node, range_start, range_end = _ranges(context, base, start[kept], end[kept], ids[kept], nccl)
     return PluginRank(
         steps=steps.name,
@@ -138,19 +138,11 @@ def _size(text: str) -> int:
     return total
 
 
-def overlap_us(kernels: Union, communication: Union, start: Ints, end: Ints) -> Floats:
-    """For each [start, end): computation without communication, both, communication alone, and the rest."""
-    both = intersection(kernels, communication).within(start, end)
-    computing, communicating = kernels.within(start, end), communication.within(start, end)
-    rest = end - start + both - computing - communicating
-    return np.stack([computing - both, both, communicating - both, rest], axis=1).astype(np.float64)
-
-
 def _overlap(context: Context) -> Floats:
     """Without kernels the operators of the host count as computation."""
     roles, steps = context.get(plugin_roles), context.get(plugin_steps)
     computing = roles[_KERNEL] if len(roles[_KERNEL].start) else roles[_CPU]
-    return overlap_us(computing, roles[_COMMUNICATION], steps.start, steps.end) / steps.clock.per_us
+    return overlap(computing, roles[_COMMUNICATION], steps.start, steps.end) / context.get(plugin_clock).per_us
 
 
 def missing(ranks: Sequence[PluginRank]) -> str | None:
