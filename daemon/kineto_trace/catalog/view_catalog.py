@@ -27,6 +27,7 @@ from kineto_trace.compat.views import (  # noqa: F401
     plugin_module_views,
     plugin_operator_views,
     plugin_overview_views,
+    plugin_recommendation_views,
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import VIEWS, View
