@@ -55,7 +55,7 @@ class PluginRank:
 
 
 def plugin_rank(context: Context) -> PluginRank:
-    """The nodes of one worker."""
+    """Returns the contribution of one worker."""
     trace, texts = context.trace, context.trace.strings
     base = base_ns(trace)
     wanted = np.fromiter((text in COLLECTIVES for text in texts), np.bool_, len(texts))
@@ -112,7 +112,7 @@ def _ranges(
 
 
 def _steps(start: Floats, end: Floats, step_start: Floats, step_end: Floats) -> Ints:
-    """The step in which each node lies as a whole. The steps are left behind one after the other."""
+    """Returns for each node the step in which it lies as a whole, or NO_STEP. Steps are left behind one by one."""
     if not len(step_start):
         return np.full(len(start), NO_STEP)
     at = np.searchsorted(np.maximum.accumulate(step_end), start, side="right")
@@ -127,7 +127,7 @@ def _sizes(trace: Trace, inputs: npt.NDArray[Any]) -> Ints:
 
 
 def _size(text: str) -> int:
-    """Of all inputs the product of the dimensions times the width of the type, 0 for types that are not known."""
+    """Sums over all inputs the product of the dimensions times the width of the type; unknown types have width 0."""
     arguments = parse(text)
     shapes = arguments.get("Input Dims", arguments.get("Input dims")) or []
     types = arguments.get("Input type") or []
@@ -139,14 +139,14 @@ def _size(text: str) -> int:
 
 
 def _overlap(context: Context) -> Floats:
-    """Without kernels the operators of the host count as computation."""
+    """Returns PluginRank.overlap. Without kernels, the operators of the host count as computation."""
     roles, steps = context.get(plugin_roles), context.get(plugin_steps)
     computing = roles[_KERNEL] if len(roles[_KERNEL].start) else roles[_CPU]
     return overlap(computing, roles[_COMMUNICATION], steps.start, steps.end) / context.get(plugin_clock).per_us
 
 
 def missing(ranks: Sequence[PluginRank]) -> str | None:
-    """Why the plug-in shows no distributed view for these workers; None: it does."""
+    """Returns why the plug-in shows no distributed view for these workers, or None if it shows one."""
     if any(rank.libraries > 1 for rank in ranks):
         return "a rank uses more than one communication library"
     if not ranks or any(not rank.communicates or not rank.name for rank in ranks):
@@ -159,13 +159,13 @@ def missing(ranks: Sequence[PluginRank]) -> str | None:
 
 
 def transfers(ranks: Sequence[PluginRank]) -> Floats:
-    """For each range the shortest of all workers (µs), by order."""
+    """Returns for each range, by order, the shortest duration on any worker, in µs."""
     found: Floats = np.min([rank.end - rank.start for rank in ranks], axis=0)
     return found
 
 
 def merged_length(start: Floats, end: Floats) -> float:
-    """The length of the union of the ranges."""
+    """Returns the length of the union of the ranges."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

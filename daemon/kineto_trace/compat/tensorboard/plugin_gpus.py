@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
-    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list.
+    """Returns the figures of every GPU with a kernel, over the plug-in's steps, with properties by place in the list.
 
     In a trace without operators, thus without steps, the plug-in takes all GPUs for idle.
     """
@@ -32,14 +32,14 @@ def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
 
 
 def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
-    """The rows of the table `kernel` of each GPU, by start, without kernels that do not say their GPU themselves."""
+    """Returns the rows of the table `kernel` of each GPU, by start, without kernels that do not state their GPU."""
     told = has_column(context.trace.table("kernel"), "device")
     found = {device: rows[told[rows]] for device, rows in context.get(kernel_rows).items()}
     return {device: rows for device, rows in found.items() if len(rows)}
 
 
 def plugin_sm_efficiency(blocks_per_sm: Floats, start: Ints, end: Ints) -> Course:
-    """gpu_utilization.sm_efficiency as the plug-in computes it; kernels come by their starts.
+    """Returns gpu_utilization.sm_efficiency as the plug-in computes it; kernels come by their starts.
 
     It adds and takes away doubles, so that after the last one of some kernels a hint of them may be left: then the
     time until the next one is a stretch as well.

@@ -23,12 +23,12 @@ Flags = npt.NDArray[np.bool_]
 
 
 def plugin_launch_figures(context: Context) -> LaunchFigures:
-    """The figures that the plug-in has: of files those that they say; of our captures what their export says."""
+    """Returns the figures that the plug-in sees: those stated in the file or, of our captures, in their export."""
     return context.get(launch_figures) if context.trace.head is None else stated_figures(context)
 
 
 def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
-    """The plug-in's mean for kernels by name: what is unknown is 0. It adds as numpy does, which rounding can show."""
+    """Returns the plug-in's mean for kernels by name; unknown values are 0. It adds in numpy's order."""
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=count))[:-1]
     weights = np.split(took[order], ends)
@@ -38,7 +38,7 @@ def plugin_mean_by_name(number: Ints, value: Floats, took: Floats, count: int) -
 
 
 def plugin_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats:
-    """The same for kernels by operator, which it adds one after the other."""
+    """Returns the same for kernels by operator, which the plug-in adds one after the other."""
     summed = np.bincount(number, weights=np.nan_to_num(value) * took, minlength=count)
     whole = np.bincount(number, weights=took, minlength=count)
     mean: Floats = np.divide(summed, whole, out=np.zeros(count), where=whole > 0)
@@ -46,13 +46,13 @@ def plugin_mean(number: Ints, value: Floats, took: Floats, count: int) -> Floats
 
 
 def plugin_means(mean: Mean, figures: LaunchFigures) -> tuple[Mean, Mean]:
-    """The means of blocks per multiprocessor and of occupancy. A figure that no kernel has stays unknown."""
+    """Returns the means of blocks per multiprocessor and of occupancy. A figure that no kernel has stays unknown."""
     blocks, occupancy = (figures.blocks_per_sm > 0).any(), (figures.occupancy >= 0).any()
     return mean if blocks else known_mean, mean if occupancy else known_mean
 
 
 def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
-    """Rows of the table `kernel` as the plug-in comes by them in its tree; for each the number of a name, and us.
+    """Returns rows of the table `kernel` as the plug-in visits them, and for each the number of a name, and µs.
 
     The name is that of the node with the kernel's call, by external ids. ROOT: kernels whose call has the external
     id 0 in a thread that has nodes, and, once for every thread that has steps, kernels without a call. All others are
@@ -84,7 +84,7 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
 
 
 def plugin_tensor_use(context: Context) -> TensorUse:
-    """The plug-in's figures: its names, and kernels of operators in its own tree, as often as it comes by these."""
+    """Returns the figures by the plug-in's names and operator tree; kernels count as often as it visits their node."""
     table, tree, launched = context.trace.table("kernel"), context.get(plugin_tree), context.get(launches)
     took = table["duration"].astype(np.float64)
     uses = context.get(plugin_tensor_names)[table["name"]]
@@ -112,7 +112,7 @@ def plugin_tensor_use(context: Context) -> TensorUse:
 
 
 def _deepest(context: Context) -> Flags:
-    """The eligible nodes with no eligible one inside; backward operators count where they were hung."""
+    """Tells which eligible nodes have no eligible one inside; backward operators count where they were hung."""
     tree, moved = context.get(plugin_tree), context.get(plugin_backward)
     inside = tree.below(tree.eligible)
     eligible = tree.eligible.astype(np.int64)

@@ -1,12 +1,11 @@
 """Steps, roles and launches as the TensorBoard profiler plug-in sees them (its last version, of 2026).
 
 Theory of operation
-    The plug-in knows events by their category, in any case; what has another category (cuda_driver, cuda_sync,
-    overhead, …) is not there for it. Here the rows of a table stand for their category; rows that were read from a
-    file are asked for the one that the file gave them.
+    The plug-in knows events by their category; those of other categories (cuda_driver, cuda_sync, overhead, …) do not
+    exist for it. Here the rows of a table stand for a category; runtime calls count if Kineto writes their category.
 
     It computes with the microseconds of the file as doubles, rounded to a nanosecond or so. Sums and comparisons of
-    such doubles are exact; so are those of the integers here (`Clock`), which are the same doubles times a power of
+    such doubles are exact; so are those of the integers here (`TickClock`), which are the same doubles times a power of
     two.
 
     Steps are all ranges called "ProfilerStep#N", on the GPU too; without any, the one step "0" is from the first
@@ -41,7 +40,7 @@ _HOST = ("cpu_op", "user_annotation", "gpu_user_annotation")  # operators and an
 
 @dataclass(frozen=True, slots=True)
 class TickClock:
-    """The meaning of ticks: their origin (Unix ns), and how many make a microsecond."""
+    """Gives ticks their meaning: their origin (Unix ns), and how many make a microsecond."""
 
     base_ns: int
     per_us: int
@@ -66,7 +65,7 @@ class TickClock:
 
 
 def rows_of(context: Context, kind: str) -> Table:
-    """The rows of a table that the plug-in takes for events of that sort."""
+    """Returns the rows of a table that the plug-in takes for events of that kind."""
     table = runtime_calls(context.trace) if kind == "cuda_runtime" else context.trace.table(kind)
     if kind == "cpu_op" and is_lightning(context.trace):
         texts = context.trace.strings
@@ -76,7 +75,7 @@ def rows_of(context: Context, kind: str) -> Table:
 
 
 def used_processes(context: Context) -> set[int]:
-    """What the file's GPU events have as their process: the numbers of the GPUs."""
+    """Returns the processes that the file states for GPU events, which are the numbers of the GPUs."""
     found: set[int] = set()
     for kind in GPU_TABLES:
         table = rows_of(context, kind)
@@ -85,12 +84,12 @@ def used_processes(context: Context) -> set[int]:
 
 
 def host_tables(context: Context) -> list[Table]:
-    """Operators, annotations of the host and of GPUs, and events of the old category "python"."""
+    """Returns operators, annotations of the host and of GPUs, and events of the old category "python"."""
     return [*(rows_of(context, kind) for kind in _HOST), events_of(context.trace, "python")]
 
 
 def plugin_clock(context: Context) -> TickClock:
-    """The doubles of the file's microseconds as integers, without loss."""
+    """Returns the clock whose ticks express the file's microseconds, which are doubles, without loss."""
     trace = context.trace
     base = plugin_nodes.base_ns(trace)
     tables = [trace.table(kind) for kind in (*SPANNING, "other") if len(trace.table(kind))]
@@ -99,7 +98,7 @@ def plugin_clock(context: Context) -> TickClock:
 
 
 def launches(context: Context) -> DeviceLaunches:
-    """The device events, table by table of GPU_TABLES, and the runtime calls, as in their table."""
+    """Returns the device events, table by table of GPU_TABLES, and the runtime calls in the order of their table."""
     clock = context.get(plugin_clock)
     device = [clock.times(context.trace.table(kind)) for kind in GPU_TABLES]
     start, end = (np.concatenate([part[side] for part in device]) for side in (0, 1))
@@ -108,7 +107,7 @@ def launches(context: Context) -> DeviceLaunches:
 
 
 def host_steps(context: Context) -> StepRanges:
-    """All ranges with the name of a step, by their starts; or the one step "0"; none where there are no operators."""
+    """Returns all ranges with the name of a step, by start; else the one step "0"; none if there are no operators."""
     flags, texts, clock = context.get(step_names), context.trace.strings, context.get(plugin_clock)
     tables = [rows_of(context, kind) for kind in _HOST]
     chosen = [table.take(flags[table["name"]]) for table in tables]
@@ -126,7 +125,7 @@ def host_steps(context: Context) -> StepRanges:
 
 
 def _joined(clock: TickClock, tables: Sequence[Table]) -> tuple[Ints, Ints]:
-    """Starts and ends of the rows of all tables, in ticks."""
+    """Returns starts and ends of the rows of all tables, in ticks."""
     times = [clock.times(table) for table in tables]
     return np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times])
 
@@ -137,7 +136,7 @@ def plugin_steps(context: Context) -> StepRanges:
 
 
 def plugin_roles(context: Context) -> list[Union]:
-    """When each role of step_breakdown.ROLES was active for the plug-in, in ticks of its clock.
+    """Returns when each role of step_breakdown.ROLES was active for the plug-in, in ticks of its clock.
 
     Communication: operators and annotations with the names in plugin_nodes.COLLECTIVES, on the GPU too, and kernels
     with an external id of one of these. CPU Exec: all other operators and annotations, on the GPU too.
@@ -173,7 +172,7 @@ def plugin_roles(context: Context) -> list[Union]:
 
 
 def _communication(context: Context) -> tuple[Flags, Ints]:
-    """For each string whether it is the name of such an operator; and the external ids of these operators."""
+    """Tells for each string whether it names such an operator, and returns these operators' external ids."""
     texts = context.trace.strings
     own = np.fromiter((text in plugin_nodes.COLLECTIVES for text in texts), np.bool_, len(texts))
     ids = []
@@ -191,7 +190,7 @@ def plugin_breakdown(context: Context) -> Breakdown:
 
 
 def profiler_span(context: Context) -> tuple[int, int]:
-    """Start and end of the recording, in ticks."""
+    """Returns start and end of the recording, in ticks."""
     times = [context.get(plugin_clock).times(table) for table in spanning_tables(context)]
     if not times:
         return 0, 0
