@@ -20,7 +20,7 @@ from kineto_trace.view_api.view import Answer, view
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 ALL = "all"
-_KERNEL, _COMMUNICATION = 0, 3  # numbers into breakdown.ROLES
+_KERNEL, _COMMUNICATION = 0, 3  # numbers into step_breakdown.ROLES
 
 
 @dataclass(frozen=True, slots=True)

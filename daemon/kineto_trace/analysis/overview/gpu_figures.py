@@ -91,10 +91,11 @@ def global_memory(properties: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What the figures of GPUs are computed from. span: of all steps; None: there are none.
+    """What the figures of GPUs are computed from.
 
-    times: gives start and end of the rows of a table, in the unit of `span`. kernel_rows, tensor_cores, properties: by
-    GPU. efficiency: gives the SM efficiency over time, of blocks per multiprocessor, starts and ends of kernels.
+    span: start and end of all steps; None: there are no steps. times: returns start and end of the rows of a table, in
+    the unit of `span`. kernel_rows, tensor_cores, properties: by GPU. efficiency: returns the SM efficiency over time
+    for blocks per multiprocessor, starts and ends of kernels.
     """
 
     span: tuple[int, int] | None
