@@ -57,7 +57,7 @@ class Recommendation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RecommendationFacts:
     """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory)."""
 
     steps: Breakdown
@@ -98,7 +98,7 @@ def recommendations(context: Context) -> Answer:
     return recommended(_facts(context))
 
 
-def recommended(facts: Facts) -> Answer:
+def recommended(facts: RecommendationFacts) -> Answer:
     """The columns of the view: one row for each rule that applies."""
     found = [*_distributed(facts), *_gpus(facts)]
     loading = facts.steps.average("dataloader")
@@ -126,7 +126,7 @@ def _share(rule: str, value: float, threshold: float, evidence: str) -> Recommen
     return Recommendation(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
 
 
-def _distributed(facts: Facts) -> list[Recommendation]:
+def _distributed(facts: RecommendationFacts) -> list[Recommendation]:
     found = []
     if "DataParallel.forward" in facts.names and facts.used_devices > 1:
         evidence = f"DataParallel.forward was called, and {facts.used_devices} GPUs had work"
@@ -142,7 +142,7 @@ def _distributed(facts: Facts) -> list[Recommendation]:
     return found
 
 
-def _gpus(facts: Facts) -> list[Recommendation]:
+def _gpus(facts: RecommendationFacts) -> list[Recommendation]:
     found = []
     low = [gpu for gpu in facts.gpus if gpu.kernels and gpu.utilization < LOW_UTILIZATION]
     if low:
@@ -158,7 +158,7 @@ def _gpus(facts: Facts) -> list[Recommendation]:
     return found
 
 
-def _facts(context: Context) -> Facts:
+def _facts(context: Context) -> RecommendationFacts:
     """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
     kernels = np.unique(trace.table("kernel")["name"])
@@ -166,7 +166,7 @@ def _facts(context: Context) -> Facts:
     nccl_ops = np.flatnonzero(context.get(communication_op_names))
     nccl_names = {number for number in nccl_ops.tolist() if trace.strings[number].startswith(("nccl:", "rccl:"))}
     properties = context.get(device_properties)
-    return Facts(
+    return RecommendationFacts(
         steps=context.get(breakdown),
         gpus=gpus,
         use=use,

@@ -4,7 +4,7 @@ import numpy as np
 
 from kineto_trace.analysis.findings.recommendation_views import (
     TENSOR_CORE_CAPABILITY,
-    Facts,
+    RecommendationFacts,
     capabilities,
     is_full,
     major_capability,
@@ -30,7 +30,7 @@ def plugin_recommendations(context: Context) -> Answer:
     return recommended(_facts(context))
 
 
-def _facts(context: Context) -> Facts:
+def _facts(context: Context) -> RecommendationFacts:
     """The plug-in's figures. Properties are taken by place in the file's list, also from its end (CPUs have -1)."""
     trace, use = context.trace, context.get(plugin_tensor_use)
     numbers = np.unique(np.concatenate([table["name"] for table in host_tables(context)]))
@@ -45,7 +45,7 @@ def _facts(context: Context) -> Facts:
         and (memory := global_memory(devices[device])) is not None
         and is_full(peak, memory)
     ]
-    return Facts(
+    return RecommendationFacts(
         steps=context.get(plugin_breakdown),
         gpus=context.get(plugin_gpu_figures),
         use=use,
