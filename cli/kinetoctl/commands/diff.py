@@ -78,8 +78,9 @@ def command(
 
 
 def _compared(name: str, baseline: "Context", other: "Context", path: str | None, compat: str | None) -> "Result":
-    from kineto_trace.analysis.diff.diff_views import compare, diff_tree, diff_tree_ops
+    from kineto_trace.analysis.diff.diff_views import compare
     from kineto_trace.catalog.view_catalog import find_view
+    from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
     from kineto_trace.view_api.view import Compat
 
     if name == MODULES:

@@ -22,9 +22,12 @@ from kineto_trace.compat.views import (  # noqa: F401
     hta_step_views,
     hta_straggler_views,
     plugin_distributed_views,
+    plugin_kernel_views,
     plugin_memory_views,
     plugin_module_views,
     plugin_operator_views,
+    plugin_overview_views,
+    plugin_recommendation_views,
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.view import VIEWS, View

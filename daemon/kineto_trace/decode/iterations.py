@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 
-PREFIX = "ProfilerStep#"
+STEP_PREFIX = "ProfilerStep#"
 _SCOPE_USER = 7
 _MAX_ITERATIONS = 4096
 _MAX_NUMBER = 2**53  # larger ones are no counts, and readers of JSON would round them
@@ -44,7 +44,7 @@ def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: Ta
         {
             "start": edges[:, 0],
             "duration": edges[:, 1] - edges[:, 0],
-            "name": strings.add_all([f"{PREFIX}{number}" for number, *_ in rows]),
+            "name": strings.add_all([f"{STEP_PREFIX}{number}" for number, *_ in rows]),
             "thread": np.full(len(rows), target.iteration_thread),
             "id": np.arange(len(rows)) + _first_free_id(tables),
             "sequence": np.full(len(rows), NO_SEQUENCE),
@@ -106,7 +106,7 @@ def _is_iteration(entry: Any) -> bool:
 
 def _has_own(tables: Mapping[str, Table], strings: StringTable) -> bool:
     """Tells whether the program's own profiler has written its steps."""
-    numbers = [number for number, text in enumerate(strings.strings) if text.startswith(PREFIX)]
+    numbers = [number for number, text in enumerate(strings.strings) if text.startswith(STEP_PREFIX)]
     return bool(numbers) and any(
         bool(np.isin(tables[kind]["name"], numbers).any()) for kind in OP_TABLES if kind in tables
     )

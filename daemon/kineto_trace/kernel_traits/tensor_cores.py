@@ -6,11 +6,8 @@ Theory of operation
     flash attention), or that they do it on ordinary cores (simt, ffma, sgemm), which is decisive: the same family
     xmma_gemm has kernels of both sorts. AMD's matrix instructions count as tensor cores.
 
-    The TensorBoard plug-in looks for parts of names only, from a list of 2021: it misses Hopper's kernels and takes
-    the ffma kernels of xmma_gemm for tensor cores.
-
     An operator is eligible if its name is in a list: the operators that autocast runs in half precision, and their
-    backward operators. Here, the names that newer versions of PyTorch gave them are in it too.
+    backward operators, by the names that old and new versions of PyTorch gave them.
 """
 
 import re
@@ -23,13 +20,7 @@ from kineto_trace.model.context import Context
 
 Flags = npt.NDArray[np.bool_]
 
-PLUGIN_KERNELS = (
-    "h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2", "first_layer_wgrad_kernel",
-    "conv1x1", "conv2d_c1_k1", "direct_group", "xmma_implicit_gemm", "xmma_sparse_conv",
-    "xmma_warp_specialized_implicit_gemm", "xmma_gemm", "xmma_sparse_gemm", "c1688",
-)  # fmt: skip
-
-PLUGIN_ELIGIBLE = frozenset(
+AUTOCAST_OPS = frozenset(  # by their names of 2021
     {
         "aten::_convolution", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::conv_tbc",
         "aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", "aten::convolution",
@@ -46,7 +37,7 @@ PLUGIN_ELIGIBLE = frozenset(
     }
 )  # fmt: skip
 
-ELIGIBLE = PLUGIN_ELIGIBLE | {
+ELIGIBLE = AUTOCAST_OPS | {
     "aten::addbmm_", "aten::baddbmm_", "aten::einsum", "aten::conv_depthwise3d", "aten::convolution_overrideable",
     "aten::_convolution_mode", "aten::convolution_backward", "aten::convolution_backward_overrideable",
     "aten::miopen_convolution", "aten::miopen_convolution_transpose", "aten::cudnn_convolution_relu",
@@ -95,11 +86,6 @@ def kernel_uses_tensor_cores(name: str) -> bool:
     return _TENSOR.search(name) is not None and _NEVER.search(name) is None
 
 
-def plugin_uses_tensor_cores(name: str) -> bool:
-    """Tells whether the plug-in says so."""
-    return any(part in name for part in PLUGIN_KERNELS)
-
-
 def uses_tensor_cores(context: Context) -> Flags:
     """For each string of the trace: whether a kernel of that name uses tensor cores."""
     texts = context.trace.strings
@@ -109,22 +95,10 @@ def uses_tensor_cores(context: Context) -> Flags:
     return found
 
 
-def plugin_tensor_names(context: Context) -> Flags:
-    """For each string of the trace: whether the plug-in takes a kernel of that name for one with tensor cores."""
-    texts = context.trace.strings
-    return np.fromiter((plugin_uses_tensor_cores(text) for text in texts), np.bool_, len(texts))
-
-
 def eligible_op_names(context: Context) -> Flags:
     """For each string of the trace: whether an operator of that name can use tensor cores."""
     texts = context.trace.strings
     return np.fromiter((_operator(text) in ELIGIBLE for text in texts), np.bool_, len(texts))
-
-
-def plugin_eligible_names(context: Context) -> Flags:
-    """For each string of the trace: whether an operator of that name is in the plug-in's list of 45."""
-    texts = context.trace.strings
-    return np.fromiter((text in PLUGIN_ELIGIBLE for text in texts), np.bool_, len(texts))
 
 
 def _operator(name: str) -> str:

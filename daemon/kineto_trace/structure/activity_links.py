@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.decode.iterations import PREFIX
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
@@ -23,7 +23,7 @@ NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
 COLLECTIVE = '"Collective name"'  # an argument of kernels that NCCL launched for torch.distributed
 _CONSISTENT = 0.9
-_STEP = re.compile("^" + re.escape(PREFIX) + r"(\d+)$")
+_STEP = re.compile("^" + re.escape(STEP_PREFIX) + r"(\d+)$")
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

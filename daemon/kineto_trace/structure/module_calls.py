@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import NO_MODULE
+from kineto_trace.model.trace import NO_MODULE, Trace
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
 from kineto_trace.structure.nesting import ends, nest
@@ -53,6 +53,25 @@ class ModuleCalls:
 
     def __len__(self) -> int:
         return len(self.name)
+
+
+def is_lightning(trace: Trace) -> bool:
+    """Tells whether the file says that PyTorch Lightning wrote it."""
+    return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
+
+
+def shown_names(context: Context) -> tuple[str, ...]:
+    """Returns for each string what an operator of that name is called: Lightning's modules have their names alone."""
+    texts = context.trace.strings
+    if not is_lightning(context.trace):
+        return tuple(texts)
+    return tuple(_lightning_name(text) if text.startswith(LIGHTNING_MODULE) else text for text in texts)
+
+
+def _lightning_name(text: str) -> str:
+    """The name of the module in "[pl][module]<type>: <name>"."""
+    name = text.replace(LIGHTNING_MODULE, "")
+    return name[name.find(": ") + 2 :]
 
 
 def module_calls(context: Context) -> ModuleCalls:

@@ -8,7 +8,7 @@ Theory of operation
 
     Options are keyword arguments with defaults. The figures are exact by default. With `compat` a view reproduces those
     of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so register themselves with
-    `View.variant` (compat/views); a view whose two rules share most of their steps has a parameter `compat` instead.
+    `View.variant` (compat/views).
 """
 
 import inspect
@@ -57,16 +57,11 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """One registered analysis.
-
-    own_compat: the tools whose figures `function` itself reproduces. reduce: None if the view looks at each trace
-    alone.
-    """
+    """One registered analysis. reduce: None if it looks at each trace alone."""
 
     name: str
     function: Callable[..., Any]
     columns: tuple[ResultColumn, ...]
-    own_compat: frozenset[Compat]
     reduce: Reduce | None
     variants: dict[Compat, Variant] = field(default_factory=dict)
 
@@ -86,7 +81,7 @@ class View:
     @property
     def compat(self) -> frozenset[Compat]:
         """The tools whose figures the view can reproduce."""
-        return self.own_compat | self.variants.keys()
+        return frozenset(self.variants)
 
     @property
     def description(self) -> str:
@@ -102,7 +97,7 @@ class View:
             name: parameter.default
             for function in functions
             for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY and name != "compat"
+            if parameter.kind is parameter.KEYWORD_ONLY
         }
 
     @property
@@ -114,14 +109,14 @@ class View:
         """Returns what one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
         function = self._functions(compat).function
-        return function(context, **self._chosen(function, compat, options))
+        return function(context, **_chosen(function, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
         """Returns the result of the contributions (rank, partial) of all ranks, sorted by rank."""
         ordered = sorted(partials, key=lambda entry: entry[0])
         reduce = self._functions(compat).reduce
         if reduce is not None:
-            answer = reduce(ordered, **self._chosen(reduce, compat, options))
+            answer = reduce(ordered, **_chosen(reduce, options))
             return make_result(self.name, self.columns, answer.values, answer.notes)
         notes: list[str] = []
         tables = []
@@ -148,11 +143,6 @@ class View:
     def _functions(self, compat: Compat) -> Variant:
         return self.variants.get(compat, Variant(self.function, self.reduce))
 
-    def _chosen(self, function: Callable[..., Any], compat: Compat, options: Mapping[str, Any]) -> dict[str, Any]:
-        known = inspect.signature(function).parameters
-        chosen = {name: value for name, value in options.items() if name in known}
-        return {**chosen, "compat": Compat(compat)} if "compat" in known else chosen
-
     def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
         """Raises ViewError for an unknown option or compat."""
         unknown = sorted(set(options) - set(self.options))
@@ -168,17 +158,22 @@ VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills 
 
 
 def view(
-    name: str, schema: tuple[ResultColumn, ...], *, compat: Sequence[Compat] = (), reduce: Reduce | None = None
+    name: str, schema: tuple[ResultColumn, ...], *, reduce: Reduce | None = None
 ) -> Callable[[Callable[..., Any]], View]:
     """Registers the decorated function, which takes a Context and its options, as a view."""
 
     def register(function: Callable[..., Any]) -> View:
         if name in VIEWS:
             raise ValueError(f"two views are called {name}")
-        VIEWS[name] = View(name, function, schema, frozenset(compat), reduce)
+        VIEWS[name] = View(name, function, schema, reduce)
         return VIEWS[name]
 
     return register
+
+
+def _chosen(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
 
 
 def _columns_of(table: pa.Table) -> dict[str, pa.ChunkedArray]:

@@ -13,13 +13,11 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide, diff_node, launched_device_times
-from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu, steps
-from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result
-from kineto_trace.view_api.view import Answer, Compat, View, view
+from kineto_trace.view_api.result import Result, ResultColumn, columns
+from kineto_trace.view_api.view import Answer, View, view
 
 ADDED, DELETED, INCREASED, DECREASED, UNCHANGED = "added", "deleted", "increased", "decreased", "unchanged"
 NS_PER_US = 1000
@@ -224,84 +222,3 @@ def diff_step_times(context: Context) -> tuple[list[int], Floats]:
     """
     found = context.get(steps)
     return found.number.tolist(), (found.end - found.start) / NS_PER_US
-
-
-TREE = columns(
-    ("path", "text", "", "path of the node: 0 is the root, 0-2 its child 2; the option path takes it"),
-    ("name_baseline", "text", "", "name of the node; CompositeNodes: several nodes; Blank: none"),
-    ("name_other", "text", "", "likewise"),
-    ("children", "int", "", "number of child nodes"),
-    *measured("total", "us", "GPU time, or host time where there is no GPU time"),
-    *measured("host", "us", "host time"),
-    *measured("device", "us", "GPU time"),
-    ("accumulated_baseline_us", "float", "us", "running sum of total over the children"),
-    ("accumulated_other_us", "float", "us", "likewise"),
-    ("accumulated_delta_us", "float", "us", "the same for the difference"),
-)
-
-
-def diff_tree(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
-    """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
-
-    Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
-    the diff view of the TensorBoard profiler plug-in; everything between them is put together. Only the first thread
-    counts. GPU time belongs to the node in which its call was made; with compat=plugin, to the node to which external
-    ids lead. Raises ViewError for a path that does not exist.
-    """
-    left, right = (_side(context, compat) for context in (baseline, other))
-    node = diff_node(left, right, path)
-    nodes = [node, *node.children]
-    times = [_times(left, each.left) + _times(right, each.right) for each in nodes]
-    table = np.array(times, np.float64).reshape(len(nodes), 6)
-    values: dict[str, Any] = {}
-    for number, name in enumerate(("total", "host", "device")):
-        values |= delta_columns(name, "us", table[:, number], table[:, number + 3])
-    running = np.cumsum(table[1:], axis=0)
-    values["accumulated_baseline_us"] = np.concatenate([[np.nan], running[:, 0]])
-    values["accumulated_other_us"] = np.concatenate([[np.nan], running[:, 3]])
-    values["accumulated_delta_us"] = values["accumulated_other_us"] - values["accumulated_baseline_us"]
-    values["path"] = [path, *(f"{path}-{number}" for number in range(len(node.children)))]
-    values["name_baseline"] = [each.name(left, each.left) for each in nodes]
-    values["name_other"] = [each.name(right, each.right) for each in nodes]
-    values["children"] = [len(each.children) for each in nodes]
-    return make_result("diff_tree", TREE, values)
-
-
-def diff_tree_ops(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
-    """The operators inside one node of diff_tree, by name, as in the view diff_operators. Raises ViewError."""
-    left, right = (_side(context, compat) for context in (baseline, other))
-    node = diff_node(left, right, path)
-    partials = [(0, _inside(left, node.left)), (1, _inside(right, node.right))]
-    values = by_name(partials, OPERATORS, ("device_total", "host_total"))
-    return make_result("diff_tree_ops", diff_operators.columns, values)
-
-
-def _side(context: Context, compat: Compat) -> TreeSide:
-    plugin = compat == Compat.PLUGIN
-    device = context.get(plugin_tree).device_self if plugin else context.get(launched_device_times)
-    return TreeSide(context, device)
-
-
-def _times(side: TreeSide, items: Ints) -> list[float]:
-    """Returns total, host and device time, in µs."""
-    host, device = side.times(items)
-    return [float(np.where(device != 0, device, host).sum()), float(host.sum()), float(device.sum())]
-
-
-def _inside(side: TreeSide, items: Ints) -> Side:
-    tree, weight = side.tree, side.operators(items)
-    nodes = np.flatnonzero(weight > 0)
-    groups, times = group([tree.name[nodes]]), weight[nodes]
-    columns_us = {
-        "device_total": side.device_total,
-        "device_self": side.device_self,
-        "host_total": tree.end - tree.start,
-        "host_self": tree.host_self,
-    }
-
-    def total(values: Floats) -> Floats:
-        return np.bincount(groups.number, weights=values, minlength=len(groups)).astype(np.float64)
-
-    measures = {name: total(column[nodes] * times) for name, column in columns_us.items()}
-    names = [side.strings[number] for number in tree.name[nodes][groups.first].tolist()]
-    return Side(names, {"calls": total(times.astype(np.float64)), **measures})

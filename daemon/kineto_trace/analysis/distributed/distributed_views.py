@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
-from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
-from kineto_trace.compat.tensorboard.plugin_communication import overlap_us
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import NOTHING, communication_kernels, steps
@@ -21,7 +20,7 @@ from kineto_trace.view_api.view import Answer, view
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 ALL = "all"
-_KERNEL, _COMMUNICATION = 0, 3  # numbers into breakdown.ROLES
+_KERNEL, _COMMUNICATION = 0, 3  # numbers into step_breakdown.ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,15 @@ def rank_overlap(context: Context) -> RankOverlap:
     communication: Union = parts[_COMMUNICATION]  # of the host: where nothing communicates on the GPU
     if communicates.any():
         communication = union(kernels["start"][communicates], kernels.end()[communicates])
-    return RankOverlap(
-        found.name, overlap_us(parts[_KERNEL], communication, found.start, found.end) / found.clock.per_us
-    )
+    return RankOverlap(found.name, overlap(parts[_KERNEL], communication, found.start, found.end) / 1000)
+
+
+def overlap(kernels: Union, communication: Union, start: Ints, end: Ints) -> Floats:
+    """For each [start, end): computation without communication, both, communication alone, and the rest."""
+    both = intersection(kernels, communication).within(start, end)
+    computing, communicating = kernels.within(start, end), communication.within(start, end)
+    rest = end - start + both - computing - communicating
+    return np.stack([computing - both, both, communicating - both, rest], axis=1).astype(np.float64)
 
 
 OVERLAP = ("computation_us", "overlapping_us", "communication_us", "other_us")

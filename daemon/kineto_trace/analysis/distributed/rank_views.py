@@ -47,8 +47,7 @@ class RankFacts:
 
 def _rank_steps(context: Context) -> HostSteps:
     ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
-    start = ranges.clock.unix_ns(ranges.start) + offset
-    return HostSteps(ranges.name, (ranges.end - ranges.start) / ranges.clock.per_us, start)
+    return HostSteps(ranges.name, (ranges.end - ranges.start) / 1000, ranges.start + offset)
 
 
 def _counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:

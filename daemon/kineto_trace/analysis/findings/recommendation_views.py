@@ -6,24 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
+from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import (
     GpuFigures,
     device_properties,
-    global_memory,
     gpu_figures,
     is_count,
-    peaks_of_devices,
-    plugin_gpu_figures,
 )
-from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
-from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES
-from kineto_trace.compat.tensorboard.plugin_steps import host_tables, used_processes
+from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
 from kineto_trace.view_api.result import columns
-from kineto_trace.view_api.view import Answer, Compat, view
+from kineto_trace.view_api.view import Answer, view
 
 DATA_LOADING_SHARE = 0.05  # of the mean step
 COMMUNICATION_SHARE = 0.10
@@ -62,7 +57,7 @@ class Recommendation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class RecommendationFacts:
     """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory)."""
 
     steps: Breakdown
@@ -86,9 +81,8 @@ class _Facts:
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "where the figure comes from"),
     ),
-    compat=(Compat.PLUGIN,),
 )
-def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer:
+def recommendations(context: Context) -> Answer:
     """What to change first: one row for each figure of the overview that exceeds its threshold.
 
     The rules:
@@ -100,18 +94,27 @@ def recommendations(context: Context, *, compat: Compat = Compat.NONE) -> Answer
     - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
       operators ran that could.
     - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
-
-    compat=plugin: the plug-in's breakdown, utilization and kernel names. Only the first GPU is checked for tensor
-    cores, and of several devices with too much memory the first one is reported.
     """
-    plugin = compat is Compat.PLUGIN
-    facts = _plugin_facts(context) if plugin else _facts(context)
+    return recommended(_facts(context))
+
+
+def recommended(facts: RecommendationFacts) -> Answer:
+    """The columns of the view: one row for each rule that applies."""
     found = [*_distributed(facts), *_gpus(facts)]
     loading = facts.steps.average("dataloader")
     if loading > DATA_LOADING_SHARE:
         found.insert(0, _share("data_loading", loading, DATA_LOADING_SHARE, "mean step spent on waiting for batches"))
-    found += _memory(facts, first_only=plugin)
+    found += [
+        _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
+        for device, peak, memory in facts.peaks
+        if is_full(peak, memory) and memory > 0
+    ]
     return _answer(found, [] if found else ["no figure exceeds its threshold"])
+
+
+def is_full(peak: int, memory: int) -> bool:
+    """Tells whether a peak is too much for a GPU with this memory; both in bytes."""
+    return peak > memory * MEMORY_SHARE
 
 
 def _answer(found: list[Recommendation], notes: list[str]) -> Answer:
@@ -123,7 +126,7 @@ def _share(rule: str, value: float, threshold: float, evidence: str) -> Recommen
     return Recommendation(rule, 100 * value, 100 * threshold, "%", f"{100 * value:.1f} % of the {evidence}")
 
 
-def _distributed(facts: _Facts) -> list[Recommendation]:
+def _distributed(facts: RecommendationFacts) -> list[Recommendation]:
     found = []
     if "DataParallel.forward" in facts.names and facts.used_devices > 1:
         evidence = f"DataParallel.forward was called, and {facts.used_devices} GPUs had work"
@@ -139,7 +142,7 @@ def _distributed(facts: _Facts) -> list[Recommendation]:
     return found
 
 
-def _gpus(facts: _Facts) -> list[Recommendation]:
+def _gpus(facts: RecommendationFacts) -> list[Recommendation]:
     found = []
     low = [gpu for gpu in facts.gpus if gpu.kernels and gpu.utilization < LOW_UTILIZATION]
     if low:
@@ -155,16 +158,7 @@ def _gpus(facts: _Facts) -> list[Recommendation]:
     return found
 
 
-def _memory(facts: _Facts, *, first_only: bool) -> list[Recommendation]:
-    full = [peak for peak in facts.peaks if peak[1] > peak[2] * MEMORY_SHARE]
-    return [
-        _share("memory", peak / memory, MEMORY_SHARE, f"{memory / _GB:.1f} GB of GPU {device} were allocated")
-        for device, peak, memory in (full[:1] if first_only else full)
-        if memory > 0
-    ]
-
-
-def _facts(context: Context) -> _Facts:
+def _facts(context: Context) -> RecommendationFacts:
     """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
     kernels = np.unique(trace.table("kernel")["name"])
@@ -172,13 +166,13 @@ def _facts(context: Context) -> _Facts:
     nccl_ops = np.flatnonzero(context.get(communication_op_names))
     nccl_names = {number for number in nccl_ops.tolist() if trace.strings[number].startswith(("nccl:", "rccl:"))}
     properties = context.get(device_properties)
-    return _Facts(
+    return RecommendationFacts(
         steps=context.get(breakdown),
         gpus=gpus,
         use=use,
         names=frozenset(trace.strings[number] for names in host for number in names.tolist()),
         used_devices=len(gpus),
-        capabilities=_capabilities(properties),
+        capabilities=capabilities(properties),
         uses_nccl=bool(context.get(communication_names)[kernels].any())
         or any(number in nccl_names for names in host for number in names.tolist()),
         tensor_devices=[
@@ -186,7 +180,7 @@ def _facts(context: Context) -> _Facts:
             for gpu in gpus
             if gpu.kernels
             and gpu.tensor_cores == 0
-            and _major(properties.get(gpu.device, {})) >= TENSOR_CORE_CAPABILITY
+            and major_capability(properties.get(gpu.device, {})) >= TENSOR_CORE_CAPABILITY
         ],
         peaks=[
             (gpu.device, gpu.peak_memory_bytes, gpu.memory_bytes)
@@ -196,31 +190,8 @@ def _facts(context: Context) -> _Facts:
     )
 
 
-def _plugin_facts(context: Context) -> _Facts:
-    """The plug-in's figures. Properties are taken by place in the file's list, also from its end (CPUs have -1)."""
-    trace, use = context.trace, context.get(plugin_tensor_use)
-    numbers = np.unique(np.concatenate([table["name"] for table in host_tables(context)]))
-    names = frozenset(trace.strings[number] for number in numbers.tolist())
-    devices = trace.devices
-    no_tensor_cores = bool(len(trace.table("kernel"))) and use.kernel_share == 0
-    return _Facts(
-        steps=context.get(plugin_breakdown),
-        gpus=context.get(plugin_gpu_figures),
-        use=use,
-        names=names,
-        used_devices=len(used_processes(context)),
-        capabilities=_capabilities(dict(enumerate(devices))),
-        uses_nccl=any(name.startswith("nccl:") for name in names & COLLECTIVES),
-        tensor_devices=[0] if no_tensor_cores and devices and _major(devices[0]) >= TENSOR_CORE_CAPABILITY else [],
-        peaks=[
-            (device, peak, memory)
-            for (_, device), peak in context.get(peaks_of_devices).items()
-            if -len(devices) <= device < len(devices) and (memory := global_memory(devices[device])) is not None
-        ],
-    )
-
-
-def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+def capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Returns the compute capability of each GPU whose properties state it."""
     known = {number: (item.get("computeMajor"), item.get("computeMinor")) for number, item in devices.items()}
     return {
         number: float(f"{major}.{minor}")
@@ -229,6 +200,7 @@ def _capabilities(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     }
 
 
-def _major(properties: Mapping[str, Any]) -> int:
+def major_capability(properties: Mapping[str, Any]) -> int:
+    """Returns the major compute capability of a GPU; 0 if it is unknown."""
     found: Any = properties.get("computeMajor")
     return int(found) if is_count(found) else 0

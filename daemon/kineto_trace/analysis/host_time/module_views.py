@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.arrays.row_groups import subtree_sums, sums
-from kineto_trace.compat.tensorboard.plugin_nodes import STEP_PREFIX
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.event_tree import KINDS, build

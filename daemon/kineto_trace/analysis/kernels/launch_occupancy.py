@@ -46,19 +46,17 @@ class LaunchFigures:
 
 def launch_figures(context: Context) -> LaunchFigures:
     """The figures of all kernels: as the file says, else computed."""
-    table = context.trace.table("kernel")
-    said = [_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)]
-    missing = np.flatnonzero(np.isnan(said[0]) | np.isnan(said[2]))
+    table, found = context.trace.table("kernel"), stated_figures(context)
+    missing = np.flatnonzero(np.isnan(found.blocks_per_sm) | np.isnan(found.occupancy))
     if len(missing):
-        for known, computed in zip(said, _computed(context, table, missing), strict=True):
+        stated = (found.blocks_per_sm, found.warps_per_sm, found.occupancy)
+        for known, computed in zip(stated, _computed(context, table, missing), strict=True):
             known[missing] = np.where(np.isnan(known[missing]), computed, known[missing])
-    return LaunchFigures(*said)
+    return found
 
 
-def plugin_launch_figures(context: Context) -> LaunchFigures:
-    """The figures that the plug-in has: of files those that they say; of our captures what their export says."""
-    if context.trace.head is None:
-        return context.get(launch_figures)
+def stated_figures(context: Context) -> LaunchFigures:
+    """The figures of all kernels that the file says."""
     table = context.trace.table("kernel")
     return LaunchFigures(*(_argument(context, table, name) for name in (BLOCKS, WARPS, OCCUPANCY)))
 

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
-from kineto_trace.compat.tensorboard.plugin_nodes import node_names
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.allocations import NOTHING, Records, largest_triangles, levels, memory_records
+from kineto_trace.structure.module_calls import shown_names
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -288,7 +288,7 @@ def operator_texts(
     context: Context, name: npt.NDArray[Any], around: npt.NDArray[Any], unknown: str | None, root: str | None
 ) -> Owners:
     """The texts of operators (numbers of names; NOTHING: unknown) and what is around them (NOTHING: the root)."""
-    strings = context.get(node_names)
+    strings = context.get(shown_names)
     groups = group([name, around])
     texts = np.empty(len(groups), object)
     for number, (own, outer) in enumerate(zip(name[groups.first].tolist(), around[groups.first].tolist(), strict=True)):

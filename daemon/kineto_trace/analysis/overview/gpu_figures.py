@@ -1,29 +1,23 @@
 """The figures of each GPU: what it is, how busy it was, and how much memory the allocator gave out on it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.kernels.launch_occupancy import launch_figures, plugin_launch_figures
-from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, plugin_tensor_use, tensor_use
-from kineto_trace.analysis.overview.gpu_utilization import (
-    busy_share,
-    plugin_sm_efficiency,
-    sm_efficiency,
-    weighted_mean,
-)
-from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown, plugin_breakdown
+from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures, launch_figures
+from kineto_trace.analysis.kernels.tensor_core_use import tensor_use
+from kineto_trace.analysis.overview.gpu_utilization import Course, busy_share, sm_efficiency, weighted_mean
+from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.compat.tensorboard.plugin_steps import UNIX_NS, TickClock
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.event_arguments import has_column
+from kineto_trace.model.trace import GPU_TABLES, Table
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 NAN = float("nan")
 MEMORY = "[memory]"  # name of the allocator's records
@@ -55,13 +49,6 @@ def kernel_rows(context: Context) -> dict[int, Ints]:
     order = np.argsort(table["start"], kind="stable")
     numbers = np.unique(device).tolist()
     return {number: order if len(numbers) == 1 else order[device[order] == number] for number in numbers}
-
-
-def plugin_kernel_rows(context: Context) -> dict[int, Ints]:
-    """The same without kernels that do not say their GPU themselves."""
-    told = has_column(context.trace.table("kernel"), "device")
-    found = {device: rows[told[rows]] for device, rows in context.get(kernel_rows).items()}
-    return {device: rows for device, rows in found.items() if len(rows)}
 
 
 def peak_memory(context: Context) -> dict[int, int]:
@@ -102,46 +89,51 @@ def global_memory(properties: Mapping[str, Any]) -> int | None:
     return found if is_count(found) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What the figures of GPUs are computed from.
+
+    span: start and end of all steps; None: there are no steps. times: returns start and end of the rows of a table, in
+    the unit of `span`. kernel_rows, tensor_cores, properties: by GPU. efficiency: returns the SM efficiency over time
+    for blocks per multiprocessor, starts and ends of kernels.
+    """
+
+    span: tuple[int, int] | None
+    times: Callable[[Table], tuple[Ints, Ints]]
+    kernel_rows: Mapping[int, Ints]
+    launches: LaunchFigures
+    efficiency: Callable[[Floats, Ints, Ints], Course]
+    tensor_cores: Mapping[int, float]
+    properties: Mapping[int, Mapping[str, Any]]
+
+
 def gpu_figures(context: Context) -> list[GpuFigures]:
     """Returns the figures of every GPU with any activity."""
     devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
-    properties = context.get(device_properties)
-    return _figures(context, context.get(breakdown), context.get(tensor_use), devices, properties)
+    basis = Basis(
+        span=context.get(host_ranges).span(),
+        times=unix_times,
+        kernel_rows=context.get(kernel_rows),
+        launches=context.get(launch_figures),
+        efficiency=sm_efficiency,
+        tensor_cores=context.get(tensor_use).by_device,
+        properties=context.get(device_properties),
+    )
+    return [figures_of(context, device, basis) for device in sorted(devices)]
 
 
-def plugin_gpu_figures(context: Context) -> list[GpuFigures]:
-    """Every GPU with a kernel, as the plug-in sees them: over its steps, and with properties by place in the list.
-
-    In a trace without operators, thus without steps, the plug-in takes all GPUs for idle.
-    """
-    listed = dict(enumerate(context.trace.devices))
-    devices = set(context.get(plugin_kernel_rows))
-    return _figures(context, context.get(plugin_breakdown), context.get(plugin_tensor_use), devices, listed)
+def unix_times(table: Table) -> tuple[Ints, Ints]:
+    """Returns start and end of each row of a table, Unix ns."""
+    return table["start"], table.end()
 
 
-def _figures(
-    context: Context, steps: Breakdown, use: TensorUse, devices: set[int], properties: Mapping[int, Mapping[str, Any]]
-) -> list[GpuFigures]:
-    peaks = context.get(peak_memory)
-    return [
-        _one(context, device, steps, use, properties.get(device, {}), peaks.get(device)) for device in sorted(devices)
-    ]
-
-
-def _one(
-    context: Context,
-    device: int,
-    steps: Breakdown,
-    use: TensorUse,
-    properties: Mapping[str, Any],
-    peak: int | None,
-) -> GpuFigures:
-    table, plugin = context.trace.table("kernel"), steps.steps.clock is not UNIX_NS
-    figures = context.get(plugin_launch_figures if plugin else launch_figures)
-    rows = context.get(plugin_kernel_rows if plugin else kernel_rows).get(device, np.zeros(0, np.int64))
-    start, end = (side[rows] for side in steps.steps.clock.times(table))
-    span = steps.span() if len(steps.steps) else (0, 0)
-    running = union(start, end)
+def figures_of(context: Context, device: int, basis: Basis) -> GpuFigures:
+    """Returns the figures of one GPU."""
+    table, figures = context.trace.table("kernel"), basis.launches
+    rows = basis.kernel_rows.get(device, np.zeros(0, np.int64))
+    start, end = (side[rows] for side in basis.times(table))
+    span = basis.span or (0, 0)
+    properties = basis.properties.get(device, {})
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
     return GpuFigures(
         device=device,
@@ -150,18 +142,16 @@ def _one(
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
         kernels=len(rows),
         kernel_ns=int(table["duration"][rows].sum()),
-        utilization=busy_share(running, *span) if len(steps.steps) else 0.0,
-        busy=busy_share(_any_activity(context, device, steps.steps.clock), *span),
-        sm_efficiency=(plugin_sm_efficiency if plugin else sm_efficiency)(figures.blocks_per_sm[rows], start, end).mean(
-            *span
-        ),
+        utilization=busy_share(union(start, end), *span) if basis.span else 0.0,
+        busy=busy_share(_any_activity(context, device, basis), *span),
+        sm_efficiency=basis.efficiency(figures.blocks_per_sm[rows], start, end).mean(*span),
         occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
-        tensor_cores=use.by_device.get(device, NAN),
-        peak_memory_bytes=peak,
+        tensor_cores=basis.tensor_cores.get(device, NAN),
+        peak_memory_bytes=context.get(peak_memory).get(device),
     )
 
 
-def _any_activity(context: Context, device: int, clock: TickClock) -> Union:
+def _any_activity(context: Context, device: int, basis: Basis) -> Union:
     tables = [context.trace.table(kind) for kind in GPU_TABLES]
-    times = [clock.times(table.take(table["device"] == device)) for table in tables]
+    times = [basis.times(table.take(table["device"] == device)) for table in tables]
     return union(np.concatenate([start for start, _ in times]), np.concatenate([end for _, end in times]))

@@ -65,23 +65,6 @@ def sm_efficiency(blocks_per_sm: Floats, start: Ints, end: Ints) -> Course:
     return Course(time[lasting], time[lasting + 1], np.minimum(total[lasting], 1.0))
 
 
-def plugin_sm_efficiency(blocks_per_sm: Floats, start: Ints, end: Ints) -> Course:
-    """The same as the plug-in computes it; kernels come by their starts.
-
-    It adds and takes away doubles, so that after the last one of some kernels a hint of them may be left: then the
-    time until the next one is a stretch as well.
-    """
-    known = blocks_per_sm > 0
-    start, end, value = start[known], end[known], blocks_per_sm[known]
-    ending = np.tile([0, 1], len(start))
-    time = np.stack([start, end], axis=1).reshape(-1)
-    order = np.lexsort((ending, time))
-    time = time[order]
-    total = np.cumsum(np.stack([value, -value], axis=1).reshape(-1)[order])
-    lasting = np.flatnonzero((np.diff(time) > 0) & (total[:-1] > 0))
-    return Course(time[lasting], time[lasting + 1], np.minimum(total[lasting], 1.0))
-
-
 def utilization_course(busy: Union, low: int, high: int, us: int = US) -> Course:
     """The busy share of each bucket of [low, high). us: how many units of these make a microsecond.
 

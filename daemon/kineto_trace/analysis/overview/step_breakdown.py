@@ -19,14 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.overview.step_ranges import DeviceLaunches, StepRanges, on_device
 from kineto_trace.arrays.intervals import Union, union
-from kineto_trace.compat.tensorboard.plugin_steps import (
-    DeviceLaunches,
-    StepRanges,
-    on_device,
-    plugin_roles,
-    plugin_steps,
-)
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
@@ -35,6 +29,7 @@ from kineto_trace.structure.nesting import last_end
 
 ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
 OTHER = "other"
+NS_PER_US = 1000
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -145,7 +140,7 @@ def host_ranges(context: Context) -> StepRanges:
 
 
 def device_ranges(context: Context) -> StepRanges:
-    """The same with the ends that the device gives them: plugin_steps.on_device, for calls of the driver too."""
+    """The same with the ends that the device gives them."""
     activity, called = context.get(gpu), context.get(calls)
     launched = DeviceLaunches(called.start, called.end, activity.call, activity.start, activity.end)
     return on_device(context.get(host_ranges), launched)
@@ -153,42 +148,33 @@ def device_ranges(context: Context) -> StepRanges:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """steps, and the time (ticks of their clock) of each role of ROLES and of OTHER in each of them: [role, step]."""
+    """Steps, and the time (us) of each role of ROLES and of OTHER in each of them: shares_us[role, step].
 
-    steps: StepRanges
-    shares: Ints
+    dropped: names of the last steps that are left out.
+    """
 
-    def shares_us(self) -> Floats:
-        """Returns the shares in µs."""
-        return self.steps.clock.us(self.shares)
-
-    def lengths_us(self) -> Floats:
-        """Returns the length of each step in µs."""
-        return self.steps.clock.us(self.steps.end - self.steps.start)
+    steps: tuple[str, ...]
+    start_ns: Ints
+    lengths_us: Floats
+    shares_us: Floats
+    dropped: tuple[str, ...]
 
     def average(self, role: str) -> float:
         """Returns the share (0 to 1) of a role in the mean step; NaN without steps."""
-        total = self.lengths_us().sum() if len(self.steps) else 0
-        return float(self.shares_us()[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
-
-    def span(self) -> tuple[int, int]:
-        """From the start of the first step to the end of the last one (there must be one), in ticks."""
-        return int(self.steps.start[0]), int(self.steps.end[-1])
+        total = self.lengths_us.sum() if self.steps else 0
+        return float(self.shares_us[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
 
 
 def breakdown(context: Context) -> Breakdown:
     """Returns the steps of the host and their time."""
-    found = context.get(host_ranges)
-    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+    return _broken_down(context, context.get(host_ranges))
 
 
 def device_breakdown(context: Context) -> Breakdown:
     """Returns the steps with ends on the device, and their time."""
-    found = context.get(device_ranges)
-    return Breakdown(found, partition(context.get(roles), found.start, found.end))
+    return _broken_down(context, context.get(device_ranges))
 
 
-def plugin_breakdown(context: Context) -> Breakdown:
-    """Returns the plug-in's steps, and their time by its rules."""
-    found = context.get(plugin_steps)
-    return Breakdown(found, partition(context.get(plugin_roles), found.start, found.end, restart=True))
+def _broken_down(context: Context, found: StepRanges) -> Breakdown:
+    shares = partition(context.get(roles), found.start, found.end)
+    return Breakdown(found.name, found.start, (found.end - found.start) / NS_PER_US, shares / NS_PER_US, found.dropped)

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, STEP_PREFIX, Node, base_ns, microseconds
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
 from kineto_trace.structure.fwd_bwd import forward_backward
@@ -66,20 +67,20 @@ class Backward:
     at: Ints
 
     def gone(self) -> Flags:
-        """For each node of the tree whether it is one of the roots that were removed."""
+        """Tells for each node of the tree whether it is one of the roots that were removed."""
         found = np.zeros(len(self.visits), np.bool_)
         found[self.removed] = True
         return found
 
     def by_host(self) -> dict[int, Ints]:
-        """For each host the places of its backward nodes in `hung`, in their order."""
+        """Returns for each host the places of its backward nodes in `hung`, in their order."""
         order = np.argsort(self.host, kind="stable")
         hosts, first = np.unique(self.host[order], return_index=True)
         return dict(zip(hosts.tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
 
 
 def plugin_backward(context: Context) -> Backward:
-    """Without reason to move anything every node is visited once."""
+    """Returns how backward operators move; where nothing has to move, every node is visited once."""
     tree = context.get(plugin_tree)
     main = _main_track(context, tree)
     forward, backward = _links(context)
@@ -112,12 +113,12 @@ def plugin_backward(context: Context) -> Backward:
 
 
 def _named(context: Context, tree: Tree, wanted: Callable[[str], bool]) -> Flags:
-    """For each node: whether its name is wanted."""
+    """Tells for each node whether its name is wanted."""
     return np.array([wanted(text) for text in context.trace.strings], np.bool_)[tree.name]
 
 
 def _main_track(context: Context, tree: Tree) -> int:
-    """The last thread with a step; without steps the longest one that does not run backward operators."""
+    """Returns the last thread with a step; without steps, the longest one that does not run backward operators."""
     if not len(tree):
         return NOTHING
     steps = np.flatnonzero(_named(context, tree, lambda text: text.startswith(STEP_PREFIX)))
@@ -131,13 +132,13 @@ def _main_track(context: Context, tree: Tree) -> int:
 
 
 def thread_span(tree: Tree, track: int) -> tuple[float, float]:
-    """From the start of a thread's first outermost node to the end of the one that starts last, µs."""
+    """Returns the start of a thread's first outermost node and the end of the one that starts last, in µs."""
     outermost = np.flatnonzero((tree.track == track) & (tree.parent == NOTHING))
     return float(tree.start[outermost[0]]), float(tree.end[outermost[-1]])
 
 
 def _links(context: Context) -> tuple[Floats, Floats]:
-    """The starts (µs) of linked forward and backward operators, one per forward start, in the order of the links."""
+    """Returns the starts (µs) of linked forward and backward operators: one pair per forward start, in links' order."""
     trace = context.trace
     base = base_ns(trace)
     if trace.head is None:
@@ -160,7 +161,7 @@ def _links(context: Context) -> tuple[Floats, Floats]:
 
 
 def _inside_steps_only(tree: Tree) -> Flags:
-    """For each node: whether there is nothing around it but steps."""
+    """Tells for each node whether nothing but steps is around it."""
     others = np.flatnonzero(tree.kind != Node.STEP)
     around = np.zeros(len(tree) + 1, np.int64)
     np.add.at(around, others + 1, 1)
@@ -170,7 +171,7 @@ def _inside_steps_only(tree: Tree) -> Flags:
 
 
 def _in_visiting_order(tree: Tree, roots: Ints) -> Ints:
-    """The plug-in collects them parent by parent, in the order in which each parent's first one comes."""
+    """Sorts the roots as the plug-in collects them: parent by parent, in the order of each parent's first root."""
     parent = np.where(tree.parent[roots] >= 0, tree.parent[roots], -1 - tree.track[roots])
     _, first, of_root = np.unique(parent, return_index=True, return_inverse=True)
     return roots[np.lexsort((roots, first[of_root]))]
@@ -179,7 +180,7 @@ def _in_visiting_order(tree: Tree, roots: Ints) -> Ints:
 def _groups_of_starts(
     tree: Tree, roots: Ints, group: Ints, evaluates: Flags, forward: Floats, backward: Floats
 ) -> tuple[Floats, Ints]:
-    """Starts of forward operators, and the group of backward operators of each (every group once)."""
+    """Returns starts of forward operators and the group of backward operators of each; every group appears once."""
     sizes = tree.stop[roots] - roots - 1
     offset = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     inner = np.repeat(roots, sizes) + 1 + offset
@@ -203,7 +204,7 @@ def _bits(times: Floats) -> npt.NDArray[np.uint64]:
 
 
 def _modules_below(tree: Tree, outer: Ints) -> tuple[Ints, Ints]:
-    """All modules of these outermost ones and inside them, and for each the place of the one around it."""
+    """Returns these outermost modules and all inside them, and for each the place of the module around it."""
     inside = np.zeros(len(tree) + 1, np.int64)
     np.add.at(inside, outer, 1)
     np.add.at(inside, tree.stop[outer], -1)
@@ -212,7 +213,7 @@ def _modules_below(tree: Tree, outer: Ints) -> tuple[Ints, Ints]:
 
 
 def _module_around(tree: Tree, module: Ints, nodes: Ints) -> Ints:
-    """For each node the place (in `module`) of the innermost module around it; NOTHING: none."""
+    """Returns for each node the place (in `module`) of the innermost module around it, or NOTHING."""
     above = tree.parent[nodes]
     while True:
         further = np.flatnonzero((above >= 0) & (tree.kind[above] != Node.MODULE))
@@ -224,7 +225,7 @@ def _module_around(tree: Tree, module: Ints, nodes: Ints) -> Ints:
 
 
 def _hung(tree: Tree, module: Ints, starts: Floats, groups: Ints, roots: Ints, group: Ints) -> tuple[Ints, Ints]:
-    """Which roots of backward operators come below which backward node, as two arrays."""
+    """Returns pairs of a backward node and a root of backward operators that comes below it, as two arrays."""
     number = lookup(_bits(tree.start), _bits(starts), groups, NOTHING)
     hits = np.flatnonzero((number >= 0) & tree.operator)
     around = _module_around(tree, module, hits)
@@ -236,7 +237,7 @@ def _hung(tree: Tree, module: Ints, starts: Floats, groups: Ints, roots: Ints, g
 
 
 def _times(tree: Tree, module: Ints, parent: Ints, below: Ints, root: Ints) -> tuple[Floats, Floats]:
-    """Starts and ends (µs) of the backward nodes, from the innermost to the outermost."""
+    """Returns starts and ends (µs) of the backward nodes. It works from the innermost to the outermost ones."""
     start, end = tree.start[module], tree.end[module]
     depth = depths(parent)
     for level in range(int(depth.max(initial=-1)), -1, -1):
@@ -254,7 +255,7 @@ def _times(tree: Tree, module: Ints, parent: Ints, below: Ints, root: Ints) -> t
 
 
 def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, end: Floats) -> tuple[Ints, Ints, Ints]:
-    """Backward.hung, host and at. One loop per outermost backward node."""
+    """Returns `hung`, `host` and `at` of Backward. There is one loop per outermost backward node."""
     tops = np.flatnonzero(parent == NOTHING)
     tops = tops[np.lexsort((-end[tops], start[tops]))]
     found: list[tuple[int, int, int]] = []
@@ -283,7 +284,7 @@ def _hosts(tree: Tree, removed: Ints, main: int, parent: Ints, start: Floats, en
 
 
 def children_left(tree: Tree, gone: Flags, node: int, track: int) -> Ints:
-    """The children of a node (NOTHING: of the root of a thread) that are not gone, by start."""
+    """Returns the children of a node (NOTHING: of the root of a thread) that are not gone, by start."""
     if node == NOTHING:
         found = np.flatnonzero((tree.parent == NOTHING) & (tree.track == track))
     else:
@@ -292,7 +293,7 @@ def children_left(tree: Tree, gone: Flags, node: int, track: int) -> Ints:
 
 
 def depths(parent: Ints) -> Ints:
-    """For each backward node how many there are around it."""
+    """Returns for each node of a forest, given by its parent or NOTHING, how many others are around it."""
     depth = np.zeros(len(parent), np.int64)
     while True:
         deeper = np.where(parent >= 0, depth[parent] + 1, 0)
@@ -302,7 +303,7 @@ def depths(parent: Ints) -> Ints:
 
 
 def outermost(parent: Ints) -> Ints:
-    """For each backward node the place of the outermost one around it."""
+    """Returns for each backward node the place of the outermost one around it."""
     top = np.arange(len(parent))
     while True:
         above = np.where(parent[top] >= 0, parent[top], top)

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.intervals import Union, intersection
+from kineto_trace.analysis.distributed.distributed_views import overlap
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES, base_ns, external_ids, file_times
-from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_roles, plugin_steps, rows_of
+from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_clock, plugin_roles, plugin_steps, rows_of
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Trace
 from kineto_trace.structure.event_arguments import parse
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-_KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into breakdown.ROLES
+_KERNEL, _COMMUNICATION, _CPU = 0, 3, 6  # numbers into step_breakdown.ROLES
 _BYTES = {"long int": 8, "float": 4, "int": 4, "c10::Half": 2, "c10::BFloat16": 2, "unsigned char": 1}
 NO_STEP = -1
 
@@ -55,7 +55,7 @@ class PluginRank:
 
 
 def plugin_rank(context: Context) -> PluginRank:
-    """The nodes of one worker."""
+    """Returns the contribution of one worker."""
     trace, texts = context.trace, context.trace.strings
     base = base_ns(trace)
     wanted = np.fromiter((text in COLLECTIVES for text in texts), np.bool_, len(texts))
@@ -78,7 +78,7 @@ def plugin_rank(context: Context) -> PluginRank:
     if libraries > 1:
         kept = kept[:0]
     steps = context.get(plugin_steps)
-    clock = steps.clock
+    clock = context.get(plugin_clock)
     node, range_start, range_end = _ranges(context, base, start[kept], end[kept], ids[kept], nccl)
     return PluginRank(
         steps=steps.name,
@@ -112,7 +112,7 @@ def _ranges(
 
 
 def _steps(start: Floats, end: Floats, step_start: Floats, step_end: Floats) -> Ints:
-    """The step in which each node lies as a whole. The steps are left behind one after the other."""
+    """Returns for each node the step in which it lies as a whole, or NO_STEP. Steps are left behind one by one."""
     if not len(step_start):
         return np.full(len(start), NO_STEP)
     at = np.searchsorted(np.maximum.accumulate(step_end), start, side="right")
@@ -127,7 +127,7 @@ def _sizes(trace: Trace, inputs: npt.NDArray[Any]) -> Ints:
 
 
 def _size(text: str) -> int:
-    """Of all inputs the product of the dimensions times the width of the type, 0 for types that are not known."""
+    """Sums over all inputs the product of the dimensions times the width of the type; unknown types have width 0."""
     arguments = parse(text)
     shapes = arguments.get("Input Dims", arguments.get("Input dims")) or []
     types = arguments.get("Input type") or []
@@ -138,23 +138,15 @@ def _size(text: str) -> int:
     return total
 
 
-def overlap_us(kernels: Union, communication: Union, start: Ints, end: Ints) -> Floats:
-    """For each [start, end): computation without communication, both, communication alone, and the rest."""
-    both = intersection(kernels, communication).within(start, end)
-    computing, communicating = kernels.within(start, end), communication.within(start, end)
-    rest = end - start + both - computing - communicating
-    return np.stack([computing - both, both, communicating - both, rest], axis=1).astype(np.float64)
-
-
 def _overlap(context: Context) -> Floats:
-    """Without kernels the operators of the host count as computation."""
+    """Returns PluginRank.overlap. Without kernels, the operators of the host count as computation."""
     roles, steps = context.get(plugin_roles), context.get(plugin_steps)
     computing = roles[_KERNEL] if len(roles[_KERNEL].start) else roles[_CPU]
-    return overlap_us(computing, roles[_COMMUNICATION], steps.start, steps.end) / steps.clock.per_us
+    return overlap(computing, roles[_COMMUNICATION], steps.start, steps.end) / context.get(plugin_clock).per_us
 
 
 def missing(ranks: Sequence[PluginRank]) -> str | None:
-    """Why the plug-in shows no distributed view for these workers; None: it does."""
+    """Returns why the plug-in shows no distributed view for these workers, or None if it shows one."""
     if any(rank.libraries > 1 for rank in ranks):
         return "a rank uses more than one communication library"
     if not ranks or any(not rank.communicates or not rank.name for rank in ranks):
@@ -167,13 +159,13 @@ def missing(ranks: Sequence[PluginRank]) -> str | None:
 
 
 def transfers(ranks: Sequence[PluginRank]) -> Floats:
-    """For each range the shortest of all workers (µs), by order."""
+    """Returns for each range, by order, the shortest duration on any worker, in µs."""
     found: Floats = np.min([rank.end - rank.start for rank in ranks], axis=0)
     return found
 
 
 def merged_length(start: Floats, end: Floats) -> float:
-    """The length of the union of the ranges."""
+    """Returns the length of the union of the ranges."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

@@ -23,11 +23,12 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.compat.tensorboard.plugin_backward import Backward, children_left, plugin_backward, thread_span
-from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds, node_names, orderable
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds, orderable
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.structure.module_calls import shown_names
 
 MATCHED = frozenset({Node.DATA_LOADER, Node.MODULE, Node.OPTIMIZER, Node.STEP})
 BACKWARD = -1  # kind of a backward node
@@ -47,7 +48,7 @@ class TreeSide:
     def __init__(self, context: Context, device: Floats) -> None:
         self.tree: Tree = context.get(plugin_tree)
         self.moved: Backward = context.get(plugin_backward)
-        self.strings = context.get(node_names)
+        self.strings = context.get(shown_names)
         self.device_self = device
         self.device_total = self.tree.below(device)
         self.hosted: dict[int, list[int]] = {}
@@ -61,7 +62,7 @@ class TreeSide:
 
     @cached_property
     def _below(self) -> tuple[Ints, Ints]:
-        """The backward node around each item that has one, and these items, by that node."""
+        """The backward node around each item that has one, and these items, sorted by that node."""
         nested = np.flatnonzero(self.moved.parent != NOTHING)
         around = np.concatenate([self.moved.below, self.moved.parent[nested]])
         order = np.argsort(around, kind="stable")
@@ -96,7 +97,7 @@ class TreeSide:
         return starts, ends
 
     def matched(self, items: Ints) -> Ints:
-        """Places of the items that may match."""
+        """Returns the places of the items that may match."""
         kinds = np.append(self.tree.kind, 0)[np.maximum(items, -1)]
         return np.flatnonzero((items < 0) | np.isin(kinds, list(MATCHED)))
 
@@ -111,7 +112,7 @@ class TreeSide:
         return self.strings[int(self.tree.name[item])]
 
     def children_of_host(self, host: int) -> Ints:
-        """What is inside a node of the main thread (NOTHING: its root), with backward nodes at their places."""
+        """Returns the items inside a node of the main thread (NOTHING: its root), backward nodes included."""
         return self._list(host, self.moved.main)
 
     def children(self, item: int) -> Ints:
@@ -127,7 +128,7 @@ class TreeSide:
         return ordered
 
     def outermost(self) -> Ints:
-        """What all steps of the first thread have inside; without steps, what that thread has."""
+        """Returns the items inside all steps of the first thread; without steps, the outermost items of that thread."""
         for track in range(int(self.tree.track.max(initial=-1)) + 1):
             items = self._list(NOTHING, track)
             if len(items):
@@ -147,7 +148,7 @@ class TreeSide:
         return ends - starts, device
 
     def operators(self, items: Ints) -> Ints:
-        """How often the operators at each node of the tree are inside these items."""
+        """Returns for each node of the tree how often its operator is inside these items."""
         weight = np.zeros(len(self.tree) + 1, np.int64)
         waiting = items
         while len(waiting):
@@ -163,7 +164,7 @@ class TreeSide:
         return found
 
     def _spread(self, nodes: Ints) -> Ints:
-        """For each node of the tree how many of these nodes it is, or is inside of."""
+        """Returns for each node of the tree how many of these nodes it is or is inside of."""
         count = len(self.tree) + 1
         opened = np.bincount(nodes, minlength=count) - np.bincount(self.tree.stop[nodes], minlength=count)
         return np.cumsum(opened)[:-1]
@@ -171,7 +172,7 @@ class TreeSide:
 
 @dataclass(frozen=True)
 class DiffNode:
-    """Items of both sides beside each other; none: blank. single: it is a node, not a composite of one."""
+    """Items of both sides beside each other. A side without items is blank, one with several is a composite."""
 
     left_side: TreeSide
     right_side: TreeSide
@@ -186,7 +187,7 @@ class DiffNode:
 
     @cached_property
     def children(self) -> list["DiffNode"]:
-        """What is inside, matched; nothing where one side is blank or a single node is beside a composite."""
+        """The matched children; none if one side is blank or if a single node is beside a composite."""
         left, right = self.left, self.right
         if not len(left) or not len(right) or (len(left) == 1) != (len(right) == 1):
             return []
@@ -237,7 +238,7 @@ def diff_node(left: TreeSide, right: TreeSide, path: str) -> DiffNode:
 
 
 def launched_device_times(context: Context) -> Floats:
-    """Per node of the plug-in's tree the GPU time (µs) of the calls that were made while it was the innermost one."""
+    """Returns for each node of the plug-in's tree the GPU time (µs) of calls made while it was the innermost one."""
     tree, activity, launched = context.get(plugin_tree), context.get(gpu), context.get(calls)
     if not len(tree) or not len(activity):
         return np.zeros(len(tree))

@@ -23,8 +23,6 @@ from kineto_trace.compat.tensorboard.plugin_nodes import (
     NOTHING,
     base_ns,
     file_threads,
-    in_categories,
-    is_lightning,
     microseconds,
     orderable,
 )
@@ -34,6 +32,8 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.allocations import CPU, CUDA, Records, memory_records
 from kineto_trace.structure.event_arguments import has_column
+from kineto_trace.structure.module_calls import is_lightning
+from kineto_trace.structure.recording_span import in_categories
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -44,7 +44,9 @@ _STARTING = ("cpu_op", "user_annotation", "gpu_user_annotation", "python_functio
 
 @dataclass(frozen=True, slots=True)
 class PluginMemory:
-    """node: of each record (by time) the deepest node; NOTHING. operator: that node where it is an operator.
+    """The nodes of all memory records. node: of each record (by time) the deepest node, or NOTHING.
+
+    operator: that node where it is an operator, else NOTHING.
 
     held: nodes that the plug-in looks into, since it found records inside; entered: likewise of backward nodes. known:
     the records of CPU and GPUs.
@@ -58,7 +60,7 @@ class PluginMemory:
 
 
 def plugin_memory(context: Context) -> PluginMemory:
-    """The nodes of all memory records."""
+    """Returns the nodes of all memory records."""
     tree, moved, records = context.get(plugin_tree), context.get(plugin_backward), context.get(memory_records)
     time = microseconds(records.time, base_ns(context.trace))
     track = _tracks(context, tree, records)
@@ -86,7 +88,7 @@ def plugin_memory(context: Context) -> PluginMemory:
 
 
 def calls_counted(context: Context, turn: Ints) -> Ints:
-    """For each node how often the plug-in counts a call of it: where it looks into the node around it.
+    """Returns how often the plug-in counts a call of each node: only where it looks into the node around it.
 
     turn: of each entry of Backward.roots, as plugin_sweep.traversals() gives it.
     """
@@ -100,7 +102,7 @@ def calls_counted(context: Context, turn: Ints) -> Ints:
 
 
 def _tracks(context: Context, tree: Tree, records: Records) -> npt.NDArray[np.uint32]:
-    """The track of each record's thread; NO_TRACK: it has no nodes."""
+    """Returns the track of each record's thread, or NO_TRACK if the thread has no nodes."""
     if not len(tree) or not len(records):
         return np.full(len(records), NO_TRACK)
     thread = file_threads(context.trace.table("cpu_instant_event"))[records.row]
@@ -110,7 +112,7 @@ def _tracks(context: Context, tree: Tree, records: Records) -> npt.NDArray[np.ui
 
 
 def _deepest(tree: Tree, track: npt.NDArray[np.uint32], time: Floats) -> Ints:
-    """For each moment (µs) of a track the deepest node around it; NOTHING: none."""
+    """Returns for each moment (µs) of a track the deepest node around it, or NOTHING."""
     if not len(tree) or not len(time):
         return np.full(len(time), NOTHING, np.int64)
     events = Events(tree.track, orderable(tree.start), orderable(tree.end))
@@ -122,7 +124,7 @@ def _deepest(tree: Tree, track: npt.NDArray[np.uint32], time: Floats) -> Ints:
 
 
 def _up_to(tree: Tree, node: Ints, wanted: npt.NDArray[np.bool_]) -> Ints:
-    """For each node itself or the innermost one around it that is wanted; NOTHING: none."""
+    """Returns each node if it is wanted, else the innermost wanted one around it, or NOTHING."""
     node = node.copy()
     while True:
         further = np.flatnonzero((node >= 0) & ~np.append(wanted, True)[node])
@@ -132,7 +134,7 @@ def _up_to(tree: Tree, node: Ints, wanted: npt.NDArray[np.bool_]) -> Ints:
 
 
 def plugin_levels(context: Context, device: int) -> tuple[Ints, Ints, Ints]:
-    """Times (Unix ns), allocated and reserved bytes of the records of a device that have an address and both totals."""
+    """Returns times (Unix ns), allocated and reserved bytes of a device's records with an address and both totals."""
     records, table = context.get(memory_records), context.trace.table("cpu_instant_event")
     told = records.addressed & context.get(plugin_memory).known
     for key, level in (("Total Allocated", records.allocated), ("Total Reserved", records.reserved)):
@@ -142,7 +144,7 @@ def plugin_levels(context: Context, device: int) -> tuple[Ints, Ints, Ints]:
 
 
 def plugin_events(records: Records) -> tuple[Ints, Ints]:
-    """Places of allocations and of their releases, in the plug-in's order; NOTHING: none.
+    """Returns the places of allocations and of their releases (or NOTHING), in the plug-in's order.
 
     It goes by addresses alone, whatever the device. First come pairs, by their releases. Then come allocations that
     were not released: of each address the last one, in the order of the first ones since a release. Then releases
@@ -172,7 +174,7 @@ def plugin_events(records: Records) -> tuple[Ints, Ints]:
 
 
 def _by_first(rows: Ints, wanted: Ints, keys: list[npt.NDArray[Any]]) -> Ints:
-    """Those wanted of the rows in the order in which the first row with the same keys comes."""
+    """Returns the wanted rows in the order in which the first row with the same keys comes."""
     groups = group([key[rows] for key in keys])
     last = np.empty(len(groups), np.int64)
     last[groups.number] = rows
@@ -180,12 +182,12 @@ def _by_first(rows: Ints, wanted: Ints, keys: list[npt.NDArray[Any]]) -> Ints:
 
 
 def _last_of_each(rows: Ints, key: npt.NDArray[Any]) -> Ints:
-    """Of rows with equal keys the last one, in the order of their first ones."""
+    """Returns of rows with equal keys the last one, in the order of their first ones."""
     return _by_first(rows, rows, [key])
 
 
 def profiler_start(context: Context) -> float:
-    """The start (µs in the file) of the first event that the plug-in knows."""
+    """Returns the start (µs in the file) of the first event that the plug-in knows."""
     trace = context.trace
     kinds = [kind for kind in _STARTING if not (kind == "python_function" and is_lightning(trace))]
     starts = [int(trace.table(kind)["start"].min()) for kind in kinds if len(trace.table(kind))]

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
-from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, is_lightning
+from kineto_trace.compat.tensorboard.plugin_backward import depths, plugin_backward
+from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_MODULE
-from kineto_trace.structure.module_calls import LIGHTNING_MODULE, TORCH_PREFIX
+from kineto_trace.structure.module_calls import TORCH_PREFIX, is_lightning, shown_names
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -28,7 +28,7 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one module, times in µs."""
+    """The figures of one module. Times are in µs."""
 
     occurrences: int
     operators: int
@@ -51,7 +51,7 @@ NO_FIGURES = Figures(0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def plugin_modules(context: Context) -> list[ModuleRow]:
-    """All lines, outer modules before inner ones, hierarchies by name."""
+    """Returns all lines: outer modules before inner ones, and hierarchies sorted by name."""
     kind = Node.LIGHTNING_MODULE if is_lightning(context.trace) else Node.MODULE
     figures = _figures(context, kind)
     if not figures:
@@ -62,7 +62,7 @@ def plugin_modules(context: Context) -> list[ModuleRow]:
 
 
 def _figures(context: Context, kind: Node) -> dict[tuple[int, int], Figures]:
-    """By name (number into Trace.strings) and module number."""
+    """Returns the figures by name (number into Trace.strings) and module number."""
     tree, moved = context.get(plugin_tree), context.get(plugin_backward)
     wanted = tree.kind == kind
     if len(moved.removed):
@@ -139,13 +139,8 @@ def _torch_rows(context: Context, figures: dict[tuple[int, int], Figures]) -> li
 
 
 def _shapes(parent: Ints, own: Hashes) -> Hashes:
-    """For each module call a number that equal trees below it share: its own and those of its children in order."""
-    depth = np.zeros(len(parent), np.int64)
-    while True:
-        deeper = np.where(parent >= 0, depth[parent] + 1, 0)
-        if np.array_equal(deeper, depth):
-            break
-        depth = deeper
+    """Returns for each module call a hash of its tree: of itself and of its children in their order."""
+    depth = depths(parent)
     order = np.lexsort((np.arange(len(parent)), parent))
     begins = np.concatenate([[True], parent[order][1:] != parent[order][:-1]]) if len(order) else np.empty(0, np.bool_)
     first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0)) if len(order) else order
@@ -160,7 +155,7 @@ def _shapes(parent: Ints, own: Hashes) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of splitmix64."""
+    """Applies the finalizer of splitmix64."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     found: Hashes = values ^ values >> np.uint64(31)
@@ -168,11 +163,10 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 def _lightning_rows(context: Context, figures: dict[tuple[int, int], Figures]) -> list[ModuleRow]:
-    strings = context.trace.strings
+    names = context.get(shown_names)
     merged: dict[str, Figures] = {}
     for (number, _), each in figures.items():
-        text = strings[number].replace(LIGHTNING_MODULE, "")
-        name = text[text.find(": ") + 2 :]
+        name = names[number]
         old = merged.get(name, NO_FIGURES)
         merged[name] = Figures(
             old.occurrences + each.occurrences,

@@ -24,12 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace
-from kineto_trace.structure.module_calls import LIGHTNING_MODULE
+from kineto_trace.structure.module_calls import LIGHTNING_MODULE, is_lightning
+from kineto_trace.structure.recording_span import in_categories, runtime_calls
 
 NOTHING = -1
 EXACT_IN_DOUBLE = 1 << 53
@@ -39,11 +41,9 @@ COLLECTIVES = frozenset(
     for name in ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 )
 NO_OPERATORS = frozenset({"DataParallel.forward", "DistributedDataParallel.forward"})
-STEP_PREFIX = "ProfilerStep#"
 LIGHTNING_PROFILE = "[pl][profile]"
 TABLES = ("python_function", "user_annotation", "cpu_op", "gpu_user_annotation", "other")  # by number
 PYTHON_FUNCTION, CPU_OP, OTHER = 0, 2, 4
-RUNTIMES = ("runtime", *(f"{vendor}_runtime" for vendor in ("cuda", "mtia", "glow", "xpu", "privateuse1")))
 _DATA_LOADER = re.compile(r"enumerate\(DataLoader\)#.*\.__next__$|enumerate\(DataPipe\)#", re.DOTALL)
 
 Ints = npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class PluginLaunches:
 
 
 def base_ns(trace: Trace) -> int:
-    """What the file's times are relative to, Unix ns: as it says; for our own captures, what their exporter says."""
+    """Returns the origin (Unix ns) of the file's times as the file or, of our own captures, the exporter states it."""
     if trace.head is None:
         return trace.window_start_ns // TRIMONTH_NS * TRIMONTH_NS
     try:
@@ -114,7 +114,7 @@ TRIMONTH_NS = 7_889_238 * 10**9  # of Kineto's baseTimeNanoseconds, as in format
 
 
 def microseconds(ns: Ints, base: int = 0) -> Floats:
-    """The doubles that reading the file gives for these times, which are the nearest ones."""
+    """Returns the doubles that reading the file gives for these times, which are the nearest ones."""
     relative = np.asarray(ns - base)
     found: Floats = relative / 1000.0
     large = np.abs(relative) >= EXACT_IN_DOUBLE
@@ -125,32 +125,13 @@ def microseconds(ns: Ints, base: int = 0) -> Floats:
 
 
 def orderable(times: Floats) -> Ints:
-    """Integers in the same order as these doubles (of equal sign)."""
+    """Returns integers in the same order as these doubles (of equal sign)."""
     bits = (times + 0.0).view(np.int64)
     return np.where(bits >= 0, bits, np.int64(-(2**63)) - bits)
 
 
-def is_lightning(trace: Trace) -> bool:
-    """Whether the file says that PyTorch Lightning wrote it."""
-    return trace.head is not None and trace.head.get("Framework") == '"pytorch-lightning"'
-
-
-def node_names(context: Context) -> tuple[str, ...]:
-    """What nodes with the name of each string are called: Lightning's modules by their names alone."""
-    texts = context.trace.strings
-    if not is_lightning(context.trace):
-        return tuple(texts)
-    return tuple(lightning_name(text) if text.startswith(LIGHTNING_MODULE) else text for text in texts)
-
-
-def lightning_name(text: str) -> str:
-    """The name of the module in "[pl][module]<type>: <name>", as the plug-in finds it."""
-    name = text.replace(LIGHTNING_MODULE, "")
-    return name[name.find(": ") + 2 :]
-
-
 def nodes(context: Context) -> Nodes:
-    """All nodes of all threads."""
+    """Returns all nodes of all threads."""
     trace = context.trace
     base, kinds = base_ns(trace), _kinds_of_names(trace)
     parts = [_nodes_of(trace, number, base, kinds) for number in range(len(TABLES))]
@@ -164,7 +145,7 @@ def nodes(context: Context) -> Nodes:
 
 
 def _kinds_of_names(trace: Trace) -> npt.NDArray[np.uint8]:
-    """For each string: the kind of an operator of that name, and the kind of an annotation of that name."""
+    """Returns for each string the kinds that an operator and an annotation of that name have."""
     lightning = is_lightning(trace)
     found = np.empty((2, len(trace.strings)), np.uint8)
     for number, text in enumerate(trace.strings):
@@ -212,15 +193,8 @@ def _nodes_of(trace: Trace, number: int, base: int, kinds: npt.NDArray[np.uint8]
     )
 
 
-def in_categories(trace: Trace, table: Table, categories: tuple[str, ...]) -> Flags:
-    """Which complete events of `other` have one of these categories (in lower case)."""
-    known = np.array([text.lower() in categories for text in trace.strings] + [False])
-    found: Flags = known[table["category"]] & (table["phase"] == ord("X"))
-    return found
-
-
 def file_times(table: Table, base: int) -> tuple[Floats, Floats]:
-    """Starts and durations in microseconds, as the file has them."""
+    """Returns starts and durations in microseconds, as the file has them."""
     times = []
     for column, real, bit in (("start", "ts_real", TS_REAL), ("duration", "dur_real", DUR_REAL)):
         time = microseconds(table[column], base if column == "start" else 0)
@@ -231,7 +205,7 @@ def file_times(table: Table, base: int) -> tuple[Floats, Floats]:
 
 
 def external_ids(table: Table) -> Ints:
-    """The external id of each row as the file has it; NOTHING: none."""
+    """Returns the external id of each row as the file has it, or NOTHING."""
     column = table.columns.get("id" if table.kind in OP_TABLES else "external_id")
     column = table.origin.get("external_id", column)
     if column is None:
@@ -244,7 +218,7 @@ def external_ids(table: Table) -> Ints:
 
 
 def file_threads(table: Table) -> Ints:
-    """The thread of each row as the file numbers it; the stream of a gpu_user_annotation."""
+    """Returns the thread of each row as the file numbers it; for a gpu_user_annotation, this is the stream."""
     if "tid" in table.origin:
         found: Ints = table.origin["tid"]
         return found
@@ -252,7 +226,7 @@ def file_threads(table: Table) -> Ints:
 
 
 def _as_numbers(trace: Trace, threads: Ints) -> Ints:
-    """The same with texts that are numbers as these, which the plug-in does for nodes, but for nothing else."""
+    """Replaces texts that are numbers by these numbers, as the plug-in does for nodes, but for nothing else."""
     texts = np.unique(threads[threads <= TEXT_ID])
     if not len(texts):
         return threads
@@ -267,12 +241,9 @@ def _as_numbers(trace: Trace, threads: Ints) -> Ints:
 
 
 def launches(context: Context) -> PluginLaunches:
-    """The calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
+    """Returns the calls that the plug-in takes for runtime calls (not those to the driver), and the GPU activities."""
     trace = context.trace
-    base, calls = base_ns(trace), trace.table("cuda_runtime")
-    if "category" in calls.origin:
-        known = np.array([text.lower() in RUNTIMES for text in trace.strings] + [False])
-        calls = calls.take(known[calls.origin["category"]])
+    base, calls = base_ns(trace), runtime_calls(trace)
     tables = [trace.table(kind) for kind in GPU_TABLES]
     times = [file_times(table, base) for table in tables]
     start, duration = (np.concatenate([each[n] for each in times]) for n in range(2))
@@ -293,7 +264,7 @@ def launches(context: Context) -> PluginLaunches:
 def _calls_of(
     correlation: npt.NDArray[np.uint32], start: Floats, called: npt.NDArray[np.uint32], call_start: Floats
 ) -> Ints:
-    """For each activity the call with its correlation id: of several the last one before it, else the first one."""
+    """Returns each activity's call by correlation id: of several the last one before it, else the first one."""
     places = np.arange(len(called))
     if len(distinct(called)) == len(called):
         found: Ints = lookup(correlation, called, places, NOTHING)

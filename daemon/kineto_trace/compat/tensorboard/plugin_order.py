@@ -1,4 +1,4 @@
-"""The order in which the TensorBoard plug-in comes by the nodes of its tree, with backward operators at their places.
+"""The order in which the TensorBoard plug-in visits the nodes of its tree, with backward operators at their places.
 
 Theory of operation
     The plug-in collects operators thread by thread, those inside a node before the node. The first call of an
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def visiting_order(context: Context) -> Ints:
-    """For each node of plugin_tree() the place of its first visit. What is never visited has any place."""
+    """Returns for each node of plugin_tree() the place of its first visit; a node never visited has any place."""
     tree, moved = context.get(plugin_tree), context.get(plugin_backward)
     number = _numbers(tree)
     entries = entries_in_order(tree, moved)
@@ -42,7 +42,7 @@ def visiting_order(context: Context) -> Ints:
 
 
 def entries_in_order(tree: Tree, moved: Backward) -> Ints:
-    """The places in moved.roots of those that hang in the tree, as the plug-in comes by them."""
+    """Returns the places in moved.roots of those that hang in the tree, in the order of the plug-in's visits."""
     entries = np.flatnonzero(moved.placed[moved.below])
     if not len(entries):
         return entries
@@ -54,7 +54,7 @@ def entries_in_order(tree: Tree, moved: Backward) -> Ints:
 
 
 def _depth(tree: Tree) -> Ints:
-    """For each node how many are around it: those that began before it, less those that ended."""
+    """Returns for each node how many are around it: those that began before it minus those that ended."""
     found: Ints = np.arange(len(tree)) - np.cumsum(np.bincount(tree.stop, minlength=len(tree) + 1))[:-1]
     return found
 
@@ -65,7 +65,7 @@ def _numbers(tree: Tree) -> Ints:
 
 
 def _places(tree: Tree, moved: Backward) -> tuple[Ints, Ints]:
-    """For each backward node that was hung: between twice the numbers of which nodes, and how far inside."""
+    """Returns for each hung backward node its place between the doubled numbers of nodes, and its depth."""
     depth, number = _depth(tree), _numbers(tree)
     place, level = np.zeros(len(moved.module), np.int64), np.zeros(len(moved.module), np.int64)
     gone = moved.gone()
@@ -82,7 +82,7 @@ def _places(tree: Tree, moved: Backward) -> tuple[Ints, Ints]:
 
 
 def _turns(tree: Tree, moved: Backward) -> Ints:
-    """For each of moved.roots how many others below the same outermost backward node come before it."""
+    """Returns for each of moved.roots how many others below its outermost backward node come before it."""
     count, nested = len(moved.module), np.flatnonzero(moved.parent >= 0)
     depth = depths(moved.parent)
     held = np.bincount(moved.below, minlength=count)

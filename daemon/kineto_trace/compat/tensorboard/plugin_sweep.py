@@ -61,7 +61,7 @@ class MemorySweep:
         self._give_to_roots()
 
     def _around_hosts(self) -> Flags:
-        """Nodes with a backward node somewhere inside."""
+        """Tells which nodes have a backward node somewhere inside."""
         tree, found = self._side.tree, np.zeros(len(self._side.tree), np.bool_)
         node = np.unique(self._side.moved.host[self._side.moved.host >= 0])
         while len(node):
@@ -130,7 +130,7 @@ class MemorySweep:
 
 
 def traversals(tree: Tree, moved: Backward, entered: Flags, low: float | None, high: float | None) -> Ints:
-    """For each entry of moved.roots the how-manieth visit of its root it is, from 1 on; 0: the plug-in is not there.
+    """Numbers the visits of each root from 1: one number per entry of moved.roots; 0: the plug-in does not visit it.
 
     low, high: µs; it does not look into nodes outside of these.
     """
@@ -158,7 +158,7 @@ def traversals(tree: Tree, moved: Backward, entered: Flags, low: float | None, h
 
 
 def visits_of(tree: Tree, moved: Backward, turn: Ints) -> Ints:
-    """How often the plug-in comes by each node. turn: as traversals() gives it."""
+    """Returns how often the plug-in visits each node. turn: as traversals() gives it."""
     found, roots = np.ones(len(tree), np.int64), np.zeros(len(tree), np.int64)
     np.maximum.at(roots, moved.roots, turn)
     inside, of_root = subtrees(tree, moved.removed)
@@ -167,7 +167,7 @@ def visits_of(tree: Tree, moved: Backward, turn: Ints) -> Ints:
 
 
 def summed_up(tree: Tree, moved: Backward, turn: Ints, own: Ints) -> Ints:
-    """For each node what the plug-in sums up there of `own` values. turn: as traversals() gives it."""
+    """Returns the sum of `own` values that the plug-in gets at each node. turn: as traversals() gives it."""
     times = visits_of(tree, moved, turn)
     found = np.where(times > 0, tree.below(own), 0).astype(np.int64)
     host = np.full(len(moved.module), NOTHING)

@@ -16,7 +16,7 @@ Theory of operation
     activities below. A node of the type operator is eligible for tensor cores by its name, by a kernel of its own
     calls, or if a child is.
 
-    Backward operators: plugin_backward.py moves them; `visits` says how often the plug-in comes by each node when it
+    Backward operators: plugin_backward.py moves them; `visits` says how often the plug-in visits each node when it
     collects the operators.
 """
 
@@ -37,7 +37,7 @@ from kineto_trace.compat.tensorboard.plugin_nodes import (
     nodes,
     orderable,
 )
-from kineto_trace.kernel_traits.tensor_cores import plugin_eligible_names, plugin_tensor_names
+from kineto_trace.compat.tensorboard.plugin_tensor_names import plugin_eligible_names, plugin_tensor_names
 from kineto_trace.model.context import Context
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One value per node, in preorder: thread by thread. Times in µs as doubles.
+    """One value per node, in preorder, thread by thread. Times are doubles in µs.
 
     kind: Node; table, row: where it is from, as in Nodes. track: number of the thread, in the order of the threads'
     first nodes. parent: node; NOTHING: the root of the thread. stop: the node after the last one below it.
@@ -80,12 +80,12 @@ class Tree:
         return len(self.kind)
 
     def below(self, values: npt.NDArray[np.generic]) -> Floats:
-        """For each node the sum over it and all below it."""
+        """Returns for each node the sum over it and all below it."""
         return _below(values, self.stop)
 
 
 def subtrees(tree: Tree, roots: Ints) -> tuple[Ints, Ints]:
-    """All nodes that are one of these or inside one, and for each the place of that in `roots`."""
+    """Returns these roots and all nodes inside them, and for each the place of its root in `roots`."""
     sizes = tree.stop[roots] - roots
     which = np.repeat(np.arange(len(roots)), sizes)
     offset = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -100,7 +100,7 @@ def _below(values: npt.NDArray[np.generic], stop: Ints) -> Floats:
 
 
 def plugin_tree(context: Context) -> Tree:
-    """The tree of all threads, without its backward part."""
+    """Returns the tree of all threads, without its backward part."""
     found = nodes(context)
     launched = context.get(launches)
     track, order = _sorted(found)
@@ -136,7 +136,7 @@ class _Shape:
 
 
 def _sorted(found: Nodes) -> tuple[npt.NDArray[np.uint32], Ints]:
-    """The number of each node's thread by its first node, and the order of the nodes."""
+    """Returns each node's track (its thread's number, by the first node), and the order of the nodes."""
     by_time = np.argsort(found.start, kind="stable")
     track = np.empty(len(by_time), np.uint32)
     track[by_time] = Interner().intern(found.thread[by_time].view(np.uint64))
@@ -147,7 +147,7 @@ def _sorted(found: Nodes) -> tuple[npt.NDArray[np.uint32], Ints]:
 def _chains(
     parent: npt.NDArray[np.int32], children: npt.NDArray[np.int32], name: npt.NDArray[np.int32], typed: Flags
 ) -> tuple[Flags, Ints]:
-    """Which nodes their parents take the place of, and for each node the first one of its chain."""
+    """Tells which nodes are replaced by their parents, and returns for each node the first one of its chain."""
     inside = parent >= 0
     merged = (
         inside & (children[parent] == 1) & (name[parent] == name) & typed & typed[parent] if len(parent) else inside
@@ -157,7 +157,7 @@ def _chains(
 
 
 def _owners(found: Nodes, launched: PluginLaunches, track: npt.NDArray[np.uint32]) -> Ints:
-    """For each call the node (of those given) with its external id; NOTHING: none."""
+    """Returns for each call the node (of those given) with its external id, or NOTHING."""
     rows = np.argsort(found.start, kind="stable")
     small = track.astype(np.uint16) if int(track.max(initial=0)) < 1 << 16 else track  # sorts by radix
     rows = rows[np.argsort(small[rows], kind="stable")][::-1]  # of equal ids the last one counts in lookup()
@@ -205,18 +205,18 @@ def _figures(context: Context, found: Nodes, launched: PluginLaunches, shape: _S
 
 
 def _sums(node: Ints, values: Floats, count: int) -> Floats:
-    """The sum of the values of each node."""
+    """Returns the sum of the values of each node."""
     return np.bincount(node, weights=values, minlength=count).astype(np.float64)
 
 
 def _excluded(context: Context) -> Flags:
-    """For each string: whether an operator of that name does not count as one."""
+    """Tells for each string whether an operator of that name does not count as one."""
     texts = context.trace.strings
     return np.array([text in NO_OPERATORS or text.startswith("Optimizer.") for text in texts], np.bool_)
 
 
 def _passed_up(eligible: Flags, parent: Ints, typed: Flags) -> Flags:
-    """Nodes of the type operator are eligible if a child is. Goes up level by level, while there is something to do."""
+    """Makes nodes of the type operator eligible if a child is, level by level upwards, until nothing changes."""
     eligible = eligible.copy()
     waiting = np.flatnonzero(eligible & (parent >= 0))
     while len(waiting):

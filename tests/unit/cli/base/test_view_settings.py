@@ -33,7 +33,7 @@ def _function(
     return Answer({"x": []})
 
 
-VIEW = View("example", _function, columns(("x", "int", "", "x")), frozenset(), None)
+VIEW = View("example", _function, columns(("x", "int", "", "x")), None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_value_that_does_not_fit_says_what_was_expected(name: str, text: str, 
 
 
 def test_an_option_goes_to_every_view_that_has_it_or_to_the_one_that_is_named() -> None:
-    other = View("other", lambda context, *, top=5: Answer({}), (), frozenset(), None)
+    other = View("other", lambda context, *, top=5: Answer({}), (), None)
     assert options_of([VIEW, other], [("top", "3")]) == {"example": {"top": 3}, "other": {"top": 3}}
     assert options_of([VIEW, other], [("other.top", "4")]) == {"example": {}, "other": {"top": 4}}
 

@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 from kineto_trace.kernel_traits.tensor_cores import (
-    PLUGIN_ELIGIBLE,
-    PLUGIN_KERNELS,
     eligible_op_names,
     kernel_uses_tensor_cores,
-    plugin_eligible_names,
-    plugin_tensor_names,
-    plugin_uses_tensor_cores,
     uses_tensor_cores,
 )
 from kineto_trace.model.context import Context
@@ -69,12 +64,6 @@ def test_kernels_without_tensor_cores(name: str) -> None:
     assert not kernel_uses_tensor_cores(name)
 
 
-def test_the_plugin_misses_hopper_and_takes_ffma_for_tensor_cores() -> None:
-    assert len(PLUGIN_KERNELS) == 18
-    assert plugin_uses_tensor_cores(FFMA)
-    assert not plugin_uses_tensor_cores("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN")
-
-
 def test_names_are_judged_once_per_string() -> None:
     names = [
         "aten::mm",
@@ -86,7 +75,4 @@ def test_names_are_judged_once_per_string() -> None:
     ]
     context = Context(traces.trace({}, strings=tuple(names)))
     assert np.flatnonzero(uses_tensor_cores(context)).tolist() == [2]
-    assert np.flatnonzero(plugin_tensor_names(context)).tolist() == [3]
     assert np.flatnonzero(eligible_op_names(context)).tolist() == [0, 4, 5]
-    assert np.flatnonzero(plugin_eligible_names(context)).tolist() == [0, 5]
-    assert len(PLUGIN_ELIGIBLE) == 45

@@ -35,15 +35,14 @@ def _refused(_context: Context) -> Answer:
 
 LONGEST = columns(("longest_us", "float", "us", "time"))
 EXAMPLES: Mapping[str, View] = {
-    "example_longest": View("example_longest", _longest, LONGEST, frozenset(), None),
+    "example_longest": View("example_longest", _longest, LONGEST, None),
     "example_count": View(
         "example_count",
         _count,
         columns(("kernels", "int", "", "of all ranks")),
-        frozenset(),
         lambda partials: Answer({"kernels": [sum(part for _, part in partials)]}),
     ),
-    "example_refused": View("example_refused", _refused, LONGEST, frozenset(), None),
+    "example_refused": View("example_refused", _refused, LONGEST, None),
 }
 
 

@@ -112,7 +112,7 @@ def test_a_variant_gives_another_tools_figures_with_the_options_that_it_takes(pl
 
 
 def test_a_variant_has_the_reduce_of_its_view_or_its_own(plain: View) -> None:
-    counted = View("counted", lambda _: 1, SCHEMA[2:], frozenset(), lambda parts: Answer({"calls": [len(parts)]}))
+    counted = View("counted", lambda _: 1, SCHEMA[2:], lambda parts: Answer({"calls": [len(parts)]}))
     counted.variant(Compat.HTA)(lambda _: 2)
     counted.variant(Compat.PLUGIN, reduce=lambda parts: Answer({"calls": [parts[0][1]]}))(lambda _: 7)
     assert [counted(context(), compat=compat).values("calls") for compat in Compat] == [[1], [7], [1]]

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.diff.diff_views import diff_tree, diff_tree_ops
+from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat

@@ -7,9 +7,9 @@ from kineto_trace.analysis.distributed.distributed_views import RankDevices, dis
 from kineto_trace.analysis.host_time.operator_views import operators
 from kineto_trace.analysis.kernels.kernel_views import kernels_by_op
 from kineto_trace.analysis.memory.memory_views import memory_curve, memory_events, memory_peak, memory_statistics
-from kineto_trace.analysis.overview.gpu_utilization import plugin_sm_efficiency
 from kineto_trace.analysis.overview.overview_views import gpu_summary, gpu_utilization, sm_efficiency
 from kineto_trace.compat.tensorboard.plugin_communication import plugin_rank
+from kineto_trace.compat.tensorboard.plugin_gpus import plugin_sm_efficiency
 from kineto_trace.compat.tensorboard.plugin_nodes import microseconds
 from kineto_trace.compat.tensorboard.plugin_steps import TickClock
 from kineto_trace.model.context import Context

@@ -1,98 +1,26 @@
-"""The plug-in's steps: where they end on the device, and which ones it drops. Times in µs."""
+"""The plug-in's steps and roles."""
 
 from typing import Any
 
-import numpy as np
 import pytest
-from kineto_trace.compat.tensorboard.plugin_steps import (
-    UNIX_NS,
-    DeviceLaunches,
-    StepRanges,
-    on_device,
-    plugin_roles,
-    plugin_steps,
-    profiler_span,
-)
+from kineto_trace.compat.tensorboard.plugin_steps import plugin_clock, plugin_roles, plugin_steps
 from kineto_trace.model.context import Context
 from support.trace_files import traces
 
 
-def steps_of(*ranges: tuple[int, int]) -> StepRanges:
-    low, high = (np.array([step[side] for step in ranges], np.int64) for side in (0, 1))
-    return StepRanges(tuple(str(n) for n in range(len(ranges))), low, high, np.zeros(len(ranges), np.int64), UNIX_NS)
-
-
-def launches_of(*rows: tuple[int, int, int, int]) -> DeviceLaunches:
-    """(start and end of the call, start and end of the device event); a call at 0-0 is none."""
-    columns = [np.array([row[place] for row in rows], np.int64) for place in range(4)]
-    call = np.where(columns[1] > 0, np.arange(len(rows)), -1)
-    return DeviceLaunches(columns[0], columns[1], call, columns[2], columns[3])
-
-
-def ranges(found: StepRanges) -> list[tuple[int, int]]:
-    return list(zip(found.start.tolist(), found.end.tolist(), strict=True))
-
-
-def test_a_step_ends_with_what_it_launched_and_the_next_one_starts_there() -> None:
-    found = on_device(steps_of((0, 100), (100, 200)), launches_of((10, 12, 50, 130), (110, 112, 140, 180)))
-    assert ranges(found) == [(0, 130), (130, 200)]
-    assert found.launched.tolist() == [1, 1]
-
-
-def test_a_step_that_is_over_before_it_starts_has_no_length() -> None:
-    found = on_device(steps_of((0, 100), (100, 200), (200, 300)), launches_of((10, 12, 50, 250), (210, 212, 260, 320)))
-    assert ranges(found) == [(0, 250), (250, 250), (250, 320)]
-
-
-def test_a_call_across_a_border_belongs_to_no_step() -> None:
-    found = on_device(
-        steps_of((0, 100), (100, 200)), launches_of((95, 105, 110, 500), (10, 11, 20, 30), (110, 111, 120, 130))
-    )
-    assert ranges(found) == [(0, 100), (100, 200)]
-
-
-def test_the_first_step_starts_when_earlier_work_is_over() -> None:
-    launched = launches_of((0, 0, 10, 40), (0, 0, 45, 60), (20, 22, 50, 90))
-    assert ranges(on_device(steps_of((30, 100)), launched)) == [(30, 100)]  # its call begins before it
-    launched = launches_of((0, 0, 10, 40), (0, 0, 45, 60), (32, 33, 50, 90))
-    assert ranges(on_device(steps_of((30, 100)), launched)) == [(40, 100)]  # the event until 60 ends after 50
-
-
-@pytest.mark.parametrize(
-    ("events", "kept"),
-    [((5, 4, 0), 2), ((5, 5, 4), 3), ((5, 5, 3), 2), ((5, 3, 0), 1), ((1,), 1)],
-)
-def test_last_steps_that_may_be_incomplete_are_dropped(events: tuple[int, ...], kept: int) -> None:
-    host = steps_of(*((100 * step, 100 * step + 100) for step in range(len(events))))
-    rows = [
-        (100 * step + 10 + number, 100 * step + 11 + number, 100 * step + 50, 100 * step + 60)
-        for step, count in enumerate(events)
-        for number in range(count)
-    ]
-    found = on_device(host, launches_of(*rows))
-    assert found.name == host.name[:kept]
-    assert found.dropped == host.name[kept:]
-
-
-def test_without_launches_steps_stay_as_the_host_saw_them() -> None:
-    host = steps_of((0, 100), (100, 150))
-    assert on_device(host, launches_of((0, 0, 10, 500))) is host
-
-
 def test_the_step_of_a_gpu_annotation_is_a_step_too() -> None:
     step = {"start": 0, "duration": 50_000, "name": "ProfilerStep#1"}
-    found = plugin_steps(
-        Context(
-            traces.trace(
-                {
-                    "user_annotation": [step, {**step, "start": 60_000, "name": "ProfilerStep#02"}],
-                    "gpu_user_annotation": [{**step, "start": 10_000}],
-                }
-            )
+    context = Context(
+        traces.trace(
+            {
+                "user_annotation": [step, {**step, "start": 60_000, "name": "ProfilerStep#02"}],
+                "gpu_user_annotation": [{**step, "start": 10_000}],
+            }
         )
     )
+    found, clock = plugin_steps(context), plugin_clock(context)
     assert found.name == ("1", "1", "2")
-    assert (found.clock.unix_ns(found.start) - traces.START_NS).tolist() == pytest.approx([0, 10_000, 60_000], abs=2)
+    assert (clock.unix_ns(found.start) - traces.START_NS).tolist() == pytest.approx([0, 10_000, 60_000], abs=2)
 
 
 def test_without_steps_one_lasts_as_long_as_operators_do() -> None:
@@ -103,9 +31,10 @@ def test_without_steps_one_lasts_as_long_as_operators_do() -> None:
         ],
         "user_annotation": [{"name": "long", "start": 0, "duration": 90_000}],
     }
-    found = plugin_steps(Context(traces.trace(rows)))
+    context = Context(traces.trace(rows))
+    found = plugin_steps(context)
     assert found.name == ("0",)
-    assert found.clock.us(found.end - found.start).tolist() == pytest.approx([15], abs=0.002)
+    assert plugin_clock(context).us(found.end - found.start).tolist() == pytest.approx([15], abs=0.002)
     assert len(plugin_steps(Context(traces.trace({})))) == 0
 
 
@@ -129,7 +58,7 @@ def test_roles_by_external_ids_and_names() -> None:
     )
     context = Context(trace)
     kernel, _, _, communication, runtime, loading, executing = plugin_roles(context)
-    clock = plugin_steps(context).clock
+    clock = plugin_clock(context)
 
     def begins(role: Any) -> list[int]:
         return [round(ns / 1000) for ns in (clock.unix_ns(role.start) - traces.START_NS).tolist()]
@@ -139,13 +68,3 @@ def test_roles_by_external_ids_and_names() -> None:
     assert begins(runtime) == [300]
     assert begins(loading) == [900]
     assert begins(executing) == [600, 650, 800, 950]
-
-
-def test_the_recording_lasts_from_the_first_event_to_the_last() -> None:
-    trace = traces.trace(
-        {
-            "kernel": [{"name": "k", "start": 4_000, "duration": 9_000}],
-            "cuda_driver": [{"name": "cuInit", "start": 0, "duration": 50_000}],
-        }
-    )
-    assert profiler_span(Context(trace)) == (traces.START_NS + 4_000, traces.START_NS + 13_000)
