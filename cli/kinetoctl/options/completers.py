@@ -79,9 +79,11 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
 
 def activities(incomplete: str) -> list[CompletionItem]:
     """Activity types, for the last one of a comma-separated list."""
-    from kineto_trace.model.activity_tables import TABLES, Row
+    from kineto_trace.model.activity_tables import TABLES, ViewerRow
 
-    further = {table.name: table.meaning for table in TABLES if table.row is Row.GPU and table.name not in ACTIVITIES}
+    further = {
+        table.name: table.meaning for table in TABLES if table.row is ViewerRow.GPU and table.name not in ACTIVITIES
+    }
     first, comma, last = incomplete.rpartition(",")
     taken = set(first.split(","))
     offered = [

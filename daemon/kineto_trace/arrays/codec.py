@@ -205,7 +205,7 @@ class KindPlan(NamedTuple):
     columns: Sequence[ColumnPlan]
 
 
-class Decoded(NamedTuple):
+class BufferResult(NamedTuple):
     """The result of one buffer: bytes and records read, why it stopped (OK, TORN, …), and at which kind."""
 
     consumed: int
@@ -232,7 +232,7 @@ class Decoder:
             native.first_column, native.column_count = first, len(plan.columns)
             first += len(plan.columns)
 
-    def decode(self, data: AnyArray) -> Decoded:
+    def decode(self, data: AnyArray) -> BufferResult:
         """Appends the records of one buffer (bytes as uint8)."""
         result = _Decoded()
         self._library.kc_decode(
@@ -240,7 +240,7 @@ class Decoder:
         )
         if result.status == NO_MEMORY:
             raise MemoryError("no memory to decode records")
-        return Decoded(result.consumed, result.records, result.status, result.kind)
+        return BufferResult(result.consumed, result.records, result.status, result.kind)
 
     def rewind(self) -> None:
         """Makes the next decode() write from the first row on."""

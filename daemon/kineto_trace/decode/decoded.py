@@ -11,14 +11,14 @@ from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import RawSource
 
 
-class Window(NamedTuple):
+class DecodeWindow(NamedTuple):
     """The wanted part of the recording, in Unix ns; both 0: unknown, all of it."""
 
     start_ns: int = 0
     end_ns: int = 0
 
 
-EVERYTHING = Window()
+EVERYTHING = DecodeWindow()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,4 +36,4 @@ class Decoded:
     sample_period_ns: int = 0  # of python_function
 
 
-Decode = Callable[[RawSource, StringTable, Window], Decoded]
+Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

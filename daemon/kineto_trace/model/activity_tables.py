@@ -33,7 +33,7 @@ class Column(NamedTuple):
     meaning: str
 
 
-class Row(Enum):
+class ViewerRow(Enum):
     """Where the activities of a table stand in a viewer."""
 
     OPERATOR = auto()  # on their thread: they have ids, and what happens inside them is theirs
@@ -53,11 +53,11 @@ class ActivityTable:
     """One table, by the name of its category in Kineto's traces.
 
     categories: of complete events that are read into it, in lower case; *_text: all that end so. A category belongs to
-    the first table that names it, in the order of Row.
+    the first table that names it, in the order of ViewerRow.
     """
 
     name: str
-    row: Row
+    row: ViewerRow
     meaning: str
     columns: tuple[Column, ...]
     arguments: tuple[Arg, ...] = ()
@@ -146,7 +146,7 @@ _OP_ARGUMENTS = (
 TABLES = (
     ActivityTable(
         name="kernel",
-        row=Row.GPU,
+        row=ViewerRow.GPU,
         meaning="Kernels that ran on a GPU.",
         columns=(
             *_GPU,
@@ -176,7 +176,7 @@ TABLES = (
     ),
     ActivityTable(
         name="gpu_memcpy",
-        row=Row.GPU,
+        row=ViewerRow.GPU,
         meaning="Copies on a GPU, between GPUs, or between host and GPU.",
         columns=(
             *_GPU,
@@ -204,7 +204,7 @@ TABLES = (
     ),
     ActivityTable(
         name="gpu_memset",
-        row=Row.GPU,
+        row=ViewerRow.GPU,
         meaning="Memory fills on a GPU.",
         columns=(
             *_GPU,
@@ -217,7 +217,7 @@ TABLES = (
     ),
     ActivityTable(
         name="cuda_runtime",
-        row=Row.CALL,
+        row=ViewerRow.CALL,
         meaning="Calls of the CUDA runtime (or of another vendor's) on the host.",
         columns=_API,
         arguments=_API_ARGUMENTS,
@@ -225,7 +225,7 @@ TABLES = (
     ),
     ActivityTable(
         name="cuda_driver",
-        row=Row.CALL,
+        row=ViewerRow.CALL,
         meaning="Calls of the CUDA driver on the host.",
         columns=_API,
         arguments=_API_ARGUMENTS,
@@ -233,7 +233,7 @@ TABLES = (
     ),
     ActivityTable(
         name="cuda_sync",
-        row=Row.SYNC,
+        row=ViewerRow.SYNC,
         meaning="Synchronisation: waiting for events, streams and contexts.",
         columns=(
             *_TIMED,
@@ -261,7 +261,7 @@ TABLES = (
     ),
     ActivityTable(
         name="cpu_op",
-        row=Row.OPERATOR,
+        row=ViewerRow.OPERATOR,
         meaning="PyTorch's operators on the host.",
         columns=_OP,
         arguments=_OP_ARGUMENTS,
@@ -269,7 +269,7 @@ TABLES = (
     ),
     ActivityTable(
         name="user_annotation",
-        row=Row.OPERATOR,
+        row=ViewerRow.OPERATOR,
         meaning="Ranges that the program marked on the host (record_function, ProfilerStep#N).",
         columns=_OP,
         arguments=_OP_ARGUMENTS,
@@ -277,7 +277,7 @@ TABLES = (
     ),
     ActivityTable(
         name="op_tensor",
-        row=Row.NONE,
+        row=ViewerRow.NONE,
         meaning="The tensors among the operators' inputs. This table has no times.",
         columns=(
             Column("op", "int64", "id of the op whose input it is"),
@@ -288,7 +288,7 @@ TABLES = (
     ),
     ActivityTable(
         name="gpu_user_annotation",
-        row=Row.ANNOTATION,
+        row=ViewerRow.ANNOTATION,
         meaning="Where and when the GPU work of annotations ran.",
         columns=(
             *_TIMED,
@@ -306,7 +306,7 @@ TABLES = (
     ),
     ActivityTable(
         name="cpu_instant_event",
-        row=Row.MEMORY,
+        row=ViewerRow.MEMORY,
         meaning="Allocations and frees of memory.",
         columns=(
             *_TIMED,
@@ -335,7 +335,7 @@ TABLES = (
     ),
     ActivityTable(
         name="overhead",
-        row=Row.OVERHEAD,
+        row=ViewerRow.OVERHEAD,
         meaning="The profiler's own work.",
         columns=(*_TIMED, Column("kind", "uint32", "CUPTI's overhead kind")),
         arguments=(Arg("External id", "external_id", I64), Arg("Ev Idx", "event_index", I64)),
@@ -343,7 +343,7 @@ TABLES = (
     ),
     ActivityTable(
         name="flow",
-        row=Row.FILE,
+        row=ViewerRow.FILE,
         meaning="Ends of arrows between events, of traces read from files.",
         columns=(
             *_TIMED,
@@ -356,7 +356,7 @@ TABLES = (
     ),
     ActivityTable(
         name="other",
-        row=Row.FILE,
+        row=ViewerRow.FILE,
         meaning="Events of files that no other table holds: metadata, counters, instants, foreign categories.",
         columns=(
             *_TIMED,
@@ -382,7 +382,7 @@ TABLES = (
     ),
     ActivityTable(
         name="python_function",
-        row=Row.PYTHON,
+        row=ViewerRow.PYTHON,
         meaning="Python functions and calls of nn.Module on the host, recorded or sampled.",
         columns=(
             *_TIMED,
@@ -432,8 +432,8 @@ TABLES = (
 # Arguments of the tables that events are read into, those of files last: what they take is what no other one takes.
 KINDS = {
     table.name: table.arguments
-    for table in sorted(TABLES, key=lambda table: table.row is Row.FILE)
-    if table.row is not Row.NONE
+    for table in sorted(TABLES, key=lambda table: table.row is ViewerRow.FILE)
+    if table.row is not ViewerRow.NONE
 }
 MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"
 
@@ -445,7 +445,7 @@ CATEGORIES = tuple(
 )
 
 
-def tables_on(*rows: Row) -> tuple[str, ...]:
+def tables_on(*rows: ViewerRow) -> tuple[str, ...]:
     """The names of the tables that stand on these rows, row by row."""
     return tuple(table.name for row in rows for table in TABLES if table.row is row)
 

@@ -19,20 +19,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_tables import TABLES, Column, Row, tables_on
+from kineto_trace.model.activity_tables import TABLES, Column, ViewerRow, tables_on
 from kineto_trace.model.target_info import TargetInfo
 
 NO_ROW = -1
 UNKNOWN_STREAM = 0xFFFFFFFF  # CUPTI's own value for "no stream"
 
 SCHEMAS = {table.name: table.columns for table in TABLES}
-GPU_TABLES = tables_on(Row.GPU)
-API_TABLES = tables_on(Row.CALL)
-OP_TABLES = tables_on(Row.OPERATOR)
-UNTIMED_TABLES = tables_on(Row.NONE)
-FILE_TABLES = tables_on(Row.FILE)
-DEVICE_TABLES = tables_on(Row.GPU, Row.SYNC, Row.ANNOTATION)  # a device's rows
-HOST_TABLES = tables_on(Row.CALL, Row.OPERATOR, Row.MEMORY, Row.PYTHON)  # threads' rows
+GPU_TABLES = tables_on(ViewerRow.GPU)
+API_TABLES = tables_on(ViewerRow.CALL)
+OP_TABLES = tables_on(ViewerRow.OPERATOR)
+UNTIMED_TABLES = tables_on(ViewerRow.NONE)
+FILE_TABLES = tables_on(ViewerRow.FILE)
+DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # a device's rows
+HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # threads' rows
 
 # Of every table of a trace that was read from a Chrome trace. model/activity_tables.py says which arguments of each
 # kind have a column (in the schema or else here) and which bit of `present` is whose.

@@ -15,7 +15,7 @@ import numpy as np
 
 from kineto_trace.arrays import spilled_memory
 from kineto_trace.decode.cupti import cupti_records
-from kineto_trace.decode.decoded import Decode, Window
+from kineto_trace.decode.decoded import Decode, DecodeWindow
 from kineto_trace.decode.iterations import add_iterations
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
@@ -124,7 +124,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
     if decode is None:
         parts.warnings.append(f"{source.source}: records of the unknown format {source.format!r} are left out")
         return source.records, 0
-    found = decode(source, parts.strings, Window(target.window_start_ns, target.window_end_ns))
+    found = decode(source, parts.strings, DecodeWindow(target.window_start_ns, target.window_end_ns))
     _add_tables(parts, found.tables)
     parts.warnings.extend(f"{source.source}: {warning}" for warning in found.warnings)
     parts.metadata.update(found.metadata)

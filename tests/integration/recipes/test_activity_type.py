@@ -28,7 +28,7 @@ ROW = """    RecordKind(
 """
 TABLE = """    ActivityTable(
         name="gpu_decompress",
-        row=Row.GPU,
+        row=ViewerRow.GPU,
         meaning="Batches of memory that a GPU decompressed.",
         columns=(
             *_GPU,

@@ -24,7 +24,7 @@ from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.decode import activity_names
 from kineto_trace.decode.cupti.cupti_clocks import clocks_of, translate
 from kineto_trace.decode.cupti.cupti_layouts import LAYOUTS, WIDTHS, RecordLayout, VersionLayout
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.errors import UnknownLayoutError, UnknownVersionError
 from kineto_trace.model.activity_tables import NO_PRIORITY
 from kineto_trace.model.trace import GPU_TABLES, SCHEMAS, StringTable, make_table
@@ -118,7 +118,7 @@ def kinds_of(layout: VersionLayout) -> list[RecordKind]:
     return [known for known in KINDS if known.layout in layout.records]
 
 
-def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError, UnknownLayoutError."""
     version = version_of(source)
     layout = LAYOUTS[version]

@@ -25,7 +25,7 @@ from kineto_agent.protocol.records import (
     SPACE_PYTHON_CALL,
 )
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -46,7 +46,7 @@ class _Names:
     modules: npt.NDArray[np.int32]
 
 
-def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names go into `strings`."""
     records, cut = fixed_records(source, RECORD)
     names = _names(source, strings, int(records["name"].max(initial=0)))

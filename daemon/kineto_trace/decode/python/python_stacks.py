@@ -30,7 +30,7 @@ from kineto_agent.protocol.records import (
     STACK_STATE_MASK,
 )
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.python.line_tables import LineTable, line_table
 from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
@@ -46,7 +46,7 @@ _SAMPLE_1, _SAMPLE = record_dtype(STACK_SAMPLE_1_FIELDS), record_dtype(STACK_SAM
 _MAX_TIME_NS = 1 << 62
 
 
-def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
     """Slices of the samples inside the window; names go into `strings`.
 
     Samples whose stack is not in the string table count as undecoded.

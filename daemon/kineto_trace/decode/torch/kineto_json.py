@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, TORCH_PROFILER_FORMAT
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.torch.kineto_python_calls import PythonCalls
 from kineto_trace.decode.torch.kineto_text import Damage, Document, Row, documents, thread_ids
 from kineto_trace.decode.torch.op_flops import add_flops
@@ -62,7 +62,7 @@ _op_args = msgspec.json.Decoder(list[_OpArgs])
 _one_op_args = msgspec.json.Decoder(_OpArgs)
 
 
-def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all documents of a source; names and arguments go into `strings`."""
     damage = Damage()
     reader = _Reader(strings, modules_only=source.metadata.get("python_rows") == "modules")

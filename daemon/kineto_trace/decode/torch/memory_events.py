@@ -20,7 +20,7 @@ from kineto_agent.protocol.records import (
     MEMORY_RESERVED,
 )
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 
-def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """The rows of all records; names go into `strings`. Implausible records count as undecoded."""
     events, cut = fixed_records(source, _EVENT)
     known = (events["action"] >= MEMORY_ALLOCATED) & (events["action"] <= MEMORY_OUT_OF_MEMORY)

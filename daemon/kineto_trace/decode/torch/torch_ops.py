@@ -33,7 +33,7 @@ from kineto_agent.protocol.records import (
 )
 
 from kineto_trace.arrays.codec import Interner
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.torch.torch_comms import comms_text
 from kineto_trace.decode.torch.torch_inputs import UnreadableInputs, inputs_text
@@ -48,7 +48,7 @@ Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
 
 
-def decode(source: RawSource, strings: StringTable, window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names and inputs go into `strings`."""
     records, cut = fixed_records(source, RECORD)
     kind = records["kind"]

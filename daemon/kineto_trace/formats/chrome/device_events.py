@@ -147,7 +147,7 @@ def overhead(rows: Columns, names: FieldNames) -> Fields:
     return [*event("overhead", names, rows, Field(b"-1")), Field(b"},\n")]
 
 
-class Form(NamedTuple):
+class RowForm(NamedTuple):
     """How rows of a table are written. rows: which ones; None: all."""
 
     render: Render
@@ -157,23 +157,23 @@ class Form(NamedTuple):
 _EVENT_TYPES = (1, 2)  # of cuda_sync: those that name an event
 # Of the tables whose rows _gpu_work cannot write.
 _FORMS = {
-    "kernel": (Form(_kernel),),
+    "kernel": (RowForm(_kernel),),
     "gpu_memcpy": (
-        Form(partial(_memory, "gpu_memcpy", _ONE_DEVICE), lambda rows: rows["peer"] != 1),
-        Form(partial(_memory, "gpu_memcpy", _TWO_DEVICES), lambda rows: rows["peer"] == 1),
+        RowForm(partial(_memory, "gpu_memcpy", _ONE_DEVICE), lambda rows: rows["peer"] != 1),
+        RowForm(partial(_memory, "gpu_memcpy", _TWO_DEVICES), lambda rows: rows["peer"] == 1),
     ),
-    "gpu_memset": (Form(partial(_memory, "gpu_memset", _ONE_DEVICE)),),
+    "gpu_memset": (RowForm(partial(_memory, "gpu_memset", _ONE_DEVICE)),),
     "cuda_sync": (
-        Form(partial(_sync, True), lambda rows: np.isin(rows["type"], _EVENT_TYPES)),
-        Form(partial(_sync, False), lambda rows: np.isin(rows["type"], _EVENT_TYPES, invert=True)),
+        RowForm(partial(_sync, True), lambda rows: np.isin(rows["type"], _EVENT_TYPES)),
+        RowForm(partial(_sync, False), lambda rows: np.isin(rows["type"], _EVENT_TYPES, invert=True)),
     ),
-    **{kind: (Form(partial(_api, kind)),) for kind in API_TABLES},
+    **{kind: (RowForm(partial(_api, kind)),) for kind in API_TABLES},
 }
 
 
-def forms(kind: str) -> tuple[Form, ...]:
+def forms(kind: str) -> tuple[RowForm, ...]:
     """The forms of a table's rows."""
-    return _FORMS.get(kind) or (Form(partial(_gpu_work, kind)),)
+    return _FORMS.get(kind) or (RowForm(partial(_gpu_work, kind)),)
 
 
 def with_flow(kind: str, render: Render) -> Render:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.model.activity_tables import Row, tables_on
+from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.trace import API_TABLES, Trace
 from kineto_trace.structure.fwd_bwd import forward_backward
 
@@ -75,7 +75,7 @@ def _slices_at(shown: Events, track: npt.NDArray[np.uint32], time: Ints) -> Ints
 def _launches(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
     """From each call to the work with its correlation id."""
     calls = [kind for kind in reversed(API_TABLES) if kind in offsets]  # of equal correlations the runtime's counts
-    work = [kind for kind in tables_on(Row.GPU, Row.SYNC) if kind in offsets]
+    work = [kind for kind in tables_on(ViewerRow.GPU, ViewerRow.SYNC) if kind in offsets]
     if not calls or not work:
         return Arrows(np.empty(0, np.int64), np.empty(0, np.int64))
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events, Interner, lanes
 from kineto_trace.formats.shared.native_packets import nest_lanes
-from kineto_trace.model.activity_tables import Row, tables_on
+from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table
 
 SYNC_OFFSET = 1_000_000  # Kineto's row number of a stream's synchronizations
@@ -22,9 +22,11 @@ LANE_LIMIT = 16
 ANNOTATIONS = "gpu_user_annotation"
 # Of activities with the same interval those of the earlier table are outside.
 NESTING = (
-    *tables_on(Row.PYTHON),
+    *tables_on(ViewerRow.PYTHON),
     *reversed(OP_TABLES),
-    *tables_on(Row.CALL, Row.MEMORY, Row.ANNOTATION, Row.GPU, Row.SYNC, Row.OVERHEAD),
+    *tables_on(
+        ViewerRow.CALL, ViewerRow.MEMORY, ViewerRow.ANNOTATION, ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.OVERHEAD
+    ),
 )
 
 Rows = npt.NDArray[np.int64]

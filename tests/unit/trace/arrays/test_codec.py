@@ -46,7 +46,7 @@ def record(small: int, start: int, end: int) -> bytes:
     return np.array([(7, small, 0, start, end)], RECORD).tobytes()
 
 
-def decode(decoder: Decoder, data: bytes) -> codec.Decoded:
+def decode(decoder: Decoder, data: bytes) -> codec.BufferResult:
     return decoder.decode(np.frombuffer(data, np.uint8))
 
 

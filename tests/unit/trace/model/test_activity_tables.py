@@ -1,9 +1,9 @@
-from kineto_trace.model.activity_tables import CATEGORIES, KINDS, TABLES, Row, numbers_of, tables_on
+from kineto_trace.model.activity_tables import CATEGORIES, KINDS, TABLES, ViewerRow, numbers_of, tables_on
 from kineto_trace.model.event_kinds import MAX_ARGS
 
 
 def test_tables_are_named_by_the_rows_that_they_stand_on() -> None:
-    assert tables_on(Row.SYNC, Row.GPU) == ("cuda_sync", "kernel", "gpu_memcpy", "gpu_memset")
+    assert tables_on(ViewerRow.SYNC, ViewerRow.GPU) == ("cuda_sync", "kernel", "gpu_memcpy", "gpu_memset")
 
 
 def test_a_category_is_read_into_one_table_and_those_of_the_host_come_first() -> None:
@@ -21,7 +21,7 @@ def test_every_argument_has_a_bit_and_what_no_table_takes_comes_last() -> None:
 def test_gpu_work_has_the_columns_that_every_analysis_needs() -> None:
     needed = ["start", "duration", "name", "device", "context", "stream", "correlation", "external_id"]
     for table in TABLES:
-        if table.row is Row.GPU:
+        if table.row is ViewerRow.GPU:
             assert [column.name for column in table.columns][: len(needed)] == needed
 
 

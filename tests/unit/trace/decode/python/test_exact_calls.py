@@ -10,7 +10,7 @@ from kineto_agent.protocol.records import (
     PYTHON_CALL,
     SPACE_PYTHON_CALL,
 )
-from kineto_trace.decode.decoded import Decoded, Window
+from kineto_trace.decode.decoded import Decoded, DecodeWindow
 from kineto_trace.decode.python import exact_calls
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
@@ -36,7 +36,7 @@ def decoded(*records: Record, window_end_ns: int = 0, extra: bytes = b"") -> tup
         strings={SPACE_PYTHON_CALL: NAMES}, torn=0,
     )  # fmt: skip
     strings = StringTable()
-    return exact_calls.decode(source, strings, Window(0, window_end_ns)), strings.strings
+    return exact_calls.decode(source, strings, DecodeWindow(0, window_end_ns)), strings.strings
 
 
 def rows(*records: Record, window_end_ns: int = 0) -> list[Row]:

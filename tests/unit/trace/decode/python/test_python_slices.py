@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
-from kineto_trace.decode.decoded import Decoded, Window
+from kineto_trace.decode.decoded import Decoded, DecodeWindow
 from kineto_trace.decode.python import python_stacks
 from kineto_trace.model.trace import NO_ROW, StringTable
 from kineto_trace.spool.raw_records import Chunk, RawSource
@@ -107,7 +107,7 @@ def test_counts_samples_in_all_and_innermost() -> None:
 
 def test_samples_outside_the_window_are_counted() -> None:
     samples = source([(1, 7, 1), (2, 7, 1), (3, 7, 1), (4, 7, 1)])
-    result = python_stacks.decode(samples, StringTable(), Window(2 * TICK, 4 * TICK))
+    result = python_stacks.decode(samples, StringTable(), DecodeWindow(2 * TICK, 4 * TICK))
     assert (result.records, result.out_of_window, result.tables["python_function"]["samples"].tolist()) == (4, 2, [2])
     assert (result.sample_period_ns, result.threads) == (TICK, {7: "MainThread"})
 

@@ -18,7 +18,7 @@ from kineto_agent.protocol.records import (
     SPACE_OP_NAME,
     SPACE_TORCH_THREAD,
 )
-from kineto_trace.decode.decoded import Decoded, Window
+from kineto_trace.decode.decoded import Decoded, DecodeWindow
 from kineto_trace.decode.torch import torch_ops
 from kineto_trace.model.trace import NO_STRING, StringTable
 from kineto_trace.spool.raw_records import RawWriter, read_source
@@ -65,7 +65,7 @@ def decoded(
         writer.append_strings(table + strings_data)
         writer.finish(metadata={}, record_bytes={}, records=0, dropped=0)
     return torch_ops.decode(
-        read_source(folder / "ops"), StringTable() if strings is None else strings, Window(0, WINDOW_END)
+        read_source(folder / "ops"), StringTable() if strings is None else strings, DecodeWindow(0, WINDOW_END)
     )
 
 
