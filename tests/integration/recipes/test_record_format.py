@@ -73,7 +73,7 @@ DECODER = '''"""Beats as Python functions of no length."""
 import numpy as np
 from kineto_agent.protocol.records import BEAT_FIELDS, BEATS_FORMAT
 
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, Window
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import NO_ROW, StringTable, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -81,7 +81,7 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = BEATS_FORMAT
 
 
-def decode(source: RawSource, strings: StringTable, _window: Window = EVERYTHING) -> Decoded:
+def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source."""
     beats, cut = fixed_records(source, record_dtype(BEAT_FIELDS))
     columns = {"start": beats["time"], "thread": beats["thread"], "parent": np.full(len(beats), NO_ROW)}
