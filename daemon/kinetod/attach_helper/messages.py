@@ -174,7 +174,7 @@ class Seen(_Message, frozen=True, tag="seen"):
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A profiler in a process: no more than profiler_scan.Profiler has, and no file name."""
+    """A profiler in a process: no more than profiler_scan.ProfilingTool has, and no file name."""
 
     pid: Pid
     product: Short

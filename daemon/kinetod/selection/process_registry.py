@@ -197,7 +197,7 @@ class Privileged(Protocol):
 
 
 class Holders(Protocol):
-    """Knows which processes hold a context on which GPU: gpus.context_holders.GpuHolders."""
+    """Knows which processes hold a context on which GPU: gpus.context_holders.ContextHolders."""
 
     @property
     def has_gpus(self) -> bool:
