@@ -160,8 +160,7 @@ def _python(trace: Trace, index: int) -> list[Section]:
 
 
 def nested_python(trace: Trace, python: Table) -> dict[str, AnyArray]:
-    """Returns times of sampled slices that nest with the other events of their thread: viewers drop partial
-    overlaps."""
+    """Returns times of sampled slices that nest with their thread's other events: viewers drop partial overlaps."""
     if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
         return {}
     tree = build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
