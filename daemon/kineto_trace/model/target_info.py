@@ -38,7 +38,7 @@ class TargetInfo:
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id of the thread that steps; 0: unknown
     options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, named as in the public `Options`
-    clock_offset_ns: int | None = None  # what its measurer adds to the host's time; None: not measured
+    clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
     complete: bool = False  # whether the agent sent its Result
 
