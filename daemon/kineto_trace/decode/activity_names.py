@@ -1,4 +1,4 @@
-"""Names that Kineto gives to activities, from the numbers that CUPTI gives."""
+"""The names that Kineto gives to activities, derived from CUPTI's numbers."""
 
 import ctypes
 import re
@@ -40,35 +40,35 @@ def _pick(names: tuple[str, ...], number: int) -> str:
 
 
 def memcpy_name(copy_kind: int, src_kind: int, dst_kind: int) -> str:
-    """'Memcpy HtoD (Pageable -> Device)'."""
+    """Returns the name of a copy: 'Memcpy HtoD (Pageable -> Device)'."""
     kind = _pick(MEMCPY_KINDS, copy_kind)
     return f"Memcpy {kind} ({_pick(MEMORY_KINDS, src_kind)} -> {_pick(MEMORY_KINDS, dst_kind)})"
 
 
 def memset_name(memory_kind: int) -> str:
-    """'Memset (Device)'."""
+    """Returns the name of a memset: 'Memset (Device)'."""
     return f"Memset ({_pick(MEMORY_KINDS, memory_kind)})"
 
 
 def sync_name(sync_type: int) -> str:
-    """'Stream Sync'."""
+    """Returns the name of a synchronization: 'Stream Sync'."""
     return _pick(SYNC_TYPES, sync_type)
 
 
 def overhead_name(kind: int) -> str:
-    """'Lazy Function Loading'."""
+    """Returns the name of an overhead: 'Lazy Function Loading'."""
     return OVERHEAD_KINDS.get(kind, "Unrecognized")
 
 
 def api_name(names: Mapping[int, bytes], cbid: int, what: str) -> str:
-    """The function's name without the version that CUPTI appends: 'cudaLaunchKernel', not '…_v7000'."""
+    """Returns the function's name without the version that CUPTI appends: 'cudaLaunchKernel', not '…_v7000'."""
     raw = names.get(cbid)
     return f"{what} call {cbid}" if raw is None else _VERSION_SUFFIX.sub("", raw.decode("utf-8", "replace"))
 
 
 @cache
 def _demangler() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
-    """libstdc++ and libc, or None where there is no C++ run time."""
+    """Returns libstdc++ and libc, or None if there is no C++ run time."""
     try:
         runtime = ctypes.CDLL("libstdc++.so.6")
         libc = ctypes.CDLL(None)
@@ -80,12 +80,12 @@ def _demangler() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
     return runtime, libc
 
 
-# The demangler recurses: absurdly long names (a target may send any) could exhaust the stack.
+# The demangler recurses, so that an absurdly long name from the target could exhaust the stack.
 MAX_MANGLED_BYTES = 16 * 1024
 
 
 def demangle(name: bytes) -> str:
-    """The C++ name as people write it; anything that is not a mangled name stays as it is."""
+    """Returns the C++ name as people write it; a name that is not mangled stays as it is."""
     plain = name.decode("utf-8", "replace")
     libraries = _demangler() if name.startswith(b"_Z") and len(name) <= MAX_MANGLED_BYTES else None
     if libraries is None:

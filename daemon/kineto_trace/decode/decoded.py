@@ -1,4 +1,4 @@
-"""What every decoder of raw records takes and returns: `decode(source, strings, window) -> Decoded`.
+"""The arguments and results of every decoder of raw records: `decode(source, strings, window) -> Decoded`.
 
 A decoder is one module for each format of kineto_agent.protocol.records, and one row of DECODERS in open/raw_target.py.
 """
@@ -12,7 +12,7 @@ from kineto_trace.spool.raw_records import RawSource
 
 
 class DecodeWindow(NamedTuple):
-    """The wanted part of the recording, in Unix ns; both 0: unknown, all of it."""
+    """The wanted part of the recording, in Unix ns; if both are 0, the window is unknown and everything is wanted."""
 
     start_ns: int = 0
     end_ns: int = 0
@@ -23,17 +23,17 @@ EVERYTHING = DecodeWindow()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What the records of one source held. Names are numbers into the strings that the decoder was given."""
+    """The decoded records of one source. Names are numbers into the strings passed to the decoder."""
 
     tables: Mapping[str, Table]
     records: int
-    undecoded: int  # records that came but could not be read
+    undecoded: int  # records that were received but could not be read
     out_of_window: int = 0  # records that were left out
     warnings: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # of the target: devices, versions
-    threads: Mapping[int, str] = field(default_factory=dict)  # names that the source gave
-    thread_use: Sequence[dict[str, int]] = ()  # as TargetInfo has it
-    sample_period_ns: int = 0  # of python_function
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # about the target: devices, versions
+    threads: Mapping[int, str] = field(default_factory=dict)  # names that the source provided
+    thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
+    sample_period_ns: int = 0  # period of the python_function samples
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

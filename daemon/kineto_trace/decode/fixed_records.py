@@ -1,4 +1,4 @@
-"""Records of one size as arrays, by the fields that kineto_agent.protocol.records gives them."""
+"""Reads records of a fixed size as arrays, with the fields defined in kineto_agent.protocol.records."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ from kineto_trace.spool.raw_records import RawSource
 
 
 def record_dtype(fields: Mapping[str, str]) -> np.dtype[Any]:
-    """The same layout as the `struct` codes describe."""
+    """Returns the dtype with the layout that the `struct` codes describe."""
     return np.dtype([(name, "<" + code) for name, code in fields.items()])
 
 
 def fixed_records(source: RawSource, layout: np.dtype[Any]) -> tuple[npt.NDArray[Any], int]:
-    """All records of the source, and the number of buffers that end within a record: its beginning is left out."""
+    """Returns all complete records of the source, and the number of buffers that end within a record."""
     size = layout.itemsize
     parts = [
         np.frombuffer(source.data[chunk.offset : chunk.offset + chunk.size // size * size], layout)

@@ -1,14 +1,14 @@
 """Training iterations as annotations: "ProfilerStep#N" on the thread that steps.
 
 Theory of operation
-    The agent notes when each iteration began; iteration N lasts until N + 1 begins. What lies outside the window is
-    cut off. Readers (HTA, TensorBoard) find the iterations by these names, as torch.profiler writes them.
+    The agent records when each iteration began; iteration N lasts until N + 1 begins. Iterations are clipped to the
+    window. Readers (HTA, TensorBoard) find the iterations by these names, which torch.profiler uses too.
 
     An iteration begins inside the hook that noticed it, often a few microseconds before the end of an annotation such
-    as "Optimizer.step#SGD.step". Rows of one thread must nest, so a border moves to the end of the ops that it cuts
-    and that belong to the iteration before.
+    as "Optimizer.step#SGD.step". Rows of one thread must nest, so a border moves to the end of those ops of the
+    previous iteration that it cuts.
 
-    Where the program's own profiler wrote "ProfilerStep#" annotations into this trace, those are kept alone.
+    If the program's own profiler wrote "ProfilerStep#" annotations into this trace, only those are kept.
 """
 
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTa
 STEP_PREFIX = "ProfilerStep#"
 _SCOPE_USER = 7
 _MAX_ITERATIONS = 4096
-_MAX_NUMBER = 2**53  # larger ones are no counts, and readers of JSON would round them
-_MAX_CUT_OPS = 65536  # more ops that cut borders than threads nest: something is odd, and the borders stay
+_MAX_NUMBER = 2**53  # larger numbers are not counts, and JSON readers would round them
+_MAX_CUT_OPS = 65536  # more cutting ops than threads can nest: the data is odd, so the borders stay
 Ints = npt.NDArray[np.int64]
-_Row = tuple[int, int, int, bool]  # number, start and end (Unix ns), whether it had ended in the window
+_Row = tuple[int, int, int, bool]  # number, start and end (Unix ns), whether it ended in the window
 
 
 def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: TargetInfo) -> dict[str, Table]:
     """Adds a user_annotation for each iteration of `target.iterations` that overlaps the target's window.
 
-    Call it on tables that are cut to the window. Without iterations, a window or a thread, nothing is added.
+    The tables must already be clipped to the window. Without iterations, a window or a thread, nothing is added.
     """
     rows = _rows(target)
     if not rows or target.iteration_thread <= 0 or _has_own(tables, strings):
@@ -78,14 +78,14 @@ def _known(target: TargetInfo) -> list[tuple[int, int]]:
 
 
 def _rows(target: TargetInfo) -> list[_Row]:
-    """Returns the iterations within the window, cut to it."""
+    """Returns the iterations that overlap the window, clipped to it."""
     first_ns, last_ns = target.window_start_ns, target.window_end_ns
     known = _known(target)
     rows = []
     for place, entry in enumerate(known):
         following = known[place + 1] if place + 1 < len(known) else None
         if following is not None and following[0] != entry[0] + 1:
-            continue  # what came between is not known
+            continue  # the iterations in between are unknown
         start_ns = max(entry[1], first_ns)
         ended = following is not None and following[1] <= last_ns
         end_ns = following[1] if following is not None and ended else last_ns
@@ -129,7 +129,7 @@ def _torch_thread(tables: Mapping[str, Table], thread: int) -> int:
 
 
 def _nested(tables: Mapping[str, Table], thread: int, rows: list[_Row]) -> Ints:
-    """Start and end of each row, moved to the end of the ops that they cut (see above)."""
+    """Returns start and end of each row, moved to the end of the ops that they cut (see above)."""
     edges = np.array([(start_ns, end_ns) for _, start_ns, end_ns, _ in rows], np.int64)
     cutting = _ops_across(tables, thread, np.unique(edges))
     if not 0 < len(cutting) <= _MAX_CUT_OPS:
@@ -145,7 +145,7 @@ def _nested(tables: Mapping[str, Table], thread: int, rows: list[_Row]) -> Ints:
 
 
 def _ops_across(tables: Mapping[str, Table], thread: int, borders: Ints) -> Ints:
-    """Start and end of the thread's ops in which a border lies."""
+    """Returns start and end of the thread's ops that contain one of the borders."""
     found = []
     for kind in OP_TABLES:
         if kind in tables:

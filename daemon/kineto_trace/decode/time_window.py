@@ -1,4 +1,4 @@
-"""Leaves out what lies outside the wanted window."""
+"""Removes rows outside the wanted window."""
 
 from collections.abc import Mapping
 
@@ -14,11 +14,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def apply_window(tables: Mapping[str, Table], start_ns: int, end_ns: int) -> tuple[dict[str, Table], int]:
-    """The rows that overlap the window, and how many others there were.
+    """Returns the rows that overlap the window, and the number of the other rows.
 
-    A runtime or driver call outside the window stays if a kept GPU activity came from it, so that every
-    flow has both ends; an op or annotation outside stays if such a call lies in it, so that every GPU activity
-    has the op that caused it. Tensors stay with their op.
+    A runtime or driver call outside the window stays if it caused a GPU activity that is kept, so that every flow has
+    both ends; an op or annotation outside stays if such a call lies in it, so that every GPU activity has the op that
+    caused it. Tensors stay with their op.
     """
     timed = {kind: table for kind, table in tables.items() if kind not in UNTIMED_TABLES}
     kept = {kind: _overlapping(timed[kind], start_ns, end_ns) for kind in timed}
@@ -65,7 +65,7 @@ def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start
 
 
 def _take(table: Table, kept: Mask) -> Table:
-    """Selects rows; parents that are row numbers are renumbered."""
+    """Selects rows and renumbers parents that are row numbers."""
     taken = table.take(kept)
     if "parent" not in taken.columns:
         return taken
@@ -88,7 +88,7 @@ def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str
 
 
 def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:
-    """Returns the first start and the last end of all activities (Unix ns); (0, 0) without any."""
+    """Returns the first start and the last end of all activities (Unix ns); (0, 0) if there are none."""
     filled = [table for kind, table in tables.items() if len(table) and kind not in UNTIMED_TABLES]
     if not filled:
         return 0, 0
@@ -98,7 +98,7 @@ def whole_extent(tables: Mapping[str, Table]) -> tuple[int, int]:
 
 
 def drop_trailing_requests(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Without CUPTI's last "Activity Buffer Request", if it began after everything else: it is our own flush."""
+    """Removes CUPTI's last "Activity Buffer Request" if it began after everything else: our own flush caused it."""
     overhead = tables.get("overhead")
     if overhead is None or not len(overhead):
         return dict(tables)

@@ -1,15 +1,16 @@
-"""Flame graphs: folded stacks (flamegraph.pl, inferno and others read them) and speedscope's JSON.
+"""Flame graphs: folded stacks (read by flamegraph.pl, inferno and others) and speedscope's JSON.
 
 Theory of operation
     A stack is a node of a tree over frames; equal stacks are one node. The tree of events (structure/event_tree.py) is
-    mapped to it level by level: two events are the same stack if their parents are and their names are. Four graphs:
+    mapped to it level by level: two events have the same stack if their parents have the same stack and their names are
+    equal. There are four graphs:
 
-    - host: time in which each op, annotation or Python frame ran itself, without what it called
+    - host: self time of each op, annotation or Python frame, without what it called
     - gpu: time of kernels, copies and fills, each below the stack that launched it
     - samples: how often each line of a Python frame was seen running itself, or waiting for the GIL
-    - idle: how often it was seen off the CPU otherwise
+    - idle: how often each line was seen off the CPU otherwise
 
-    Outermost is the thread. Times are ns; times of overlapping GPU work add up.
+    The outermost frame is the thread. Times are in ns; times of overlapping GPU work add up.
 """
 
 import json
@@ -37,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class FlameGraph(StrEnum):
-    """What a flame graph counts."""
+    """The quantity that a flame graph counts."""
 
     HOST = "host"
     GPU = "gpu"
@@ -47,9 +48,10 @@ class FlameGraph(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Distinct stacks, callers before what they call. parent: place of the stack without the innermost frame, -1: none.
+    """Distinct stacks, callers before callees.
 
-    frame: number into `frames` of the innermost frame. weight: its own, in ns or samples.
+    parent: place of the stack without its innermost frame; -1: none. frame: the innermost frame, a number into
+    `frames`. weight: the stack's own weight, in ns or samples.
     """
 
     parent: Ints
@@ -62,7 +64,7 @@ class Stacks:
 
 
 def stacks(context: Context, graph: FlameGraph) -> Stacks:
-    """Returns the stacks of a trace with their weights; empty if nothing of the kind was recorded."""
+    """Returns the stacks of a trace with their weights; empty if the trace has no data for this graph."""
     if graph in (FlameGraph.SAMPLES, FlameGraph.IDLE):
         return _sampled(context, graph)
     tree = context.get(event_tree)
@@ -79,7 +81,7 @@ def event_tree(context: Context) -> EventTree:
 
 
 class _Builder:
-    """Numbers stacks: (stack of the caller, frame) -> stack."""
+    """Numbers stacks: (the caller's stack, frame) -> stack."""
 
     def __init__(self, context: Context) -> None:
         self._known = Interner()
@@ -90,12 +92,12 @@ class _Builder:
         self._threads = context.trace.target.threads
 
     def frame(self, text: str) -> int:
-        """The number of a frame that is no name of the trace."""
+        """Adds a frame that is not a name of the trace, and returns its number."""
         self.frames.append(text)
         return len(self.frames) - 1
 
     def thread_frames(self, threads: npt.NDArray[Any]) -> Ints:
-        """For each thread id the number of its frame."""
+        """Returns the frame number of each thread id."""
         ids, place = np.unique(threads, return_inverse=True)
         names = [self._threads.get(tid, "") for tid in ids.tolist()]
         frames = [
@@ -105,12 +107,12 @@ class _Builder:
         return np.array(frames, np.int64)[place.reshape(-1)]
 
     def add(self, parent: Ints, frame: npt.NDArray[Any]) -> Ints:
-        """The stack of each (stack of the caller, -1: none; frame)."""
+        """Returns the stack of each pair of a caller's stack (-1: none) and a frame."""
         keys = (parent.astype(np.int64) + 1).astype(np.uint64) << np.uint64(32) | frame.astype(np.uint64)
         return self._known.intern(keys).astype(np.int64)
 
     def finish(self, stack: Ints, weight: Ints) -> Stacks:
-        """All stacks, with the sum of the weights of each."""
+        """Returns all stacks, with the sum of the weights of each."""
         keys = self._known.keys()
         total = np.zeros(len(keys), np.int64)
         np.add.at(total, stack, weight)
@@ -118,7 +120,7 @@ class _Builder:
         return Stacks(parent, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64), total, self.frames)
 
     def tree(self, parent: npt.NDArray[Any], depth: npt.NDArray[Any], root: Ints, frame: npt.NDArray[Any]) -> Ints:
-        """The stack of each node of a tree. root: the stack around each outermost node."""
+        """Returns the stack of each node of a tree. root: for each node, the stack around its outermost ancestor."""
         found = np.empty(len(parent), np.int64)
         order = np.argsort(depth, kind="stable")
         ends = np.cumsum(np.bincount(depth)) if len(depth) else np.zeros(0, np.int64)
@@ -132,7 +134,7 @@ class _Builder:
 
 
 def _tree_stacks(context: Context, tree: EventTree, builder: _Builder) -> Ints:
-    """The stack of each node of the event tree, below its thread."""
+    """Returns the stack of each node of the event tree, below its thread."""
     frame = np.zeros(len(tree), np.int64)
     for number, kind in enumerate(KINDS):
         own = np.flatnonzero(tree.kind == number)
@@ -170,7 +172,7 @@ def _gpu(context: Context, tree: EventTree) -> Stacks:
 
 
 def _sampled(context: Context, graph: FlameGraph) -> Stacks:
-    """Below each innermost frame its lines, and below a line what its thread waited for."""
+    """Puts the lines of each innermost frame below it, and below a line what its thread waited for."""
     builder = _Builder(context)
     table = context.trace.table("python_function")
     if not table["samples"].any():
@@ -186,7 +188,7 @@ def _sampled(context: Context, graph: FlameGraph) -> Stacks:
 
 
 def _lines(builder: _Builder, stack: Ints, line: Ints) -> Ints:
-    """The stacks with the line as their innermost frame, where it is known."""
+    """Returns the stacks with the line as their innermost frame, if it is known."""
     known = np.flatnonzero(line > 0)
     numbers, place = np.unique(line[known], return_inverse=True)
     frames = np.array([builder.frame(f"line {number}") for number in numbers.tolist()], np.int64)
@@ -196,7 +198,7 @@ def _lines(builder: _Builder, stack: Ints, line: Ints) -> Ints:
 
 
 def _depths(table: Table) -> npt.NDArray[Any]:
-    """How many callers each row has; a row in a ring of callers (no recording has one) counts as outermost."""
+    """Returns the number of callers of each row. Rows in a cycle of callers (never recorded) count as outermost."""
     parent, recorded = table["parent"], table["depth"]
     if np.array_equal(recorded, np.where(parent == NO_ROW, 0, recorded[parent] + 1)):
         return recorded
@@ -213,14 +215,14 @@ def _depths(table: Table) -> npt.NDArray[Any]:
 
 
 def folded(found: Stacks) -> bytes:
-    """Returns one line per stack with weight: its frames from outside in, separated by ;, a space and the weight."""
+    """Returns one line per stack with weight: its frames (outermost first, separated by ;), a space, the weight."""
     safe = {number: _folded_frame(found.frames[number]) for number in np.unique(found.frame).tolist()}
     lines = (";".join(safe[frame] for frame in path) + f" {weight}\n" for path, weight in _paths(found))
     return "".join(lines).encode("utf-8", "replace")
 
 
 def _paths(found: Stacks) -> Iterator[tuple[list[int], int]]:
-    """The frames of each stack that has weight, from outside to inside, and its weight."""
+    """Yields the frames of each stack that has weight, outermost first, and the weight."""
     parents, frames, weights = found.parent.tolist(), found.frame.tolist(), found.weight.tolist()
     for place in np.flatnonzero(found.weight > 0).tolist():
         path, at = [], place
@@ -235,7 +237,7 @@ def _folded_frame(text: str) -> str:
 
 
 def speedscope(graphs: Mapping[FlameGraph, Stacks], name: str) -> bytes:
-    """Returns one profile per graph with any weight; GPU time first, then host time."""
+    """Returns one profile per graph that has any weight; GPU time first, then host time."""
     numbers = StringTable()
     profiles = [
         _profile(graph, graphs[graph], numbers) for graph in _ORDER if graph in graphs and graphs[graph].weight.any()

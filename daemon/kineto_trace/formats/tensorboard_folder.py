@@ -1,9 +1,8 @@
 """The folders that the TensorBoard profiler plug-in reads.
 
-The plug-in takes every folder under the log directory that holds files WORKER[.SPAN].pt.trace.json[.gz] for a run, the
-files of one worker for its spans in the order of their numbers, and WORKER as NODE_PROCESS. These are the names that
-torch.profiler.tensorboard_trace_handler gives; the number here is the window's start in Unix milliseconds. All ranks
-of a job belong into one run.
+The plug-in treats every folder under the log directory that has files WORKER[.SPAN].pt.trace.json[.gz] as a run, orders
+the spans of one worker by their numbers, and reads WORKER as NODE_PROCESS. torch.profiler.tensorboard_trace_handler
+gives the same names; here the number is the window's start in Unix milliseconds. All ranks of a job belong in one run.
 """
 
 import re
@@ -22,8 +21,8 @@ _UNSAFE = re.compile(r"[^\w.-]+")
 def write_tensorboard(trace: Trace, log_directory: Path, *, run: str = "") -> Path:
     """Writes the trace into the log directory, which is created if it is missing. Returns the file.
 
-    run: the name of the folder; without one, that of the capture. Another trace of the same process and millisecond is
-    replaced.
+    run: the name of the folder, by default the name of the capture. An existing trace of the same process and
+    millisecond is replaced.
     """
     folder = log_directory / _safe(run or trace.target.capture_id, DEFAULT_RUN)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""One door for everything that a trace can be written as.
+"""The single entry point for writing a trace in any format.
 
-    export_trace(trace, Path("trace.pftrace"))                     # the format by the suffix
+    export_trace(trace, Path("trace.pftrace"))                     # the suffix selects the format
     export_trace(trace, Path("logs"), "tensorboard")
 
-FORMATS says which formats there are, what they are good for and which suffix stands for which.
+FORMATS lists the formats, what each is good for and its suffix.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from kineto_trace.store.parquet_folder import save_columns
 
 
 class Written(NamedTuple):
-    """What was written. path: the file or folder; notes: what the format could not express."""
+    """The result of an export. path: the file or folder; notes: what the format could not express."""
 
     path: Path
     size_bytes: int
@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
 
 class TraceFormat(NamedTuple):
-    """A format that a whole trace can be written in. suffix: of its files; "" if it is a folder."""
+    """A format for whole traces. suffix: of its files; "" if the format is a folder."""
 
     name: str
     suffix: str
@@ -40,7 +40,7 @@ class TraceFormat(NamedTuple):
 
 
 def export_trace(trace: Trace, path: Path, format_name: str = "") -> Written:
-    """Writes the trace in this format; without one, in the format that the suffix of `path` stands for.
+    """Writes the trace in this format, by default the one that the suffix of `path` stands for.
 
     A file appears completely or not at all. Raises FormatError for a format that does not exist, OSError if the path
     cannot be written.

@@ -1,14 +1,14 @@
-"""A rank's trace with ids that no other rank of the merge has, and on the common clock.
+"""Renumbers a rank's trace so that no other rank of the merge has the same ids, and moves it to the common clock.
 
 Theory of operation
-    Ids of each sort (correlation, external, flow, Python, event) are numbered anew, rank after rank, in the order of
-    their values; what says "none" stays so. A process gets the number that its rank's place gives it. Threads keep
-    their numbers unless an earlier rank has a thread of that number. Streams keep theirs: they are threads of the
-    process that stands for the GPU, which no other rank has. What a GPU is called among the arguments of its
-    activities (device, context, stream) is as it was.
+    Ids of each sort (correlation, external, flow, Python, event) are renumbered rank after rank, in the order of their
+    values; values that mean "none" stay. A process gets a number derived from its rank's place. Threads keep their
+    numbers unless an earlier rank has a thread with the same number. Streams keep theirs: they are threads of the
+    process that stands for the GPU, which belongs to one rank only. The arguments that identify a GPU activity's place
+    (device, context, stream) are unchanged.
 
-    The result is for the writers of files (formats/chrome/verbatim_writer.py, formats/perfetto/perfetto_writer.py):
-    what they look at is changed, nothing else. All times of a rank move by the same number of nanoseconds.
+    The result is meant for the file writers (formats/chrome/verbatim_writer.py, formats/perfetto/perfetto_writer.py):
+    only what they read is changed. All times of a rank move by the same number of nanoseconds.
 """
 
 import json
@@ -26,11 +26,11 @@ from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.trace import OP_TABLES, ORIGIN_COLUMNS, SCHEMAS, TEXT_ID, Table, Trace
 
 PIDS_OF_A_RANK = 1000
-FIRST_FREE_TID = 1 << 22  # Linux gives none from here on
+FIRST_FREE_TID = 1 << 22  # Linux assigns no thread ids from here on
 MAX_TID = (1 << 31) - 1
 
 AnyArray = npt.NDArray[Any]
-# For each sort of ids: the columns with them, and the smallest value that is an id.
+# For each sort of ids: the columns that have them, and the smallest value that is an id.
 _SORTS: Mapping[str, tuple[tuple[str, ...], int]] = {
     "correlation": (("correlation", "wait_on_correlation"), 1),
     "external": (("external_id",), 1),
@@ -44,7 +44,7 @@ _SORTS: Mapping[str, tuple[tuple[str, ...], int]] = {
 
 @dataclass(slots=True)
 class Numbers:
-    """What the ranks so far have used. pids: how many numbers a rank has for its processes."""
+    """The numbers that the ranks so far have used. pids: how many process numbers each rank reserves."""
 
     pids: int = PIDS_OF_A_RANK
     next_id: dict[str, int] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Renumbered:
-    """A rank's new numbers. processes: by place in Facts.processes; tids: old -> new, of those that changed."""
+    """A rank's new numbers. pids: by place in RankTraceFacts.processes; tids: old -> new, for those that changed."""
 
     pids: tuple[int, ...]
     tids: Mapping[int, int]
 
 
 def pids_of_a_rank(facts: Sequence[RankTraceFacts]) -> int:
-    """A power of ten that is enough for each."""
+    """Returns how many process numbers each rank reserves: a power of ten that is enough for every rank."""
     most, found = max((len(entry.processes) for entry in facts), default=0), PIDS_OF_A_RANK
     while found < most:
         found *= 10
@@ -69,7 +69,7 @@ def pids_of_a_rank(facts: Sequence[RankTraceFacts]) -> int:
 
 
 def number(facts: RankTraceFacts, place: int, numbers: Numbers) -> Renumbered:
-    """The new numbers of a rank's processes and threads. place: of the rank in the merge, from 0 on."""
+    """Returns the new numbers of a rank's processes and threads. place: the rank's place in the merge, from 0 on."""
     first = (place + 1) * numbers.pids
     if first + numbers.pids >= 1 << 31:
         raise FileError(f"{place + 1} ranks with {numbers.pids} processes each are more than fit into one file")
@@ -84,13 +84,13 @@ def number(facts: RankTraceFacts, place: int, numbers: Numbers) -> Renumbered:
 
 
 def process_name(rank: int, process: TraceProcess) -> str:
-    """What the viewer calls a process of a rank."""
+    """Returns the name that the viewer shows for a process of a rank."""
     name = process.label if process.is_gpu and process.label else process.name or process.label or str(process.pid)
     return f"rank {rank} {name}".rstrip()
 
 
 def renumber(trace: Trace, facts: RankTraceFacts, new: Renumbered, numbers: Numbers, *, shift_ns: int) -> Trace:
-    """The trace with its new numbers, every time `shift_ns` later."""
+    """Returns the trace with its new numbers, and every time `shift_ns` later."""
     work = _Work(trace, facts, new, list(trace.strings))
     ids = _new_ids(trace, numbers)
     tables = {kind: work.table(table, ids, shift_ns) for kind, table in trace.tables.items() if len(table)}
@@ -109,14 +109,14 @@ def renumber(trace: Trace, facts: RankTraceFacts, new: Renumbered, numbers: Numb
 
 @dataclass(frozen=True, slots=True)
 class _Dense:
-    """Old ids, ascending; the n-th one becomes first + n. least: what is below is none."""
+    """Old ids, ascending; the n-th one becomes first + n. least: smaller values mean "none"."""
 
     old: npt.NDArray[np.int64]
     first: int
     least: int
 
     def new(self, column: AnyArray) -> AnyArray:
-        """The column with the new ids, of the same type."""
+        """Returns the column with the new ids, in the same type."""
         values = column.astype(np.int64)
         found = np.where(values >= self.least, np.searchsorted(self.old, values) + self.first, values)
         if column.dtype.kind in "iu" and len(self.old) and self.first + len(self.old) > np.iinfo(column.dtype).max:
@@ -125,7 +125,7 @@ class _Dense:
 
 
 def _new_ids(trace: Trace, numbers: Numbers) -> dict[str, _Dense]:
-    """For each sort the new ids of this rank."""
+    """Returns the new ids of this rank for each sort."""
     values: dict[str, list[AnyArray]] = {sort: [] for sort in _SORTS}
     for table in trace.tables.values():
         for sort, _where, _name, column in _columns(table):
@@ -142,7 +142,7 @@ def _new_ids(trace: Trace, numbers: Numbers) -> dict[str, _Dense]:
 
 
 def _columns(table: Table) -> Iterator[tuple[str, str, str, AnyArray]]:
-    """(sort of ids, part of the table, name, column) of all columns with ids."""
+    """Yields (sort of ids, part of the table, name, column) for all columns with ids."""
     for sort, (names, _least) in _SORTS.items():
         for name in names:
             for part, columns in (("columns", table.columns), ("origin", table.origin)):
@@ -165,7 +165,7 @@ class _Work:
     strings: list[str]
 
     def table(self, table: Table, ids: Mapping[str, _Dense], shift_ns: int) -> Table:
-        """One table."""
+        """Returns one table with its new numbers and times."""
         parts = {"columns": dict(table.columns), "origin": dict(table.origin)}
         for sort, part, name, column in _columns(table):
             parts[part][name] = self._text_ids(ids[sort].new(column))
@@ -180,7 +180,7 @@ class _Work:
         return Table(table.kind, columns, origin)
 
     def _text_ids(self, column: AnyArray) -> AnyArray:
-        """Ids that are texts end with the rank."""
+        """Appends the rank to ids that are texts."""
         if column.dtype != np.int64 or not (column <= TEXT_ID).any():
             return column
         old, place = np.unique(column, return_inverse=True)
@@ -194,7 +194,7 @@ class _Work:
         return TEXT_ID - (len(self.strings) - 1)
 
     def _places(self, table: Table) -> tuple[AnyArray, AnyArray]:
-        """pid and tid of each row."""
+        """Returns the new pid and tid of each row."""
         by_id: dict[Id, tuple[int, TraceProcess]] = {
             process.pid: (pid, process) for pid, process in zip(self.new.pids, self.facts.processes, strict=True)
         }
@@ -208,7 +208,7 @@ class _Work:
         return pid, np.where(host, changed, table.origin["tid"])
 
     def with_process_rows(self, other: Table | None) -> Table:
-        """Names and order of the processes, in the place of those that the file had."""
+        """Replaces the rows that name and order the processes by new ones."""
         rows: list[tuple[int, str, dict[str, object]]] = []
         for pid, process in zip(self.new.pids, self.facts.processes, strict=True):
             rows.append((pid, "process_name", {"name": process_name(self.facts.rank, process)}))
@@ -223,7 +223,7 @@ class _Work:
         return self._joined(kept, rows)
 
     def _joined(self, other: Table | None, rows: list[tuple[int, str, dict[str, object]]]) -> Table:
-        """The rows before those of the table."""
+        """Returns the table with these rows before its own."""
         texts = [len(self.strings) + place for place in range(2 * len(rows))]
         for _pid, name, args in rows:
             self.strings += [name, json.dumps(args, ensure_ascii=False, separators=(",", ":"))[1:-1]]

@@ -1,15 +1,15 @@
-"""Traces of several ranks as one file.
+"""Writes the traces of several ranks into one file.
 
     merge_traces(find_traces("job/"), Path("job.pftrace"))
 
 Theory of operation
-    Every trace is opened twice, one at a time, so that memory does not grow with the number of ranks: first to know
-    its processes, its clock and its collectives, then to write it, with its new numbers (id_renumbering.py) and on the
-    common clock (rank_clocks.py), through the writers that write a single trace. The order is that of the ranks. The
-    same traces give the same bytes.
+    Every trace is opened twice, one trace at a time, so that memory does not grow with the number of ranks. The first
+    pass collects its processes, clock and collectives; the second one writes it with its new numbers
+    (id_renumbering.py) and on the common clock (rank_clocks.py), through the writers that also write single traces.
+    Ranks are written in ascending order. The same traces give the same bytes.
 
-    The file says of itself what it is: the member kinetodMerge of a Chrome trace, and of the head that a Perfetto trace
-    has in its metadata.
+    The file describes its ranks in the member kinetodMerge, which is part of a Chrome trace and of the head that a
+    Perfetto trace has in its metadata.
 """
 
 import json
@@ -34,14 +34,14 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_discovery import Source
 
 _BASE = "baseTimeNanoseconds"
-EARLIEST_UNIX_NS = 1 << 59  # of April 1988; times below are since something else
-_OF_ALL = ("schemaVersion", "displayTimeUnit")  # members of the first rank's head that hold for the merged file
-_OF_EQUALS = ("deviceProperties",)  # and those that do if all ranks have the same
+EARLIEST_UNIX_NS = 1 << 59  # in April 1988; smaller times are not relative to the Unix epoch
+_OF_ALL = ("schemaVersion", "displayTimeUnit")  # members of the first rank's head that also hold for the merged file
+_OF_EQUALS = ("deviceProperties",)  # members that hold for the merged file only if all ranks have the same
 
 
 @dataclass(frozen=True, slots=True)
 class MergedTrace:
-    """What was written. ranks: in their order; alignment: of their clocks, in the same order."""
+    """The result of a merge. ranks: in ascending order; alignment: of their clocks, in the same order."""
 
     written: Written
     ranks: tuple[int, ...]
@@ -59,7 +59,7 @@ class MergedTrace:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Everything that is known before the first event is written. shift_ns: added to each rank's times."""
+    """Everything that is known before the first event is written. shift_ns: what is added to each rank's times."""
 
     facts: tuple[RankTraceFacts, ...]
     alignment: Alignment
@@ -71,7 +71,7 @@ class Merge:
 
     @property
     def window_ns(self) -> tuple[int, int]:
-        """Returns the time from the first rank's beginning to the last rank's end."""
+        """Returns the window from the first rank's beginning to the last rank's end."""
         windows = [
             tuple(time + shift for time in fact.window_ns)
             for fact, shift in zip(self.facts, self.shift_ns, strict=True)
@@ -88,7 +88,7 @@ def merge_traces(
     clocks: Mapping[int, RankClock] | None = None,
     refine: bool = True,
 ) -> MergedTrace:
-    """Writes the traces into one file, in this format or in the format that its suffix stands for.
+    """Writes the traces into one file, in this format or, by default, in the one that the suffix of `path` stands for.
 
     ranks: the ranks to include; None includes all. clocks: replace those stated in the traces. refine: use collectives
     to refine the clocks. Raises FormatError for a format that holds a single rank, FileError for a path that is not a
@@ -117,7 +117,7 @@ def _facts(sources: Sequence[Source], ranks: Collection[int] | None, *, refine: 
 
     facts = []
     for source in sources:
-        may_differ = source.rank_from in ("name", "order")  # the opened trace knows better
+        may_differ = source.rank_from in ("name", "order")  # the opened trace may state another rank
         if may_differ or wanted(source.rank):
             found = look_at(source, collectives=refine)
             if wanted(found.rank):

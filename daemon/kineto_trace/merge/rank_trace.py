@@ -1,4 +1,4 @@
-"""One rank of a merge: its trace as a file has it, and what is known of it before the first event is written."""
+"""One rank of a merge: its trace in the form of a file, and the facts needed before the first event is written."""
 
 import json
 import tempfile
@@ -22,14 +22,14 @@ from kineto_trace.open.trace_discovery import Source
 from kineto_trace.open.trace_opener import open_trace
 
 PROCESS_ROWS = ("process_name", "process_labels", "process_sort_index")
-_MAX_NAMED = 1 << 16  # metadata rows that are looked at
+_MAX_NAMED = 1 << 16  # metadata rows that are read at most
 
 Id = int | str  # a pid or tid as the file has it
 
 
 @dataclass(frozen=True, slots=True)
 class TraceProcess:
-    """A process of a rank, or what takes the place of one: a GPU, or the profiler's own rows."""
+    """A process of a rank, or what the file represents as one: a GPU, or the profiler's own rows."""
 
     pid: Id
     name: str
@@ -39,9 +39,9 @@ class TraceProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTraceFacts:
-    """Of one rank. Times in Unix ns, as the trace has them.
+    """What a merge knows about one rank. Times are Unix ns as in the trace, not shifted yet.
 
-    processes: the host's main one first. tids: the numbers of the host's threads, of all its processes.
+    processes: the main host process first. tids: the thread numbers of all host processes.
     """
 
     source: Source
@@ -71,7 +71,7 @@ def open_rank(path: Path) -> Trace:
     with tempfile.TemporaryFile(prefix="kineto-merge-") as file:
         with TextSink(file) as sink:
             write_chrome(trace, sink, trace_name=path.name)
-        del trace  # one rank at a time is in memory, and once
+        del trace  # keep one rank in memory at a time, and only one copy of it
         file.seek(0)
         loaded = load_chrome(file, name=str(path))
     return replace(
@@ -135,7 +135,7 @@ def _lost(trace: Trace) -> tuple[str, ...]:
 
 
 def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
-    """All of them: the main one of the host, its others, GPUs, and what has a text for a pid."""
+    """Returns all processes: the host's main one, its others, GPUs, and last those whose pid is a text."""
     gpus, seen = set[int](), set[int]()
     for table in tables:
         pids = np.unique(table.origin["pid"]).tolist()
@@ -157,7 +157,7 @@ def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
 
 
 def _process_rows(trace: Trace) -> dict[tuple[str, int], str]:
-    """(name of the row, pid) -> what the metadata rows say."""
+    """Returns (name of the row, pid) -> text of the metadata row."""
     other, found = trace.table("other"), dict[tuple[str, int], str]()
     rows = process_rows(other, trace.strings)[:_MAX_NAMED] if other.origin else []
     for row in rows:

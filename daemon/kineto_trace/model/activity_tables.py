@@ -1,17 +1,17 @@
 """The tables of a trace, one declaration each: columns, arguments and categories in Chrome traces, rows of viewers.
 
 Theory of operation
-    Readers, writers, SQL and analyses take from here what they need of a table. A further table on the GPU's streams
-    is one more declaration: without code of its own it is read by its categories, and written with its arguments that
-    have a column of the schema.
+    Readers, writers, SQL and analyses take from here what they need to know about a table. Adding a table on the GPU's
+    streams takes one more declaration: without code of its own it is read by its categories, and written with those of
+    its arguments that have a column of the schema.
 
-    The bit of an argument in the column `present` of what was read from a file is FIRST_ARG_BIT plus its place among
-    its table's arguments. Stored traces have these bits: new arguments are added at the end, none is moved or removed
+    The bit of an argument in the column `present` of rows read from a file is FIRST_ARG_BIT plus its place among its
+    table's arguments. Stored traces contain these bits: new arguments are added at the end, none is moved or removed
     (at most MAX_ARGS per table).
 
-    The column of an argument that is not in the table's schema stands among its origin columns. Names of arguments are
-    Kineto's, of all years and vendors; those that differ from row to row must be here, since the rest is kept as text,
-    once per distinct text.
+    The column of an argument that is not in the table's schema is one of its origin columns. Names of arguments are
+    Kineto's, of all years and vendors. Arguments whose values differ from row to row must be declared here, since all
+    others are kept as text, once per distinct text.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
 
-NO_PRIORITY = -(2**31)  # this CUPTI's kernel records do not carry a priority
+NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
 _NAN = 0x7FF8 << 48
-_UNKNOWN = 0xFFFFFFFF  # not in the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
+_UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
 
 
 class Column(NamedTuple):
@@ -34,26 +34,26 @@ class Column(NamedTuple):
 
 
 class ViewerRow(Enum):
-    """Where the activities of a table stand in a viewer."""
+    """Where a viewer shows the activities of a table."""
 
-    OPERATOR = auto()  # on their thread: they have ids, and what happens inside them is theirs
+    OPERATOR = auto()  # on their thread: they have ids, and contain what happens inside them
     ANNOTATION = auto()  # around the GPU work on the row of a stream
     GPU = auto()  # GPU work, on the row of its stream
     PYTHON = auto()  # on their thread
-    OVERHEAD = auto()  # on a row of the profiler
-    SYNC = auto()  # beside the row of the stream
+    OVERHEAD = auto()  # on a row of the profiler's own
+    SYNC = auto()  # on a row beside that of the stream
     CALL = auto()  # on their thread: they cause GPU work
     MEMORY = auto()  # on their thread, without duration
-    FILE = auto()  # as the file has them; only in traces that were read from a file
+    FILE = auto()  # where the file has them; only in traces that were read from a file
     NONE = auto()  # nowhere: they have no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityTable:
-    """One table, by the name of its category in Kineto's traces.
+    """One table, named after its category in Kineto's traces.
 
-    categories: of complete events that are read into it, in lower case; *_text: all that end so. A category belongs to
-    the first table that names it, in the order of ViewerRow.
+    categories: lower-case categories of the complete events that are read into it; *_text: all categories with this
+    ending. A category belongs to the first table that names it, in the order of ViewerRow.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ActivityTable:
     categories: tuple[str, ...] = ()
 
 
-# What several tables have in common.
+# Columns and arguments that several tables share.
 _TIMED = (
     Column("start", "int64", "Unix ns"),
     Column("duration", "int64", "ns"),
@@ -116,14 +116,14 @@ _GPU_ARGUMENTS = (
     Arg("bytes", "bytes", U64),
     Arg("memory bandwidth (GB/s)", "bandwidth", F64, _NAN),
     Arg("Ev Idx", "event_index", I64),
-    Arg("appended", "appended", I64),  # this one and those below: Intel's
+    Arg("appended", "appended", I64),  # this argument and those below are Intel's
     Arg("submitted", "submitted", I64),
     Arg("sycl_task_begin", "sycl_task_begin", I64),
     Arg("sycl_enqk_begin", "sycl_enqk_begin", I64),
     Arg("kernel_id", "kernel_id", I64),
     Arg("sycl_node_id", "sycl_node_id", I64),
     Arg("sycl_invocation_id", "sycl_invocation_id", I64),
-    Arg("memory opration id", "memory_operation_id", I64),  # spelled so
+    Arg("memory opration id", "memory_operation_id", I64),  # Kineto's spelling
 )
 _API_ARGUMENTS = (
     *_EXTERNAL,
@@ -140,7 +140,7 @@ _OP_ARGUMENTS = (
     Arg("Fwd thread id", "forward_thread", U32),
     Arg("Ev Idx", "event_index", I64),
     Arg("finished", "finished", BOOL, 1),
-    Arg("Profiler Event Index", "event_index", I64),  # the same, by an older name
+    Arg("Profiler Event Index", "event_index", I64),  # the same under an older name
 )
 
 TABLES = (
@@ -375,7 +375,7 @@ TABLES = (
             Arg("bytes", "bytes", I64),
             Arg("Bytes", "memory_bytes", I64),
             Arg("Addr", "address", U64),
-            Arg("k_work_ptr", "k_work_ptr", U64),  # this one and those below: of mtia_ccp_events
+            Arg("k_work_ptr", "k_work_ptr", U64),  # this argument and those below belong to mtia_ccp_events
             Arg("seq_num", "seq_num", I64),
             Arg("size", "size", I64),
         ),
@@ -429,7 +429,7 @@ TABLES = (
     ),
 )
 
-# Arguments of the tables that events are read into, those of files last: what they take is what no other one takes.
+# Arguments of the tables that events are read into. The tables of files come last: they take what no other one takes.
 KINDS = {
     table.name: table.arguments
     for table in sorted(TABLES, key=lambda table: table.row is ViewerRow.FILE)
@@ -437,7 +437,7 @@ KINDS = {
 }
 MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"
 
-# Categories of complete events: (text, whether it is only the end of one, table). The first that fits.
+# Categories of complete events: (text, whether it is only the ending of one, table). The first match counts.
 CATEGORIES = tuple(
     (text.removeprefix("*"), text.startswith("*"), table.name)
     for table in sorted(TABLES, key=lambda table: table.row.value)
@@ -446,12 +446,15 @@ CATEGORIES = tuple(
 
 
 def tables_on(*rows: ViewerRow) -> tuple[str, ...]:
-    """The names of the tables that stand on these rows, row by row."""
+    """Returns the names of the tables on these rows, row by row."""
     return tuple(table.name for row in rows for table in TABLES if table.row is row)
 
 
 def numbers_of(name: str) -> dict[str, str]:
-    """Columns of a GPU table that are arguments, by the first name of each; without the external id, often missing."""
+    """Returns the columns of a GPU table that are arguments, with the first name of each, but without external_id.
+
+    Many rows have no external id.
+    """
     (table,) = (table for table in TABLES if table.name == name)
     columns = {column.name for column in table.columns} - {"external_id"}
     found: dict[str, str] = {}

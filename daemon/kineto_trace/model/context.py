@@ -1,4 +1,4 @@
-"""One trace while it is analysed: what several analyses need of it is computed once, when it is first asked for."""
+"""One trace under analysis: a part that several analyses need is computed once, when it is first requested."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -1,6 +1,6 @@
-"""What the column `present` says of an event of a Chrome trace, and what an argument is that has a column.
+"""The bits of the column `present` for an event of a Chrome trace, and the description of an argument with a column.
 
-model/activity_tables.py says which arguments that are.
+model/activity_tables.py lists these arguments.
 """
 
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from typing import NamedTuple
 FIRST_ARG_BIT = 20
 MAX_ARGS = 42
 
-# Bits of `present` that are not arguments: the event has the member, and the columns say it exactly.
+# Bits of `present` that are not arguments: the event has the member, and the columns hold its exact value.
 PHASE, CATEGORY, NAME, PID, TID, TS, DUR, ID, ARGS = (1 << n for n in range(9))
 BP_E, S_T, S_G = 1 << 9, 1 << 10, 1 << 11  # "bp":"e", "s":"t", "s":"g"
 TS_INTEGER, DUR_INTEGER = 1 << 12, 1 << 13  # without a decimal point
-TS_REAL, DUR_REAL = 1 << 14, 1 << 15  # not whole nanoseconds: origin columns ts_real, dur_real (double, us)
+TS_REAL, DUR_REAL = 1 << 14, 1 << 15  # fractions of a nanosecond: origin columns ts_real, dur_real (double, us)
 PID_TEXT, TID_TEXT, ID_TEXT = 1 << 16, 1 << 17, 1 << 18
 
 # Types of arguments, as in chrome.h
@@ -31,7 +31,7 @@ DTYPES = {
 
 
 class Arg(NamedTuple):
-    """One argument. column: where it goes; of I32X3, its first letters (grid -> grid_x, grid_y, grid_z)."""
+    """One argument. column: its destination; for I32X3 the common prefix (grid -> grid_x, grid_y, grid_z)."""
 
     key: str
     column: str
@@ -40,7 +40,7 @@ class Arg(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns that it fills."""
+        """Returns all columns that the argument fills."""
         if self.type == I32X3:
             return tuple(f"{self.column}_{axis}" for axis in "xyz")
         return (self.column,)

@@ -1,15 +1,16 @@
 """How often each line of a Python slice was seen running itself, as a text: "43: 12 running, 3 idle; 51: 2".
 
-For each line the samples by state, the line with the most samples first; a number alone: their state is unknown. The
-text is a column of the model (python_function.lines) and an argument of the slices in files, for people to read.
+For each line the text has the samples by state, the line with the most samples first; the state of a bare number is
+unknown. The text is a column of the model (python_function.lines) and an argument of the slices in files, for people to
+read.
 """
 
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-STATES = ("", "running", "waiting", "idle")  # by number; the first one: unknown
-MAX_LINES = 64  # that a text names: those with the most samples
+STATES = ("", "running", "waiting", "idle")  # by number; the first one means unknown
+MAX_LINES = 64  # lines that a text names at most: those with the most samples
 MAX_LINE = 2**31 - 1
 _LINE = re.compile(r"(?<!\d)(\d{1,10}): ([^;]+)")
 _COUNT = re.compile(r"(\d{1,9})(?: (running|waiting|idle))?")

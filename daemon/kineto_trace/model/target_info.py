@@ -1,4 +1,4 @@
-"""What the daemon knows about one target of a capture: target.json in the target's folder."""
+"""What the daemon knows about one target of a capture, stored as target.json in the target's folder."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from kineto_trace.errors import SpoolError
 
 TARGET_FILE = "target.json"
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-MAX_OFFSET_NS = 1 << 61  # times are moved by less, so that they stay in 64 bits
+MAX_OFFSET_NS = 1 << 61  # times are moved by less than this, so that they stay in 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +30,17 @@ class TargetInfo:
     world_size: int | None = None
     framework: str = ""
     python_version: str = ""
-    window_start_ns: int = 0  # what lies outside the window is not part of the trace; both 0: keep everything
+    window_start_ns: int = 0  # the trace covers this window only; both 0: keep everything
     window_end_ns: int = 0
     threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
-    thread_use: list[dict[str, int]] = field(default_factory=list)  # of sampled threads: see structure/thread_use.py
+    thread_use: list[dict[str, int]] = field(default_factory=list)  # per sampled thread: see structure/thread_use.py
     labels: dict[str, str] = field(default_factory=dict)
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
-    iteration_thread: int = 0  # system thread id that steps; 0: unknown
-    options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, as the public `Options` names them
-    clock_offset_ns: int | None = None  # what is to be added to its host's time, by who measured it; None: nobody did
-    clock_uncertainty_ns: int | None = None  # how far from the truth that may be, on either side; None: unknown
-    complete: bool = False  # the agent sent its Result
+    iteration_thread: int = 0  # system thread id of the thread that steps; 0: unknown
+    options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, named as in the public `Options`
+    clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
+    clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
+    complete: bool = False  # whether the agent sent its Result
 
     def to_json(self) -> str:
         """Returns the info as one JSON object."""
@@ -48,7 +48,7 @@ class TargetInfo:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The inverse of to_json. Unknown keys are skipped. Raises SpoolError."""
+        """Parses what to_json returned. Unknown keys are skipped. Raises SpoolError."""
         try:
             values = json.loads(text)
             threads = {int(tid): str(name) for tid, name in values.get("threads", {}).items()}
@@ -118,7 +118,7 @@ def _are_numbers(values: Mapping[str, Any]) -> bool:
     return all(isinstance(value, int) and _are_small(value) for value in values.values())
 
 
-# What is in lists and objects. thread_use is checked by who reads it, but it is written again as it came.
+# Checks of the items in lists and objects. thread_use is written back unchanged: its readers check it.
 _ITEMS: dict[str, Callable[[Any], bool]] = {
     "command": _are_texts,
     "labels": lambda labels: _are_texts(list(labels.values())),

@@ -1,15 +1,14 @@
 """The column model of a trace: one table of plain numpy arrays per kind of activity.
 
 Theory of operation
-    Times are Unix nanoseconds and durations nanoseconds, both int64. Names are numbers (int32) into
-    `Trace.strings`. Ids keep the width that the vendor gives them. The rows of a table are in no
-    particular order. Tables are values: nothing changes an array after the table was made.
+    Times are Unix nanoseconds and durations nanoseconds, both int64. Names are numbers (int32) into `Trace.strings`.
+    Ids keep the width that the vendor gives them. The rows of a table are in no particular order. Tables are values: no
+    array changes after its table was made. model/activity_tables.py declares the tables; this module offers the
+    declarations by table name.
 
-    model/activity_tables.py declares the tables; what others need of the declarations is here by name of the table.
-
-    A trace that was read from somebody's file has the same tables, with the columns of ORIGIN_COLUMNS beside
-    them (Table.origin): what a row was like in the file, so that nothing that came in is lost on the way out.
-    Its flows, and whatever has no table of its own, are the tables `flow` and `other`.
+    A trace that was read from a file has the same tables, with the columns of ORIGIN_COLUMNS beside them
+    (Table.origin): they record what a row was like in the file, so that writing it back loses nothing. Flows, and
+    whatever has no table of its own, are in the tables `flow` and `other`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,11 +30,11 @@ API_TABLES = tables_on(ViewerRow.CALL)
 OP_TABLES = tables_on(ViewerRow.OPERATOR)
 UNTIMED_TABLES = tables_on(ViewerRow.NONE)
 FILE_TABLES = tables_on(ViewerRow.FILE)
-DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # a device's rows
-HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # threads' rows
+DEVICE_TABLES = tables_on(ViewerRow.GPU, ViewerRow.SYNC, ViewerRow.ANNOTATION)  # rows on devices
+HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, ViewerRow.PYTHON)  # rows on threads
 
-# Of every table of a trace that was read from a Chrome trace. model/activity_tables.py says which arguments of each
-# kind have a column (in the schema or else here) and which bit of `present` is whose.
+# Columns of every table of a trace that was read from a Chrome trace. model/activity_tables.py states which arguments
+# of each kind have a column (in the schema, otherwise here) and which bit of `present` belongs to each.
 ORIGIN_COLUMNS = (
     Column("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
     Column("tid", "int64", "likewise"),
@@ -82,9 +81,9 @@ class LazyColumns(Mapping[str, npt.NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of one length.
+    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of the same length.
 
-    origin: empty, or at least ORIGIN_COLUMNS, with the same length.
+    origin: empty, or at least ORIGIN_COLUMNS, of the same length.
     """
 
     kind: str
@@ -96,7 +95,7 @@ class Table:
         if list(self.columns) != [column.name for column in schema]:
             raise ValueError(f"{self.kind}: columns {list(self.columns)} do not follow the schema")
         if isinstance(self.columns, LazyColumns):
-            return  # what reads them looks at them
+            return  # their readers check them
         for column in schema:
             array = self.columns[column.name]
             if array.dtype != column.dtype or len(array) != len(self):
@@ -119,7 +118,7 @@ class Table:
         return end
 
     def take(self, rows: npt.NDArray[Any]) -> "Table":
-        """Returns the rows at these places, or under this mask."""
+        """Returns the rows at these places, or those that this mask selects."""
         if isinstance(self.columns, LazyColumns):
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
             return Table(self.kind, *(_taken(part, rows, count) for part in (self.columns, self.origin)))
@@ -137,7 +136,7 @@ def make_table(
     columns: Mapping[str, npt.NDArray[Any]],
     origin: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Table:
-    """Makes a table from some columns; the others are zero, or hold the value that means none."""
+    """Makes a table from some columns; the others are zero, or hold the value that means "none"."""
     full = {}
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
@@ -149,10 +148,10 @@ def make_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The numbers of records that are missing in the tables, by reason."""
+    """The numbers of records that are missing from the tables, by reason."""
 
-    dropped: int = 0  # lost in the target: the buffers were full
-    undecoded: int = 0  # came to the daemon, but could not be read
+    dropped: int = 0  # lost in the target because the buffers were full
+    undecoded: int = 0  # received by the daemon, but unreadable
     torn: int = 0  # cut off when the daemon died
     out_of_window: int = 0  # outside the wanted window
 
@@ -161,7 +160,7 @@ class Losses:
 class Trace:
     """One process during one window.
 
-    Device properties are Kineto's `deviceProperties` items, as the target provided them.
+    devices: Kineto's `deviceProperties` items, as the target provided them.
     """
 
     target: TargetInfo
@@ -172,9 +171,9 @@ class Trace:
     devices: Sequence[Mapping[str, Any]] = ()
     versions: Mapping[str, int] = field(default_factory=dict)  # cupti_version, cuda_runtime_version, …
     losses: Losses = Losses()
-    sample_period_ns: int = 0  # of python_function; 0: no samples, or exact calls
+    sample_period_ns: int = 0  # period of the python_function samples; 0: no samples, or exact calls
     head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
-    notes: Sequence[str] = ()  # of a file: what was lost or unusual when it was read
+    notes: Sequence[str] = ()  # what was lost or unusual when the file was read
 
     def table(self, kind: str) -> Table:
         """Returns the table of this kind, which may be empty."""

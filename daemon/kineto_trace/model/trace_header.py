@@ -1,4 +1,4 @@
-"""The members of a Chrome trace beside its events: JSON text, valid or mended."""
+"""The members of a Chrome trace beside its events: JSON text, valid or repaired."""
 
 import json
 import re
@@ -13,7 +13,7 @@ MAX_BASE_NS = 1 << 62
 
 
 class Mended(NamedTuple):
-    """A JSON text and its value."""
+    """A JSON text, repaired if necessary, and its value."""
 
     text: str
     value: Any

@@ -1,11 +1,10 @@
-"""From whichever clock CUPTI's records bear to Unix time.
+"""Converts the times of CUPTI's records from any of their clocks to Unix time.
 
 Theory of operation
-    CUPTI's own times are Unix ns. In a process that has used torch's profiler they are readings of the processor's
-    time stamp counter, or CLOCK_MONOTONIC (agent/native/cupti/clock_samples.c). The source brings two samples of all
-    clocks, from
-    the beginning and the end of the recording: the clock whose samples lie nearest to the records' times is theirs,
-    and a straight line through its samples translates it. Records of one kind bear one clock.
+    CUPTI's own times are Unix ns. In a process that has used torch's profiler they are readings of the processor's time
+    stamp counter or of CLOCK_MONOTONIC (agent/native/cupti/clock_samples.c). The source provides two samples of all
+    clocks, from the beginning and the end of the recording: the records use the clock whose samples are nearest to
+    their times, and a straight line through its samples converts them. All records of one kind use the same clock.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-_LEAST_APART_NS = 1_000_000  # a sample is good to some 30 ns
-_READINGS = 3  # of each sample: Unix ns, counter, monotonic ns
+_LEAST_APART_NS = 1_000_000  # a sample is accurate to some 30 ns
+_READINGS = 3  # in each sample: Unix ns, counter, monotonic ns
 
 
 class CuptiClock(NamedTuple):
@@ -28,21 +27,21 @@ class CuptiClock(NamedTuple):
     unix_last: int
 
     def distance(self, time: int) -> int:
-        """Returns how far a reading lies outside the samples."""
+        """Returns how far a reading is outside the interval of the samples."""
         return max(self.first - time, time - self.last, 0)
 
     def scale(self) -> float:
-        """The length of one tick, in ns."""
+        """Returns the length of one tick, in ns."""
         return (self.unix_last - self.unix_first) / (self.last - self.first)
 
     def to_unix(self, times: Ints) -> Ints:
-        """Returns Unix ns; 0 stays 0, which means no time."""
+        """Converts readings to Unix ns; 0 stays 0, which means no time."""
         moved: Ints = np.rint((times - self.first) * self.scale()).astype(np.int64) + self.unix_first
         moved[times == 0] = 0
         return moved
 
     def length_ns(self, durations: Ints) -> Ints:
-        """The time between the two moments, in ns."""
+        """Converts durations in ticks to ns."""
         lengths: Ints = np.rint(durations * self.scale()).astype(np.int64)
         return lengths
 

@@ -1,14 +1,13 @@
-"""Raw CUPTI records ("cupti/1") to columns.
+"""Decodes raw CUPTI records ("cupti/1") into columns.
 
 Theory of operation
-    Which bytes are which field depends on the CUPTI version: LAYOUTS says it for every version that we
-    know, anything else is refused. The plans below say which field becomes which column; the native
-    codec runs them over all buffers. Then, on whole columns: numbers get their names, and what lies
-    outside the window is left out.
+    The byte layout of the fields depends on the CUPTI version: LAYOUTS has it for every version that we know, and any
+    other version is refused. The plans below map fields to columns; the native codec applies them to all buffers. Whole
+    columns are then processed: names replace numbers, and records outside the window are left out.
 
-    Nothing is guessed. A version that is not in the table and a record size that the collector saw and
-    that is not the table's raise. A buffer that cannot be read to its end (an unknown kind, a cut
-    record) loses its rest, which is counted; if no buffer gives a single record, that is an error too.
+    Nothing is guessed. A version that is not in the table raises an error, as does a record size seen by the collector
+    that differs from the table's. If a buffer cannot be read to its end (an unknown kind, a truncated record), its rest
+    is lost and counted; if no buffer yields a single record, that is an error too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,15 +30,15 @@ from kineto_trace.model.trace import GPU_TABLES, SCHEMAS, StringTable, make_tabl
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = CUPTI_FORMAT
-MIN_RECORD_BYTES = 8  # a smaller record could not be told from its neighbours
+MIN_RECORD_BYTES = 8  # a smaller record could not be distinguished from its neighbours
 
 
 class RecordKind(NamedTuple):
     """One CUPTI activity kind that we know: its layout, and the table that takes it ("": none).
 
-    fields: column of the table -> the vendor's field; start and duration are common to all timed records. missing: what
-    a column has that this layout, or that of some versions, has no field for. named_by: columns whose numbers, as the
-    bytes of one number, say the name; kernels and API calls have their names elsewhere.
+    fields: column of the table -> the vendor's field; all timed records also have start and duration. missing: values
+    of columns for which this layout, or that of some versions, has no field. named_by: columns whose values, combined
+    as the bytes of one number, determine the name; kernels and API calls get their names elsewhere.
     """
 
     kind: int
@@ -114,7 +113,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 def kinds_of(layout: VersionLayout) -> list[RecordKind]:
-    """The kinds that a version has."""
+    """Returns the kinds that a version has."""
     return [known for known in KINDS if known.layout in layout.records]
 
 
@@ -132,7 +131,7 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
     for known in kinds_of(layout):
         if known.table:
             columns = buffers.columns(known)
-            if known.table in SCHEMAS:  # events only tell more about cuda_sync; they have no time and no name
+            if known.table in SCHEMAS:  # events only add to cuda_sync; they have no time and no name
                 translate(columns, clocks)
                 _name(known, columns, buffers.name_pointers, source, strings)
             parts.setdefault(known.table, []).append(columns)
@@ -167,10 +166,10 @@ def _check_sizes(source: RawSource, layout: VersionLayout, version: int) -> None
 
 
 class Buffers:
-    """The arrays that take the records, and the codec's plans that fill them.
+    """The arrays that receive the records, and the codec's plans that fill them.
 
-    A first pass counts the records of each kind, so that all arrays fit exactly into one block of memory:
-    touching fresh memory costs more than looking at every record twice.
+    A first pass counts the records of each kind, so that all arrays fit exactly into one block of memory: touching
+    fresh memory costs more than reading every record twice.
     """
 
     def __init__(self, source: RawSource, layout: VersionLayout) -> None:
@@ -182,7 +181,7 @@ class Buffers:
         unknown = [kind for kind in sorted(source.record_bytes) if kind not in sizes and kind < codec.KIND_LIMIT]
         for kind in unknown[: codec.MAX_KINDS - len(sizes)]:
             if source.record_bytes[kind] >= MIN_RECORD_BYTES:
-                sizes[kind] = source.record_bytes[kind]  # recorded, not wanted: stepped over
+                sizes[kind] = source.record_bytes[kind]  # recorded but not wanted: skipped
         self._counts = self._count(sizes)
         self._arrays = _allocate(layout, self._counts)
         columns = {known.kind: self._columns_of(known, layout.records[known.layout]) for known in kinds if known.table}
@@ -208,10 +207,10 @@ class Buffers:
         for name, field in known.fields.items():
             if field in offsets:
                 plans.append(ColumnPlan(codec.COPY, widths[field], offsets[field], arrays[name]))
-        return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec takes equal ones together
+        return sorted(plans, key=lambda plan: (plan.operation, plan.width))  # the codec handles equal ones together
 
     def read(self) -> tuple[int, int, list[str]]:
-        """Reads all buffers. Returns records read, records that could not be read, warnings."""
+        """Reads all buffers. Returns the number of records read, the number of unreadable records, and warnings."""
         read = undecoded = 0
         stops: dict[str, int] = {}
         for chunk in self._chunks:
@@ -228,19 +227,19 @@ class Buffers:
         self._decoder.rewind()
 
     def columns(self, known: RecordKind) -> Columns:
-        """Returns what was read of one kind."""
+        """Returns the columns that were read for one kind."""
         rows = self._counts[known.kind]
         columns = dict(self._arrays[known.kind])
         for column in SCHEMAS.get(known.table, ()):
             if column.name in known.missing and column.name not in columns:
                 columns[column.name] = np.full(rows, known.missing[column.name], column.dtype)
         if known.layout == "CUDA_EVENT":
-            columns["start"] = np.arange(rows, dtype=np.int64)  # order of recording; it has no time of its own
+            columns["start"] = np.arange(rows, dtype=np.int64)  # the order of recording: these records have no time
         return columns
 
 
 def _allocate(layout: VersionLayout, rows_of: Mapping[int, int]) -> dict[int, Columns]:
-    """Uninitialised columns for every record kind, all in one block."""
+    """Returns uninitialised columns for every record kind, all in one block of memory."""
     wanted = [
         (known.kind, name, np.dtype(dtype), rows_of[known.kind])
         for known in kinds_of(layout)
@@ -279,7 +278,7 @@ def _dtype(table: str, column: str, width: int) -> str:
 
 
 def _join(pieces: list[Columns]) -> Columns:
-    """Joins the columns of two record kinds of one table; a column that one of them lacks is zero there."""
+    """Joins the columns of two record kinds of one table; a column that one kind lacks is zero there."""
     filled = [piece for piece in pieces if len(piece["start"])] or pieces[-1:]
     if len(filled) == 1:
         return filled[0]
@@ -308,8 +307,8 @@ _SMALL = 1 << 12
 
 
 def _named(key: npt.NDArray[Any], name_of: Callable[[int], str], strings: StringTable) -> npt.NDArray[np.int32]:
-    """For each key the number of its name."""
-    if len(key) and int(key.max()) < _SMALL:  # callback ids: a look-up instead of a search
+    """Returns the number of the name for each key."""
+    if len(key) and int(key.max()) < _SMALL:  # callback ids: a table look-up instead of a search
         values = np.flatnonzero(np.bincount(key, minlength=1))
         number_of = np.zeros(_SMALL, np.int32)
         number_of[values] = strings.add_all([name_of(value) for value in values.tolist()])
@@ -333,7 +332,7 @@ def _api_namer(known: RecordKind, source: RawSource) -> Callable[[int], str]:
 
 
 def _resolve_sync(tables: dict[str, Columns], events: Columns) -> None:
-    """Which device, and which recorded event, each synchronization belongs to; drops waits of streams without work.
+    """Finds the device and the recorded event of each synchronization; drops waits on streams without work.
 
     Kineto drops those too: libraries make thousands of them on streams that never run anything.
     """

@@ -1,13 +1,12 @@
-"""Records of Python's calls ("python_calls/1") to the table python_function.
+"""Decodes records of exact Python calls ("python_calls/1") into the table python_function.
 
 Theory of operation
-    A record is a call or a return; what returns is not said. For Python's own functions the calls and returns of a
-    thread nest, so that a return belongs to the last call of the same depth. What a Python function calls in C
-    returns before the function does anything else: such a call and its return are neighbours among those at the
-    depth of that function. Both are found by sorting, without a stack. A return whose call was before the recording
-    has no partner and is left out; a call without a return ends with its thread's part of the recording.
-
-    A part is what a thread recorded until it was cut (another profile function took the place of ours).
+    A record is a call or a return; a return does not say which call it ends. Calls and returns of Python functions nest
+    within a thread, so a return belongs to the last call at the same depth. A C function called by a Python function
+    returns before that function does anything else, so its call and return are neighbours among the C records at the
+    depth of that function. Sorting finds both, without a stack. A return whose call was before the recording has no
+    partner and is left out; a call without a return ends with its thread's part of the recording. A part is what a
+    thread recorded until it was cut (another profile function replaced ours).
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """By number: into Trace.strings, and the module's number."""
+    """Lookup tables by the number of a name: numbers into Trace.strings, and module numbers."""
 
     strings: npt.NDArray[np.int32]
     modules: npt.NDArray[np.int32]
@@ -77,12 +76,12 @@ def _names(source: RawSource, strings: StringTable, most: int) -> _Names:
 
 
 def _short(path: str, folders: Sequence[str]) -> str:
-    """The file's path below the folder in which Python found it, as torch shows it."""
+    """Returns the file's path below the folder in which Python found it, as torch shows it."""
     return next((path.removeprefix(folder) for folder in folders if path.startswith(folder)), path)
 
 
 def _table(records: AnyArray, names: _Names, end_ns: int) -> Table:
-    records = records[np.argsort(records["thread"], kind="stable")]  # within a thread they are in order
+    records = records[np.argsort(records["thread"], kind="stable")]  # the records of each thread are in order already
     name, time = records["name"], records["time"]
     part = _parts(records)
     begins = name >= CALL_UNKNOWN
@@ -104,7 +103,7 @@ def _table(records: AnyArray, names: _Names, end_ns: int) -> Table:
 
 
 def _parts(records: AnyArray) -> Ints:
-    """A number for each thread, and for what comes after each cut of it."""
+    """Returns a part number for each record: a new one for each thread, and after each cut."""
     if not len(records):
         return np.empty(0, np.int64)
     new = np.ones(len(records), np.int64)
@@ -114,7 +113,7 @@ def _parts(records: AnyArray) -> Ints:
 
 
 def _level(part: Ints, steps: Ints) -> Ints:
-    """The sum of the steps within each part, up to and with each record."""
+    """Returns the running sum of the steps within each part, including each record's own step."""
     total = np.cumsum(steps)
     first = np.flatnonzero(np.diff(part, prepend=0))
     result: Ints = total - (total[first] - steps[first])[part - 1]
@@ -122,13 +121,13 @@ def _level(part: Ints, steps: Ints) -> Ints:
 
 
 def _partners(part: Ints, begins: Bools, name: AnyArray) -> Ints:
-    """For each call the record of its return, NO_ROW without one."""
+    """Returns for each call the record of its return; NO_ROW if there is none."""
     in_c = name & 1 == 1
     steps = np.where(begins, 1, -1)
     steps[in_c | (name == CALL_CUT)] = 0
     level = _level(part, steps)
     level -= level.min(initial=0)
-    level += ~in_c & ~begins  # a return is at the level of its call
+    level += ~in_c & ~begins  # a return has the level of its call
     key = part * (int(level.max(initial=0)) + 1) + level
     partner = np.full(len(part), NO_ROW, np.int64)
     for chosen in (np.flatnonzero(~in_c & (name != CALL_CUT)), np.flatnonzero(in_c)):
@@ -140,7 +139,7 @@ def _partners(part: Ints, begins: Bools, name: AnyArray) -> Ints:
 
 
 def _ends(records: AnyArray, part: Ints, partner: Ints, calls: Ints, end_ns: int) -> Ints:
-    """When each call ended. One without a return ends with the recording, or where its thread was cut."""
+    """Returns when each call ended. A call without a return ends with the recording, or when its thread was cut."""
     last = np.searchsorted(part, part[calls], side="right") - 1
     over = np.where(records["name"][last] == CALL_CUT, records["time"][last], end_ns)
     known = partner[calls] != NO_ROW
@@ -156,9 +155,9 @@ def _depths(part: Ints, calls: Ints, partner: Ints, count: int) -> npt.NDArray[n
 
 
 def _parents(part: Ints, depth: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """The row of each call's caller: the last one before it in the same part whose depth is one less."""
+    """Returns the row of each call's caller: the last earlier call in the same part whose depth is one less."""
     parent = np.full(len(part), NO_ROW, np.int32)
-    by_depth = np.argsort(depth, kind="stable")  # within a depth in the order of rows
+    by_depth = np.argsort(depth, kind="stable")  # rows of one depth stay in order
     edges = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
     for level in range(1, len(edges) - 1):
         above, rows = by_depth[edges[level - 1] : edges[level]], by_depth[edges[level] : edges[level + 1]]

@@ -1,18 +1,19 @@
-"""Which source line an instruction of a Python function belongs to, from the raw tables of CPython's code objects.
+"""Finds the source line of an instruction of a Python function, from the raw tables of CPython's code objects.
 
 Theory of operation
-    A table says lines for stretches of bytecode, in the order of their offsets (bytes). Three forms:
+    A table maps stretches of bytecode to lines, in the order of their offsets (bytes). There are three forms:
 
     9   co_lnotab (3.9): pairs (bytes: u8, lines: i8). The line changes by `lines` after `bytes` further bytes.
-    10  co_linetable of 3.10: pairs (bytes: u8, lines: i8). The line changes first and holds for `bytes` bytes;
-        -128: that stretch has no line.
-    11  co_linetable of 3.11 and later: entries whose first byte is 1, a code of four bits, and the number of
-        two-byte units less one. The code says what follows: columns (0-9), the line's change in the code
-        and columns (10-12), a variable-length change (13), that with end line and columns (14), or no line (15).
+    10  co_linetable of 3.10: pairs (bytes: u8, lines: i8). The line changes first and holds for `bytes` bytes; -128:
+        that stretch has no line.
+    11  co_linetable of 3.11 and later: entries whose first byte consists of a 1 bit, a code of four bits, and the
+        number of two-byte units less one. The code defines what follows: columns (0-9), the line's change in the code
+        and columns (10-12), a variable-length change (13), such a change with end line and columns (14), or no line
+        (15).
 
-    Instructions without a line have that of the instructions before them. Tables come from a traced process and are
-    not believed: reading ends at the first byte that makes no sense, and an offset that is then not covered has the
-    function's first line. Reading takes one pass over the table's bytes.
+    Instructions without a line have the line of the preceding instructions. Tables come from a traced process and are
+    not trusted: reading ends at the first invalid byte, and offsets that are not covered then have the function's first
+    line. Reading takes one pass over the table's bytes.
 """
 
 from bisect import bisect_right
@@ -23,14 +24,14 @@ from kineto_trace.model.line_counts import MAX_LINE
 
 LNOTAB, LINETABLE, LOCATIONS = 9, 10, 11
 _NO_LINE = -128
-_MAX_VARINT_BYTES = 6  # of six bits each: more than any line needs
+_MAX_VARINT_BYTES = 6  # with six bits each: more than any line needs
 _LONG, _NO_COLUMNS, _NONE = 14, 13, 15
 _FIRST_ONE_LINE = 10
 _EVERYTHING = 1 << 62
 
 
 class LineTable(NamedTuple):
-    """Stretches of bytecode: first offset of each, its line, and where the last one ends."""
+    """Stretches of bytecode: the first offset of each, its line, and the end of the last one."""
 
     first_line: int
     starts: list[int]
@@ -38,13 +39,13 @@ class LineTable(NamedTuple):
     end: int
 
     def line(self, offset: int) -> int:
-        """The line of the instruction at this offset; the first line where the table says nothing."""
+        """Returns the line of the instruction at this offset; the first line if the table does not cover it."""
         place = bisect_right(self.starts, offset) - 1
         return self.lines[place] if place >= 0 and offset < self.end else self.first_line
 
 
 def line_table(kind: int, first_line: int, raw: bytes) -> LineTable:
-    """The table of one code object; empty for an unknown kind."""
+    """Returns the table of one code object; an empty one for an unknown kind."""
     starts: list[int] = []
     lines: list[int] = []
     end = 0
@@ -59,7 +60,7 @@ def line_table(kind: int, first_line: int, raw: bytes) -> LineTable:
     return LineTable(first_line, starts, lines, end)
 
 
-Stretch = tuple[int, int, int]  # first offset, offset behind it, line
+Stretch = tuple[int, int, int]  # first offset, offset after the end, line
 
 
 def _lnotab(raw: bytes, line: int) -> Iterator[Stretch]:
@@ -94,7 +95,7 @@ def _locations(raw: bytes, line: int) -> Iterator[Stretch]:
             line += change
         elif _FIRST_ONE_LINE <= code < _NO_COLUMNS:
             line += code - _FIRST_ONE_LINE
-        while at < len(raw) and not raw[at] & 0x80:  # the other bytes of an entry lack that bit
+        while at < len(raw) and not raw[at] & 0x80:  # only the first byte of an entry has that bit
             at += 1
         yield offset, offset + length, line
         offset += length
@@ -105,7 +106,10 @@ def _signed(byte: int) -> int:
 
 
 def _signed_varint(raw: bytes, at: int) -> int | None:
-    """The number that begins there: six bits a byte, lowest first, bit 6: more follow; its lowest bit is the sign."""
+    """Returns the number that begins there, or None. Six bits per byte, lowest first; bit 6: more bytes follow.
+
+    The number's lowest bit is the sign.
+    """
     value = 0
     for place, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 63) << 6 * place

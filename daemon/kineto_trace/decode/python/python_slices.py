@@ -1,14 +1,14 @@
-"""Samples of Python stacks to slices.
+"""Turns samples of Python stacks into slices.
 
 Theory of operation
-    A slice is a run of consecutive samples of one thread that share the function and its callers at one depth; the
-    line may change in it. It begins with its first sample and ends with the next sample of its thread. A thread that
-    is not seen for more than two periods while others are has vanished: its slices end when another one is seen
-    next, after two periods at the latest. A moment that no thread was seen at ends nothing: the sampler itself
-    was held up. Each thread has times of its own, so that "at the same tick" means less than half a period away.
+    A slice is a run of consecutive samples of one thread that share the function and its callers at one depth; the line
+    may change within it. It begins with its first sample and ends with the next sample of its thread. A thread that is
+    not seen for more than two periods while other threads are has vanished: its slices end when another thread is seen
+    next, after two periods at the latest. A moment at which no thread was seen ends nothing: the sampler itself was
+    delayed. Each thread has its own sample times, so "at the same tick" means less than half a period apart.
 
-    The samples are sorted by thread and time; then every depth is one pass over those that are that deep, from the
-    deepest up. All of it is array work, but for the texts of lines.
+    The samples are sorted by thread and time. Each depth then takes one pass over the samples that reach it, from the
+    deepest depth up. All of this is array work, except for the texts of lines.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kineto_trace.model.line_counts import STATES, LineCount, format_lines
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, StringTable, Table, make_table
 
-MAX_DEPTH = 1024  # frames; deeper nodes are not believed
+MAX_DEPTH = 1024  # frames; deeper nodes are rejected
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -28,17 +28,17 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Nodes by index (1 …; 0: none), and the frames (functions below their callers) that they are lines of."""
+    """Nodes by index (from 1; 0 means none), and the frames (functions below their callers) that they are lines of."""
 
     keys: npt.NDArray[np.uint64]  # node keys, ascending; index = position + 1
-    parent: Ints  # of each node: the caller's node
+    parent: Ints  # of each node: the index of the caller's node
     frame: Ints  # of each node
     line: Ints  # of each node; 0: unknown
-    depth: Ints  # of each frame: 0 for the outermost, -1 for frame 0, which is none
-    name: Ints  # of each frame: number of its text
+    depth: Ints  # of each frame: 0 for the outermost, -1 for frame 0, which means none
+    name: Ints  # of each frame: the number of its text
 
     def index(self, nodes: npt.NDArray[Any]) -> Ints:
-        """The index of each node key; 0 for keys that are not in the table."""
+        """Returns the index of each node key; 0 for keys that are not in the table."""
         if not len(self.keys):
             return np.zeros(len(nodes), np.int64)
         at = np.searchsorted(self.keys, nodes)
@@ -57,13 +57,13 @@ class Samples:
     state: Ints
 
     def sorted(self) -> "Samples":
-        """By thread and time."""
+        """Returns the samples sorted by thread and time."""
         order = np.lexsort((self.time, self.thread))
         return Samples(*(getattr(self, name)[order] for name in ("time", "thread", "node", "line", "state")))
 
 
 def slices(given: Samples, trie: Trie, period: int, strings: StringTable) -> Table:
-    """The table python_function of the samples."""
+    """Returns the samples as a table python_function."""
     samples = given.sorted()
     joined, ends = _continuity(samples.time, samples.thread, period)
     depth = trie.depth[trie.frame[samples.node]]
@@ -87,23 +87,23 @@ def slices(given: Samples, trie: Trie, period: int, strings: StringTable) -> Tab
 
 
 def _continuity(times: Ints, threads: Ints, period: int) -> tuple[Flags, Ints]:
-    """For every sample: whether it continues the one before it, and until when its frames were running."""
+    """Returns for each sample whether it continues the one before it, and the time until which its frames ran."""
     seen = np.sort(times)
     joined = np.zeros(len(times), np.bool_)
     gap = times[1:] - times[:-1]
     later = np.searchsorted(seen, times[:-1] + period // 2, "right")  # the first sample of the next tick
-    others = np.searchsorted(seen, times[1:] - period // 2, "left") > later  # any between this tick and that one
+    others = np.searchsorted(seen, times[1:] - period // 2, "left") > later  # any sample between the two ticks
     joined[1:] = (threads[1:] == threads[:-1]) & ((gap <= 2 * period + period // 2) | ~others)
     following = np.searchsorted(seen, times + period // 2, "right")
     ends = np.append(seen, 0)[following]
     ends = np.where(following < len(seen), np.minimum(ends, times + 2 * period), times + period)
     continued = np.flatnonzero(joined)
-    ends[continued - 1] = times[continued]  # the thread was seen again: no limit
+    ends[continued - 1] = times[continued]  # the thread was seen again, so there is no limit
     return joined, ends
 
 
 def _runs(active: Ints, frame: Ints, joined: Flags, lines: Ints) -> dict[str, Ints]:
-    """Runs of samples that share the frame at one depth: first and last sample, frame, count, most frequent line."""
+    """Returns runs of samples with the same frame at one depth: first and last sample, frame, count, commonest line."""
     own = frame[active]
     begins = np.ones(len(active), np.bool_)
     begins[1:] = (active[1:] - active[:-1] != 1) | ~joined[active[1:]] | (own[1:] != own[:-1])
@@ -122,20 +122,20 @@ def _runs(active: Ints, frame: Ints, joined: Flags, lines: Ints) -> dict[str, In
 
 
 def _most_frequent(run: Ints, lines: Ints, starts: Ints) -> Ints:
-    """The line that most samples of each run have; of equally many the first one; 0: none is known."""
+    """Returns the most frequent line of each run; the lowest of several; 0 if no line is known."""
     found = lines[starts]
     lowest, highest = np.minimum.reduceat(lines, starts), np.maximum.reduceat(lines, starts)
     mixed = (lowest != highest)[run]
     if mixed.any():
         keys, counts = np.unique(run[mixed] << 32 | lines[mixed], return_counts=True)
-        counts[keys & 0xFFFFFFFF == 0] = 0  # a known line counts more
-        best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last one of each run
+        counts[keys & 0xFFFFFFFF == 0] = 0  # a known line takes precedence
+        best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last entry of each run is the best one
         found[keys[best] >> 32] = keys[best] & 0xFFFFFFFF
     return found
 
 
 def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie: Trie, strings: StringTable) -> Table:
-    """One table from the runs of all depths, outermost first; parents become row numbers."""
+    """Joins the runs of all depths into one table, outermost first; parents become row numbers."""
     if not levels:
         return make_table("python_function", 0, {})
     rows = np.cumsum([0, *(len(level["first"]) for level in levels)])
@@ -169,7 +169,7 @@ def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie:
 
 
 def _line_texts(row: Ints, line: Ints, state: Ints, rows: int, strings: StringTable) -> Ints:
-    """For each row its self samples by line and state, as a text's number."""
+    """Returns for each row the number of the text with its self samples by line and state."""
     known = line > 0
     keys, place = np.unique(row[known] << 32 | line[known], return_inverse=True)
     counts = np.bincount(place.reshape(-1) * len(STATES) + state[known], minlength=len(keys) * len(STATES))

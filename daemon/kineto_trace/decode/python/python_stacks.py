@@ -1,13 +1,13 @@
-"""Stack samples ("python_stacks/1" and "/2") to python_function slices and what each thread did.
+"""Decodes stack samples ("python_stacks/1" and "/2") into python_function slices and the activity of each thread.
 
 Theory of operation
-    A sample says: at this time, this thread was at this node of the stack trie. A node stands for a whole stack
+    A sample states that at this time this thread was at this node of the stack trie. A node stands for a whole stack
     prefix. In format 2 a node has an instruction, so that every frame has its line (line_tables.py), and a sample says
-    whether the thread ran, waited for the GIL or was idle, and its CPU time; threads without Python frames are
-    sampled too (node 0). In format 1 the sample itself has the line of the innermost frame, and no more is known.
+    whether the thread ran, waited for the GIL or was idle, and its CPU time; threads without Python frames are sampled
+    too (node 0). In format 1 the sample itself has the line of the innermost frame, and nothing else is known.
 
-    Both become one form, `Samples` over a `Trie`, of which python_slices.py makes the slices. Nothing that the records
-    say is believed: numbers that refer to nothing, cut values and impossible lines are left out or count as unknown.
+    Both formats become `Samples` over a `Trie`, which python_slices.py turns into slices. The records are not trusted:
+    dangling numbers, truncated values and impossible lines are left out or count as unknown.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,13 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT_1, FORMAT = PYTHON_STACKS_1_FORMAT, PYTHON_STACKS_FORMAT
 FORMATS = (FORMAT_1, FORMAT)
 DEFAULT_HZ = 100
-MAX_THREADS = 4096  # of which the use is told: those with the most CPU time
+MAX_THREADS = 4096  # whose use is reported: those with the most CPU time
 _SAMPLE_1, _SAMPLE = record_dtype(STACK_SAMPLE_1_FIELDS), record_dtype(STACK_SAMPLE_FIELDS)
 _MAX_TIME_NS = 1 << 62
 
 
 def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
-    """Slices of the samples inside the window; names go into `strings`.
+    """Decodes the samples inside the window into slices; names go into `strings`.
 
     Samples whose stack is not in the string table count as undecoded.
     """
@@ -93,7 +93,7 @@ def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
 
 
 def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, int]]:
-    """What each thread did, those with the most CPU time first."""
+    """Returns what each thread did, threads with the most CPU time first."""
     tids, place = np.unique(samples.thread, return_inverse=True)
     place = place.reshape(-1)
 
@@ -118,7 +118,7 @@ def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, i
 
 @dataclass(slots=True)
 class _Code:
-    """One code object of the string table; its line table is read when a line of it is wanted."""
+    """One code object of the string table; its line table is parsed when a line is first requested."""
 
     name: int
     first_line: int
@@ -127,7 +127,7 @@ class _Code:
     table: LineTable | None = None
 
     def line(self, offset: int) -> int:
-        """The line of the instruction there; the first line where that is unknown."""
+        """Returns the line of the instruction at this offset; the first line if it is unknown."""
         if offset < 0 or not self.raw:
             return self.first_line
         if self.table is None:
@@ -144,7 +144,7 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
             codes[number] = code
     layout = STACK_NODE_1 if old else STACK_NODE
     keys, lines = [], [0]
-    frames = [0]  # for each node its frame: function below the caller's frame, whatever the lines
+    frames = [0]  # of each node: the function below the caller's frame, whatever the line
     parents, depths, names = [0], [-1], [0]  # of frames
     index: dict[int, int] = {0: 0}
     known: dict[tuple[int, int], int] = {}
@@ -153,7 +153,7 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
         if len(raw) != layout.size or not key:
             continue
         parent, number, *offset = layout.unpack(raw)
-        above = index.get(parent)  # a parent has the smaller number, so that it is here already
+        above = index.get(parent)  # a parent has a smaller number, so it is already known
         code = codes.get(number)
         if above is None or code is None or depths[frames[above]] + 1 >= MAX_DEPTH:
             continue
@@ -191,5 +191,5 @@ def _code(raw: bytes, strings: StringTable) -> _Code | None:
 
 
 def _function_name(file: bytes, line: bytes, function: bytes, strings: StringTable) -> int:
-    """Kineto's form: 'file(first line): function'."""
+    """Returns the number of the name in Kineto's form: 'file(first line): function'."""
     return strings.add("%s(%s): %s" % tuple(part.decode("utf-8", "replace") for part in (file, line, function)))

@@ -1,21 +1,21 @@
-"""The traces that torch's profiler writes ("kineto_json/1") to the tables cpu_op, user_annotation, python_function.
+"""Decodes the traces of torch's profiler ("kineto_json/1") into the tables cpu_op, user_annotation, python_function.
 
 Theory of operation
-    kineto_text.py gives the rows in blocks. From each block only columns are kept: numbers, and names and arguments
-    by their numbers in the string table. Of an op's arguments those that have a column of their own are taken out of
-    the text by one regular expression over the whole block; what remains ("Input Dims", "Call stack", whatever a
-    version writes) is the column `inputs`, word for word. "External id" and "Ev Idx" only number the rows of one
-    document: the rows get new numbers here, in the order of their starts.
+    kineto_text.py provides the rows in blocks. Each block is reduced to columns: numbers, and names and arguments by
+    their numbers in the string table. One regular expression over the whole block removes an op's arguments that have a
+    column of their own; the remaining text ("Input Dims", "Call stack", whatever a version writes) is the column
+    `inputs`, word for word. "External id" and "Ev Idx" only number the rows of one document: the rows get new numbers
+    here, in the order of their starts.
 
 Times
-    Kineto writes microseconds after the document's base with three decimals. As floats they are exact to the
-    nanosecond as long as they are below 2**43: the base is at most 7,889,238 s back, the distance of neighbouring
-    floats there is 2**-10, so that the nearest thousandth is the one that was written. The integral part is taken off
-    first, so that no product is rounded.
+    Kineto writes microseconds after the document's base with three decimals. As floats they are exact to the nanosecond
+    as long as they are below 2**43: the base is at most 7,889,238 s back, the distance of neighbouring floats there is
+    2**-10, so the nearest thousandth is the one that was written. The integral part is subtracted first, so that no
+    product is rounded.
 
 Torch's numbers of threads
-    A backward op names the thread of its forward op by torch's own number of it, which no other row shows. But
-    Kineto draws an arrow from the forward op, on a thread with a system id, to the backward op: that tells which
+    A backward op names the thread of its forward op by torch's own thread number, which no other row contains. But
+    Kineto draws an arrow from the forward op, on a thread with a system id, to the backward op: the arrow shows which
     number belongs to which id.
 """
 
@@ -42,9 +42,9 @@ _OWN_COLUMN = re.compile(
     rb'(?:"(?:External id|Ev Idx|Sequence number|Fwd thread id)": ?-?\d+|"Record function id": ?0(?!\d)'
     rb'|"finished": ?(?:true|false)),? ?'
 )
-_BETWEEN = b"\0"  # between the arguments of two rows; JSON has none
+_BETWEEN = b"\0"  # between the arguments of two rows; JSON never contains it
 _AROUND = b" \n,"
-_KNOWN_ELSEWHERE = ("", "Trace", "ac2g", "fwdbwd")  # M rows and marks, the span of the recording, arrows
+_KNOWN_ELSEWHERE = ("", "Trace", "ac2g", "fwdbwd")  # M rows and marks, the recording's span, arrows
 _MAX_OTHERS = 8
 
 Ints = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ def _warnings(damage: Damage, reader: "_Reader") -> Iterator[str]:
 
 
 class _Numbers(dict[bytes, int]):
-    """The number in the string table of an argument text, NO_STRING of an empty one."""
+    """Maps argument texts to their numbers in the string table, and empty ones to NO_STRING."""
 
     def __init__(self, strings: StringTable) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class _Numbers(dict[bytes, int]):
 
 
 class _Names(dict[str, int]):
-    """The number in the string table of a name."""
+    """Maps names to their numbers in the string table."""
 
     def __init__(self, strings: StringTable) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class _Names(dict[str, int]):
 
 @dataclass(slots=True)
 class _Arrows:
-    """Rows "s" and "f" of fwdbwd arrows: id, thread, time in microseconds."""
+    """The "s" or "f" rows of fwdbwd arrows: id, thread, time in microseconds."""
 
     ids: list[int | str] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
@@ -203,7 +203,7 @@ class _Reader:
         }
 
     def _learn_threads(self, ops: Mapping[str, AnyArray], starts: _Arrows, ends: _Arrows) -> None:
-        """Which of torch's numbers belongs to which thread: arrows that end at a backward op."""
+        """Learns from the arrows to backward ops which of torch's numbers belongs to which thread."""
         from_thread = dict(zip(starts.ids, starts.threads, strict=True))
         backward = np.flatnonzero(ops["forward_thread"])
         numbers = dict(
@@ -221,7 +221,7 @@ class _Reader:
                 self._threads[number, forward] += 1
 
     def tables(self) -> dict[str, Table]:
-        """All documents together; ops are numbered in the order of their starts, parents first."""
+        """Returns the tables of all documents; ops are numbered in the order of their starts, parents first."""
         tables = {"python_function": self._python.table()}
         if not self._parts:
             return {**tables, **{kind: make_table(kind, 0, {}) for kind in OP_TABLES}}

@@ -1,7 +1,7 @@
-"""Exact Python calls as Kineto writes them to the table python_function.
+"""Decodes exact Python calls as Kineto writes them into the table python_function.
 
-A row names its caller by an id that holds within one document. Where only calls of modules are wanted (the program's
-functions are sampled then), a call's caller is the nearest module around it.
+A row names its caller by an id that is valid within one document. If only calls of modules are wanted (the program's
+functions are then sampled), a call's caller is the nearest enclosing module.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kineto_trace.decode.torch.kineto_text import Row, thread_ids
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, Table, make_table
 
-MAX_DEPTH = 4096  # calls; deeper chains are not believed
+MAX_DEPTH = 4096  # calls; deeper chains are rejected
 
 Ints = npt.NDArray[np.int64]
 AnyArray = npt.NDArray[Any]
@@ -36,12 +36,12 @@ class PythonCalls:
 
     def __init__(self, *, modules_only: bool) -> None:
         self._modules_only = modules_only
-        self._parts: list[dict[str, AnyArray]] = []  # of the present document
+        self._parts: list[dict[str, AnyArray]] = []  # of the current document
         self._documents: list[dict[str, AnyArray]] = []
         self._rows = 0
 
     def add(self, rows: list[Row], times: Mapping[str, AnyArray], names: list[int]) -> None:
-        """Some rows, with their times in ns after the document's base, and the numbers of their names."""
+        """Adds rows, with their times in ns after the document's base, and the numbers of their names."""
         if not rows:
             return
         args = _decoded([bytes(row.args) for row in rows])
@@ -57,7 +57,7 @@ class PythonCalls:
         )
 
     def end_document(self, base_ns: int) -> None:
-        """The rows since the last call belong together; base_ns is Unix ns."""
+        """Completes the document whose rows were added since the previous one. base_ns: its base, in Unix ns."""
         if not self._parts:
             return
         joined = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
@@ -72,7 +72,7 @@ class PythonCalls:
         self._documents.append(joined)
 
     def table(self) -> Table:
-        """All calls. They were not sampled: `samples` is 0."""
+        """Returns all calls. They were not sampled: `samples` is 0."""
         if not self._documents:
             return make_table("python_function", 0, {})
         columns = {
@@ -82,7 +82,7 @@ class PythonCalls:
 
 
 def parent_rows(ids: Ints, parents: Ints) -> Ints:
-    """Rows of the callers, NO_ROW where they are not there."""
+    """Returns the rows of the callers; NO_ROW for callers without a row."""
     order = np.argsort(ids, kind="stable")
     at = np.minimum(np.searchsorted(ids, parents, sorter=order), len(ids) - 1)
     found = order[at]
@@ -91,7 +91,7 @@ def parent_rows(ids: Ints, parents: Ints) -> Ints:
 
 
 def _only(columns: Mapping[str, AnyArray], kept: npt.NDArray[np.bool_]) -> dict[str, AnyArray]:
-    """The kept rows; the caller of each is the nearest kept one."""
+    """Selects the kept rows; the caller of each becomes its nearest kept ancestor."""
     parent = columns["parent"].copy()
     for _ in range(MAX_DEPTH):
         through = np.flatnonzero((parent != NO_ROW) & ~kept[parent])
@@ -106,7 +106,10 @@ def _only(columns: Mapping[str, AnyArray], kept: npt.NDArray[np.bool_]) -> dict[
 
 
 def depths(parent: Ints) -> npt.NDArray[np.int32]:
-    """How many callers each row has. Chains that never end are cut at MAX_DEPTH: their rows lose their callers."""
+    """Returns how many callers each row has.
+
+    Endless chains are cut at MAX_DEPTH: their rows lose their callers.
+    """
     depth = np.zeros(len(parent), np.int32)
     rows = np.flatnonzero(parent != NO_ROW)
     above = parent[rows]

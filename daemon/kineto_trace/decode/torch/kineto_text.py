@@ -1,14 +1,13 @@
-"""The rows of Chrome traces as Kineto writes them, read in blocks; text that is no valid JSON is mended row by row.
+"""Reads the rows of Kineto's Chrome traces in blocks, and repairs text that is not valid JSON row by row.
 
 Theory of operation
-    The bytes hold one or more documents, each after the byte DOCUMENT (as in RFC 7464). In front of a document's rows
-    is its head, with the time that all others are relative to. Kineto puts ROW_END between two rows and nowhere else
-    (a name has no line breaks), so that blocks of whole rows can be cut from the text without reading it; a block
-    becomes one JSON array. Text of another form is kept until its document ends and read as a whole.
-
-    Where a block cannot be read, its rows are, GROUP by GROUP, then one by one. Torch up to 2.13 writes names with
-    their quotes as they are: such a row has its name on a line of its own, which is mended. Where it is the row's
-    arguments that cannot be read, they are left out. What remains unreadable is counted, as is a row that was cut.
+    The bytes hold one or more documents, each after the byte DOCUMENT (as in RFC 7464). A document's head precedes its
+    rows and contains the time that all others are relative to. Kineto puts ROW_END between two rows and nowhere else (a
+    name has no line breaks), so blocks of whole rows can be cut from the text without parsing it; a block becomes one
+    JSON array. Text of another form is kept until its document ends and parsed as a whole.
+    If a block cannot be parsed, its rows are parsed in groups of GROUP, then one by one. Torch up to 2.13 does not
+    escape the quotes in names: such a row has its name on a line of its own, which is repaired. If only the arguments
+    of a row cannot be parsed, they are left out. Rows that remain unreadable are counted, as is a truncated row.
 """
 
 import re
@@ -36,7 +35,7 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 class Row(msgspec.Struct, gc=False):
-    """One row. Times are microseconds after the document's base; tid is a text in rows that are of no thread."""
+    """One row. Times are microseconds after the document's base; tid is a text in rows that belong to no thread."""
 
     ph: str = ""
     cat: str = ""
@@ -49,7 +48,7 @@ class Row(msgspec.Struct, gc=False):
 
 
 class _Whole(msgspec.Struct):
-    traceEvents: list[Row]  # the format's name
+    traceEvents: list[Row]  # the name in the format
 
 
 @dataclass(slots=True)
@@ -57,16 +56,16 @@ class Damage:
     """Counts what could not be read."""
 
     rows: int = 0
-    arguments: int = 0  # rows whose name and times could be read
-    documents: int = 0  # without any row
+    arguments: int = 0  # rows whose arguments alone were unreadable
+    documents: int = 0  # documents without any row
 
 
 @dataclass(slots=True)
 class Document:
-    """One document while it is read: base_ns is Unix ns, and holds once its rows come."""
+    """One document while it is read. base_ns is Unix ns, and valid when the document's rows arrive."""
 
     base_ns: int = 0
-    whole: bool = False  # its end was there
+    whole: bool = False  # whether its end was read
 
 
 _rows = msgspec.json.Decoder(list[Row])
@@ -75,12 +74,12 @@ _whole = msgspec.json.Decoder(_Whole)
 
 
 def thread_ids(rows: Iterable[Row]) -> npt.NDArray[np.uint32]:
-    """Returns the system thread ids; 0 where there is a text instead."""
+    """Returns the system thread ids; 0 for rows with a text instead."""
     return np.array([row.tid & 0xFFFFFFFF if isinstance(row.tid, int) else 0 for row in rows], np.uint32)
 
 
 def documents(buffers: Iterable[bytes], damage: Damage) -> Iterator[tuple[Document, Iterator[list[Row]]]]:
-    """Each document and its rows in blocks. A document must be read to its end before the next one is asked for."""
+    """Yields each document and its rows in blocks. Read each document to its end before requesting the next one."""
     feed = _Feed(buffers)
     while feed.next_document():
         document = Document()
@@ -96,7 +95,7 @@ class _Feed:
         self._over = False
 
     def next_document(self) -> bool:
-        """Tells whether there is another one; data before the first mark counts as one too."""
+        """Tells whether there is another document; data before the first mark counts as one too."""
         while not self._rest.strip(b" \n") and not self._over:
             self._pull()
         self._rest = self._rest.removeprefix(DOCUMENT)
@@ -147,7 +146,7 @@ def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Ro
 
 
 def _read_last(text: bytes, document: Document, damage: Damage) -> list[Row]:
-    """Reads the last rows of a document, and what follows them."""
+    """Reads the last rows of a document and the text after them."""
     end = text.rfind(_EVENTS_END)
     if end >= 0:
         document.whole = True
@@ -192,7 +191,7 @@ def _read_each(texts: list[bytes], damage: Damage) -> Iterator[Row]:
 
 
 def _mended(text: bytes) -> bytes:
-    """Escapes the quotes in its name, and replaces everything that is not UTF-8."""
+    """Escapes the quotes in the row's name, and replaces everything that is not UTF-8."""
     text = text.decode("utf-8", "replace").encode()
     return _NAME_LINE.sub(lambda line: line[1] + _BARE_QUOTE.sub(rb'\\"', line[2]) + line[3], text, count=1)
 

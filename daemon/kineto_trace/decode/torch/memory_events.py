@@ -1,8 +1,8 @@
-"""Allocator actions ("memory_events/1") to the table cpu_instant_event: [memory] and [OutOfMemory] rows.
+"""Decodes allocator actions ("memory_events/1") into the table cpu_instant_event: [memory] and [OutOfMemory] rows.
 
-The source tells what each device held when the recording ended (`metadata["totals"]`); what it held after an earlier
-action follows by going backwards from there. Sizes are those that the program asked for, times are cut to
-microseconds. torch's history does not say which thread it was.
+The source states what each device held when the recording ended (`metadata["totals"]`); going backwards from there
+gives what it held after each earlier action. Sizes are those that the program requested, times are truncated to
+microseconds. torch's history does not record the thread.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ AnyArray = npt.NDArray[Any]
 
 
 def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
-    """The rows of all records; names go into `strings`. Implausible records count as undecoded."""
+    """Decodes all records; names go into `strings`. Implausible records count as undecoded."""
     events, cut = fixed_records(source, _EVENT)
     known = (events["action"] >= MEMORY_ALLOCATED) & (events["action"] <= MEMORY_OUT_OF_MEMORY)
     known &= events["bytes"] < 1 << 62
@@ -90,7 +90,7 @@ def _deltas(action: AnyArray, sizes: Ints, more: int, less: int) -> Ints:
 
 
 def _running(final: int, deltas: Ints) -> Ints:
-    """Returns the total after each action; UNKNOWN where it is unknown, or the source contradicts itself."""
+    """Returns the total after each action; UNKNOWN if the final total is unknown or the source contradicts itself."""
     if final == UNKNOWN:
         return np.full(len(deltas), UNKNOWN, np.int64)
     following = deltas[::-1].cumsum()[::-1] - deltas

@@ -1,8 +1,8 @@
-"""Floating-point operations of ops from their recorded inputs.
+"""Computes the floating-point operations of ops from their recorded inputs.
 
-Torch's profiler computes them with "with_flops", but does not write them into its trace. They are computed here in
-the same way, for the same ops, from the sizes that the trace has: a multiplication and an addition are two operations;
-what an op does beside its products (the addition of addmm's bias) does not count.
+Torch's profiler computes them with "with_flops", but does not write them into its trace. They are computed here in the
+same way, for the same ops, from the sizes in the trace: a multiplication and an addition are two operations; what an op
+does beside its products (the addition of addmm's bias) does not count.
 """
 
 import json
@@ -15,12 +15,12 @@ import numpy as np
 from kineto_trace.model.trace import NO_STRING, StringTable, Table, make_table
 
 ARGUMENT = "flops"
-_MAX_DIMENSIONS = 64  # as torch has it
+_MAX_DIMENSIONS = 64  # torch's limit
 _Sizes = Sequence[Any]
 
 
 def _product(first: Sequence[int], second: Sequence[int]) -> int:
-    """Of matrices, or of stacks of equally many."""
+    """Returns the FLOPs of a product of matrices, or of stacks with equally many matrices."""
     if len(first) != len(second) or len(first) not in (2, 3) or first[-1] != second[-2]:
         return 0
     return 2 * math.prod(first) * second[-1]
@@ -74,13 +74,13 @@ def flops(name: str, inputs: str) -> int:
 
 
 def _sizes(value: Any) -> list[int]:
-    """Of one tensor; [] for what is none, such as a list of tensors. The text may come from anybody."""
+    """Returns the sizes of one tensor; [] for other values, such as a list of tensors. The text is not trusted."""
     known = isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 40 for size in value)
     return value if known and len(value) <= _MAX_DIMENSIONS else []
 
 
 def add_flops(ops: Table, strings: StringTable) -> Table:
-    """Returns cpu_op with one more argument where the number is known."""
+    """Returns cpu_op with one more argument for ops whose number is known."""
     keys = (ops["name"].astype(np.int64) << 32) | (ops["inputs"].astype(np.int64) & 0xFFFFFFFF)
     pairs, places = np.unique(keys, return_inverse=True)
     numbers = np.array([_with_flops(pair >> 32, pair & 0xFFFFFFFF, strings) for pair in pairs.tolist()], np.int32)

@@ -1,6 +1,6 @@
-"""What an operator says about its collective: from the agent's binary form to Kineto's JSON arguments.
+"""Converts what an operator states about its collective from the agent's binary form to Kineto's JSON arguments.
 
-kineto_agent/protocol/records.py gives the form of an entry; the names are those of PyTorch's saveNcclMeta.
+kineto_agent/protocol/records.py defines the form of an entry; the names are those of PyTorch's saveNcclMeta.
 """
 
 import json
@@ -12,8 +12,8 @@ from kineto_agent.protocol.records import COMMS_NUMBERS
 
 from kineto_trace.decode.torch.torch_inputs import UnreadableInputs
 
-SHOWN = 30  # of a list of numbers, as PyTorch's profiler shows
-_TYPES = {  # C++'s names and at::ScalarType's
+SHOWN = 30  # items shown of a list of numbers, as in PyTorch's profiler
+_TYPES = {  # C++ names -> at::ScalarType's names
     "unsigned char": "Byte",
     "signed char": "Char",
     "short int": "Short",
@@ -32,9 +32,9 @@ _TYPES = {  # C++'s names and at::ScalarType's
 
 
 def comms_text(entry: bytes, sequence: int, dtypes: Sequence[str]) -> str:
-    """The arguments "Collective name", "dtype", "In msg nelems" and so on, as JSON members.
+    """Returns the arguments "Collective name", "dtype", "In msg nelems" and so on, as JSON members.
 
-    sequence: in the process group, negative: not known. dtypes: names of types by torch's numbers. Raises
+    sequence: the number in the process group; negative if unknown. dtypes: names of types by torch's numbers. Raises
     UnreadableInputs.
     """
     reader = _Reader(entry)

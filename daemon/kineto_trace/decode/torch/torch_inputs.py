@@ -1,13 +1,13 @@
-"""What an operator's inputs look like: from the agent's binary form to Kineto's JSON arguments.
+"""Converts an operator's inputs from the agent's binary form to Kineto's JSON arguments.
 
 Theory of operation
     An entry describes the inputs of one call: their types, sizes, strides and values, in the form that
-    kineto_agent/protocol/records.py defines. Equal calls share one entry, so that a training run has a few
-    thousand of them, whatever the number of its ops: they are read one by one.
+    kineto_agent/protocol/records.py defines. Equal calls share one entry, so a training run has a few thousand of them,
+    whatever the number of its ops: they are read one by one.
 
-    The text is what PyTorch's profiler would have written for the same call: names of types as C++ gives them,
-    numbers as torch prints them, and nothing where the profiler shows nothing (None, strings, devices, long lists).
-    Entries come from the target: whatever is not in the form is refused, never guessed.
+    The text is what PyTorch's profiler would have written for the same call: C++ names of types, numbers as torch
+    prints them, and nothing where the profiler shows nothing (None, strings, devices, long lists). Entries come from
+    the target: whatever does not have the form is refused, never guessed.
 """
 
 import json
@@ -29,7 +29,7 @@ from kineto_agent.protocol.records import (
     TENSOR_NO_STRIDES,
 )
 
-LIST_SHOWN = 30  # longer lists are shown as empty ones, as PyTorch's profiler does
+LIST_SHOWN = 30  # longer lists are shown as empty, as in PyTorch's profiler
 
 
 class UnreadableInputs(ValueError):
@@ -49,7 +49,7 @@ NOTHING = Input([], [], "", "")
 
 
 def inputs_text(entry: bytes, dtypes: Sequence[str]) -> str:
-    """The arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
+    """Returns the arguments "Input Dims", "Input Strides", "Input type" and "Concrete Inputs". Raises UnreadableInputs.
 
     dtypes: names of the tensors' types by torch's numbers. An op without inputs has no arguments: "".
     """
@@ -130,7 +130,7 @@ class _Reader:
 
 
 def _printed(value: float) -> str:
-    """A double as torch prints it: whole numbers with a point and no digits after it."""
+    """Returns a double as torch prints it: whole numbers with a point and no digits after it."""
     if abs(value) < 2**63 and value.is_integer():
         return f"{int(value)}."
     return f"{value:.17g}"

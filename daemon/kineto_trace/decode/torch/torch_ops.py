@@ -1,13 +1,13 @@
-"""Operator records ("torch_ops/1") to the tables cpu_op, user_annotation and op_tensor.
+"""Decodes operator records ("torch_ops/1") into the tables cpu_op, user_annotation and op_tensor.
 
 Theory of operation
-    Each thread of the target writes a record when an operator ends, so that children come before their parents.
-    Here they are put in the order of their starts (parents first where starts are equal) and numbered; the
-    numbers are the ids by which launches, tensors and flows refer to them.
+    Each thread of the target writes a record when an operator ends, so children come before their parents. The decoder
+    sorts the records by their starts (parents first where starts are equal) and numbers them; the numbers are the ids
+    by which launches, tensors and flows refer to ops.
 
-    Names and inputs are hashes of entries in the string table. An entry that never got there is shown as what
-    it is, and counted. An operator that was still running when the recording ended gets an end that encloses
-    everything that its thread did, at least up to the window's end.
+    Names and inputs are hashes of entries in the string table. Entries that never arrived are counted; a name is then
+    shown as its hash. An operator that was still running when the recording ended gets an end that encloses everything
+    that its thread did, at least up to the window's end.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     kind = records["kind"]
     is_op = kind == KIND_OP
     ops = records if is_op.all() else records[is_op]
-    ops = ops[_by_start(ops["start"])]  # whole records: one cache line each
+    ops = ops[_by_start(ops["start"])]  # sorts whole records: one cache line each
     warnings: list[str] = []
     columns = _columns(ops, window.end_ns)
     columns["torch_thread"] = _torch_threads(columns["thread"], source.strings.get(SPACE_TORCH_THREAD, {}))
@@ -78,14 +78,14 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
 
 
 def _by_start(start: Ints) -> Ints:
-    """The order of the starts. A record comes after those of its children, so that equal ones are turned round."""
+    """Returns the order by start. Children's records precede their parents', so equal starts are reversed."""
     backwards = np.argsort(start[::-1], kind="stable")
     order: Ints = len(start) - 1 - backwards
     return order
 
 
 def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
-    """The columns that are in the records, with numbers."""
+    """Returns the columns that come from the records, and the ops' numbers."""
     names = ("start", "end", "sequence", "forward_thread", "thread", "scope", "flags")
     columns: dict[str, AnyArray] = {name: np.ascontiguousarray(ops[name]) for name in names}
     end, flags = columns.pop("end"), columns.pop("flags")
@@ -99,7 +99,7 @@ def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
 
 
 def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.bool_], window_end_ns: int) -> Ints:
-    """The ends, with those of running ops where nothing of their thread lies after them."""
+    """Returns the ends; a running op gets the latest end on its thread, at least window_end_ns."""
     ended = np.where(running, np.maximum(start, window_end_ns), end)
     for number in np.unique(thread[running]).tolist():
         own = thread == number
@@ -108,7 +108,7 @@ def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.boo
 
 
 def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> npt.NDArray[np.uint32]:
-    """Torch's own number of each row's thread; 0: unknown."""
+    """Returns torch's own number of each row's thread; 0 if it is unknown."""
     threads = Interner()
     places = threads.intern(thread.astype(np.uint64))
     known = [int.from_bytes(numbers.get(tid, b"")[:4], "little") for tid in threads.keys().tolist()]
@@ -117,7 +117,7 @@ def _torch_threads(thread: AnyArray, numbers: Mapping[int, bytes]) -> npt.NDArra
 
 
 def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
-    """The number of each row's name."""
+    """Returns the number of each row's name."""
     interner = Interner()
     numbers = interner.intern(hashes)
     known = source.strings.get(SPACE_OP_NAME, {})
@@ -133,13 +133,13 @@ def _names(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: 
 
 
 def _dtypes(source: RawSource) -> list[str]:
-    """Names of tensors' types by torch's numbers."""
+    """Returns the names of tensor types by torch's numbers."""
     names = source.metadata.get("dtypes")
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]) -> npt.NDArray[np.int32]:
-    """The number of each row's inputs as JSON arguments; NO_STRING where none were recorded."""
+    """Returns the number of each row's inputs as JSON arguments; NO_STRING if none were recorded."""
     known = source.strings.get(SPACE_OP_INPUTS, {})
     if not known and not hashes.any():
         return np.full(len(hashes), NO_STRING, np.int32)
@@ -170,14 +170,14 @@ def _inputs(hashes: AnyArray, source: RawSource, strings: StringTable, warnings:
 
 
 class _Index:
-    """Finds the row of an op by its thread and its number in it."""
+    """Finds the row of an op by its thread and its number within the thread."""
 
     def __init__(self, ops: AnyArray) -> None:
         self._key = _key(ops)
         self._order = np.argsort(self._key, kind="stable")
 
     def find(self, records: AnyArray) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """The row of each record's op, and whether it is there."""
+        """Returns the row of each record's op, and whether that op exists."""
         wanted = _key(records)
         if not len(self._key):
             return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
@@ -187,7 +187,7 @@ class _Index:
 
 
 def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
-    """One row per tensor, and the number of records whose op is not there."""
+    """Returns a table with one row per tensor, and the number of records whose op does not exist."""
     if not len(tensors):
         return make_table("op_tensor", 0, {}), 0
     place, known = index.find(tensors)
@@ -207,7 +207,7 @@ def _tensor_table(tensors: AnyArray, index: _Index) -> tuple[Table, int]:
 def _describe_collectives(
     records: AnyArray, index: _Index, inputs: AnyArray, source: RawSource, strings: StringTable, warnings: list[str]
 ) -> int:
-    """Adds to the inputs of ops what is known of their collectives. Gives the number of records without their op."""
+    """Adds each op's collective to its inputs. Returns the number of records whose op does not exist."""
     place, known = index.find(records)
     entries = source.strings.get(SPACE_OP_COMMS, {})
     dtypes = _dtypes(source)
@@ -226,7 +226,7 @@ def _describe_collectives(
 
 
 def _key(records: AnyArray) -> npt.NDArray[np.uint64]:
-    """Thread and number of the op in it."""
+    """Combines the thread and the op's number within it."""
     key: npt.NDArray[np.uint64] = records["thread"].astype(np.uint64) << np.uint64(32) | records["number"]
     return key
 

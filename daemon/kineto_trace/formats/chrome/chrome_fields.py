@@ -1,4 +1,4 @@
-"""Pieces of event rows: what rows of all kinds begin with, have among their arguments and end with."""
+"""Field lists that event rows of all kinds share: how a row begins, its common arguments and how it ends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 
 Fields = list[Field]
 AnyArray = npt.NDArray[Any]
-Columns = Mapping[str, AnyArray]  # of the table, and "tid": the viewer's row
+Columns = Mapping[str, AnyArray]  # the table's columns, and "tid": the viewer's row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldNames:
-    """What rows refer to by number."""
+    """The lookup tables and constants that rows refer to."""
 
     texts: Texts  # the trace's strings, as names
-    arguments: Texts  # those that are ready arguments (inputs of operators), each with a comma before it
-    lines: Texts  # lines of sampled slices as arguments, likewise
-    base_ns: int  # of all times in the file
+    arguments: Texts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
+    lines: Texts  # lines of sampled slices as arguments, each with a leading comma
+    base_ns: int  # Unix ns that all times in the file are relative to
     pid: int
     shapes: LaunchShapes
 
@@ -30,7 +30,7 @@ Render = Callable[[Columns, FieldNames], Fields]
 
 
 def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields:
-    """The beginning of a complete event, up to its duration."""
+    """Returns the beginning of a complete event, up to its duration."""
     return [
         Field(b'{"ph":"X","cat":"%s","name":"' % category.encode(), TEXT, rows["name"], names.texts),
         Field(b'","pid":', pid.operation, pid.column),
@@ -41,7 +41,7 @@ def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields
 
 
 def flow(phase: str, category: str, ids: AnyArray, names: FieldNames, rows: Columns, pid: Field) -> Fields:
-    """The flow event of a row, at its start. phase: "s" (start) or "f" (finish)."""
+    """Returns the flow event at the start of a row. phase: "s" (start) or "f" (finish)."""
     name = b',"cat":"%s","name":"%s"' % (category.encode(), category.encode())
     end = name + (b',"bp":"e"},\n' if phase == "f" else b"},\n")
     return [
@@ -54,12 +54,12 @@ def flow(phase: str, category: str, ids: AnyArray, names: FieldNames, rows: Colu
 
 
 def numbers(*pairs: tuple[str, AnyArray]) -> Fields:
-    """Unsigned arguments; every literal begins with the comma."""
+    """Returns unsigned arguments; every literal begins with the comma."""
     return [Field(b',"%s":' % name.encode(), UNSIGNED, column) for name, column in pairs]
 
 
 def first(fields: Fields, before: bytes) -> Fields:
-    """The same fields, with `before` in place of the first comma."""
+    """Returns the fields with `before` in place of the first comma."""
     return [fields[0]._replace(literal=before + fields[0].literal[1:]), *fields[1:]]
 
 
@@ -68,16 +68,16 @@ CLOSE = Field(b"}},\n")
 
 
 def host_pid(names: FieldNames) -> Field:
-    """The traced process as the row's process."""
+    """Returns the pid field of host rows: the traced process."""
     return Field(b"%d" % names.pid)
 
 
 def device_pid(rows: Columns) -> Field:
-    """The GPU as the row's process, as Kineto does."""
+    """Returns the pid field of GPU rows: the device number, as Kineto does."""
     return Field(b"", UNSIGNED, rows["device"])
 
 
 def external_id(rows: Columns) -> Fields:
-    """The op that caused a row, where there is one."""
+    """Returns the id of the op that caused a row, for rows that have one."""
     column = rows["external_id"]
     return [Field(b',"External id":', OPTIONAL, column)] if column.any() else []

@@ -11,10 +11,10 @@ from kineto_trace.arrays import codec
 from kineto_trace.model.activity_tables import CATEGORIES, FLOW, KINDS, MEMORY, OTHER
 from kineto_trace.model.event_kinds import DTYPES, I32X3, MAX_ARGS
 
-PADDING = 64  # zero bytes behind every piece
+PADDING = 64  # zero bytes after every piece
 MORE, MEMBER, DONE, NOT_JSON, DAMAGE, NO_MEMORY = range(6)  # Fed.status
 LOST_EVENT, LOST_ARGS, LOST_HEAD, LOST_END, LOST_ITEM, LOST_TAIL = range(1, 7)  # Fed.lost
-# By Fed.why
+# Indexed by Fed.why.
 REASONS = (
     "",
     "the text ends",
@@ -27,7 +27,7 @@ REASONS = (
     "it is no object",
     "it has no end",
 )
-# Columns of all kinds, as in chrome.h; those that every row has come first.
+# Columns of all kinds, as in chrome.h; the columns that every row has come first.
 FIXED = (
     ("start", "int64"),
     ("duration", "int64"),
@@ -87,7 +87,7 @@ class _Plan(ctypes.Structure):
 
 
 class Fed(ctypes.Structure):
-    """The result of feeding one piece. Places are bytes of the piece; `at` is a byte of the document."""
+    """The result of feeding one piece. Places are byte offsets in the piece; `at` is a byte offset in the document."""
 
     consumed: int
     key_begin: int
@@ -113,7 +113,7 @@ class Fed(ctypes.Structure):
 
 
 class Counts(ctypes.Structure):
-    """The state of reading. in_events, closed, list, had_events: 0 or 1."""
+    """The state of the reader. in_events, closed, list and had_events are 0 or 1."""
 
     events: int
     mended: int
@@ -138,7 +138,7 @@ class Counts(ctypes.Structure):
 
 
 class _Layout(NamedTuple):
-    """The plan, what it points to, and for each kind the columns of its arguments."""
+    """The plan, the memory it points to, and the columns of the arguments of each kind."""
 
     plan: _Plan
     keep: tuple[Any, ...]
@@ -210,7 +210,7 @@ def _library() -> ctypes.CDLL:
 
 
 class _Column:
-    """Memory of one column, freed when no array uses it any more."""
+    """The memory of one column, freed when no array uses it any more."""
 
     def __init__(self, address: int, rows: int, dtype: str) -> None:
         self._address = address
@@ -241,7 +241,7 @@ class Parser:
             self._handle = None
 
     def feed(self, address: int, size: int, *, final: bool, give_up: bool) -> Fed:
-        """Feeds one piece: `size` bytes followed by PADDING zero bytes. What is not consumed must be fed again."""
+        """Feeds one piece of `size` bytes followed by PADDING zero bytes. Unconsumed bytes must be fed again."""
         fed = Fed()
         self._library.kc_chrome_feed(self._handle, address, size, final, give_up, ctypes.byref(fed))
         if fed.status == NO_MEMORY:
@@ -249,13 +249,13 @@ class Parser:
         return fed
 
     def counts(self) -> Counts:
-        """Returns the state of reading."""
+        """Returns the state of the reader."""
         counts = Counts()
         self._library.kc_chrome_count(self._handle, ctypes.byref(counts))
         return counts
 
     def take(self, kind: str) -> dict[str, AnyArray]:
-        """The columns of a kind that some row has; they are gone here then. Empty without rows."""
+        """Moves the columns of a kind that at least one row fills out of the parser; {} if the kind has no rows."""
         number = list(KINDS).index(kind)
         rows = self._library.kc_chrome_rows(self._handle, number)
         found: dict[str, AnyArray] = {}

@@ -1,16 +1,15 @@
-"""Chrome-trace JSON, as Kineto, PyTorch and others write it, to a trace.
+"""Reads Chrome-trace JSON, as Kineto, PyTorch and others write it, into a trace.
 
 Theory of operation
-    The file goes piece by piece (unpacked, if it is gzip) through the native reader (daemon/native/chrome/chrome.h),
-    so that
-    beside the columns only one piece is in memory. chrome_tables.py makes the tables, chrome_target.py reads what the
-    file says of its process.
+    The file passes through the native reader (daemon/native/chrome/chrome.h) piece by piece, unpacked if it is gzip, so
+    that only one piece is in memory beside the columns. chrome_tables.py builds the tables; chrome_target.py reads what
+    the file says about its process.
 
-    Everything that came in goes out again (formats/chrome/verbatim_writer.py): numbers are in columns where those have
-    the very value, all else stays JSON text. What could not be read is in Trace.notes, with places, and counted in
-    Trace.losses.undecoded.
+    Everything that is read is written back (formats/chrome/verbatim_writer.py): numbers go into columns if those hold
+    the exact value, everything else stays JSON text. Trace.notes lists what could not be read, with places;
+    Trace.losses.undecoded counts it.
 
-    Times are Unix ns where the file has a base (baseTimeNanoseconds), else ns since whatever its writer counts from.
+    Times are Unix ns if the file has a base (baseTimeNanoseconds), otherwise ns since its writer's own origin.
 """
 
 from collections import Counter, defaultdict
@@ -31,20 +30,20 @@ from kineto_trace.model.trace_header import base_ns, mended
 
 PIECE_BYTES = 4 << 20
 PACKED_BYTES = 1 << 18
-UNPACKED_BYTES = 1 << 16  # at a time: as much is lost in front of damage
-MAX_EVENT_BYTES = 64 << 20  # what is longer is no event
-SHOWN_PLACES = 5  # of damage of one sort
+UNPACKED_BYTES = 1 << 16  # decompressed at a time: damage loses up to this much of the data in front of it
+MAX_EVENT_BYTES = 64 << 20  # anything longer is not an event
+SHOWN_PLACES = 5  # places listed for one sort of damage
 _GZIP = b"\x1f\x8b"
 _UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
 
-MERGED = "kinetodMerge"  # member of files that merge/ wrote: which ranks they hold, and on what clock
-Read = Callable[[memoryview], int]  # fills some of it; 0: over
+MERGED = "kinetodMerge"  # member of files that merge/ wrote: the ranks in the file, and their clocks
+Read = Callable[[memoryview], int]  # fills part of the view and returns the count; 0: end
 
 
 def load_chrome(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
     """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
 
-    Raises FileError if it is not a trace, OSError if it cannot be read.
+    Raises FileError if the content is not a trace, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb", buffering=0) as file:
@@ -77,7 +76,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
 
 
 def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
-    """From the first start to the last end of the activities (Unix ns); of whatever there is, if there are none."""
+    """Returns the first start and the last end (Unix ns) of the activities; of all rows if there are no activities."""
     timed = [table for kind, table in tables.items() if kind not in (*FILE_TABLES, *UNTIMED_TABLES) and len(table)]
     timed = timed or [table for table in tables.values() if len(table)]
     if not timed:
@@ -86,7 +85,7 @@ def _window(tables: Mapping[str, Table]) -> tuple[int, int]:
 
 
 class _Input:
-    """The bytes of the document."""
+    """Provides the bytes of the document, unpacked if the file is gzip."""
 
     def __init__(self, file: BinaryIO, document: "_Document") -> None:
         self._file = file
@@ -97,7 +96,7 @@ class _Input:
         self._packed = self._first == _GZIP
         self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         self._members = 0
-        self._position = 0  # of the packed file
+        self._position = 0  # in the packed file
 
     def read(self, view: memoryview) -> int:
         """Fills part of the view; returns 0 at the end."""
@@ -154,7 +153,7 @@ class _Input:
 
 
 class _Nothing:
-    """A file that has ended."""
+    """A file that is at its end."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Returns no bytes."""
@@ -169,7 +168,7 @@ def _read_some(file: BinaryIO, size: int) -> bytes:
 
 
 class _Document:
-    """Reads a document to its end."""
+    """Reads one document to its end."""
 
     def __init__(self, name: str) -> None:
         self.parser = Parser()
@@ -178,12 +177,12 @@ class _Document:
         self.undecoded = 0
         self._name = name
         self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
-        self._begin = self._end = 0  # of what was not consumed yet
-        self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)  # places, of (lost, why)
+        self._begin = self._end = 0  # of the bytes that are not consumed yet
+        self._damage: dict[tuple[int, int], list[int]] = defaultdict(list)  # (lost, why) -> places
         self._damaged: Counter[tuple[int, int]] = Counter()
 
     def read(self, source: _Input) -> None:
-        """Reads everything. Raises FileError if it is not a trace."""
+        """Reads the whole document. Raises FileError if it is not a trace."""
         final = False
         while True:
             final = final or not self._fill(source)
@@ -201,7 +200,7 @@ class _Document:
         self._finish()
 
     def _more(self, source: _Input) -> bool:
-        """Tells whether anything but white space follows."""
+        """Tells whether anything other than white space follows."""
         view = self._buffer.data[:PACKED_BYTES]
         while count := source.read(view):
             if bytes(view[:count]).strip(b" \r\n\t\0"):
@@ -209,7 +208,7 @@ class _Document:
         return False
 
     def _fill(self, source: _Input) -> bool:
-        """Reads more data after what was not consumed. Returns False at the end."""
+        """Reads more data after the bytes that are not consumed yet. Returns False at the end."""
         left = self._end - self._begin
         if self._begin:
             self._buffer[:left] = self._buffer[self._begin : self._end].copy()
@@ -229,7 +228,7 @@ class _Document:
         return alive
 
     def _feed(self, *, final: bool) -> Fed:
-        """Feeds all available data, until more is needed."""
+        """Feeds all available data until the parser needs more."""
         while True:
             size = self._end - self._begin
             give_up = size >= MAX_EVENT_BYTES

@@ -1,4 +1,4 @@
-"""Which rows of which table go into a Chrome trace through which renderer, and where the viewer shows them."""
+"""Decides which rows of each table go into a Chrome trace, with which renderer, and on which row of the viewer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ OVERHEAD_PID = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one table with the same form. `chosen`: their places in the table; None for all."""
+    """Rows of one table with the same form. `chosen`: their places in the table; None for all rows."""
 
     kind: str
     columns: Mapping[str, AnyArray]
@@ -34,13 +34,13 @@ class Section:
         return len(self.columns["start"] if self.chosen is None else self.chosen)
 
     def block(self, first: int, last: int) -> Columns:
-        """Returns the columns of some of the rows."""
+        """Returns the columns of the rows first … last - 1."""
         rows = slice(first, last) if self.chosen is None else self.chosen[first:last]
         return {name: column[rows] for name, column in self.columns.items()}
 
 
 def sections(trace: Trace) -> list[Section]:
-    """Returns all rows of a trace. Of rows of one thread that begin together, enclosing ones come first."""
+    """Returns all rows of a trace. Where rows of one thread start together, enclosing rows come first."""
     parts = _ops(trace)
     calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
@@ -65,7 +65,7 @@ def sections(trace: Trace) -> list[Section]:
 
 
 def _call_starts(trace: Trace, kind: str) -> Mask:
-    """Which calls begin a flow: those that Kineto names, and those that a recorded GPU activity came from."""
+    """Marks the calls that begin a flow: those that Kineto names, and those that caused a recorded GPU activity."""
     table = trace.table(kind)
     if not len(table):
         return np.zeros(0, np.bool_)
@@ -78,7 +78,7 @@ def _call_starts(trace: Trace, kind: str) -> Mask:
 
 
 def _linked_or_not(kind: str, columns: Columns, linked: Mask) -> list[Section]:
-    """For each form of the rows two sections: rows with a flow event right after them, and rows without."""
+    """Returns two sections for each form of the rows: rows followed by their flow event, and rows without one."""
     parts = []
     for form in device_events.forms(kind):
         among = np.ones(len(linked), np.bool_) if form.rows is None else form.rows(columns)
@@ -110,7 +110,7 @@ def _gpu_annotations(table: Table, rows: Mapping[str, npt.NDArray[np.int64]]) ->
 
 
 def _ops(trace: Trace) -> list[Section]:
-    """What happened on the host: Python functions, annotations, operators with their links, allocations."""
+    """Returns the host's rows: Python functions, annotations, operators with their links, allocations."""
     memory = trace.table("cpu_instant_event")
     index = max((int(trace.table(kind)["id"].max()) for kind in OP_TABLES if len(trace.table(kind))), default=0)
     return [
@@ -128,7 +128,7 @@ def _host(table: Table, render: Render, index: int = 0) -> Section:
 
 
 def _links(trace: Trace) -> list[Section]:
-    """Both ends of each link between a forward and a backward operator."""
+    """Returns both ends of each link between a forward and a backward operator."""
     ops = trace.table("cpu_op")
     links = forward_backward(trace.tables)
     number = np.arange(1, len(links.forward_rows) + 1)
@@ -160,7 +160,7 @@ def _python(trace: Trace, index: int) -> list[Section]:
 
 
 def nested_python(trace: Trace, python: Table) -> dict[str, AnyArray]:
-    """Times of sampled slices that nest with all other events of their thread: viewers drop what overlaps in part."""
+    """Returns times of sampled slices that nest with their thread's other events: viewers drop partial overlaps."""
     if not any(len(trace.table(kind)) for kind in (*OP_TABLES, *API_TABLES)):
         return {}
     tree = build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)

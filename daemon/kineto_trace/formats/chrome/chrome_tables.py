@@ -1,20 +1,21 @@
-"""The tables of a trace from the columns that the native reader of Chrome traces made.
+"""Builds the tables of a trace from the columns that the native reader of Chrome traces made.
 
 Theory of operation
-    The reader leaves what the file says of each row. What the tables need beyond that is found here, with arrays:
+    The reader delivers what the file says about each row. This module derives the rest of the tables with array
+    operations:
 
-    - Threads. A row's pid and tid are a track. Tracks with rows of the host are threads: their number is the tid; of
-      two threads with one tid (in files of several processes) the one with more rows has it, the other one gets a
-      number from MADE_UP on, as do threads whose tid is a text without a number. 7 and "7" are one thread: older
-      files have texts for operators and numbers for allocations. Rows of GPUs, flows and others have
-      the number of their track's thread, else their tid.
-    - GPU rows have a device and a stream among their arguments, or are on the row of the stream (tid) in the process
-      of the device (pid).
-    - Ops have ids: their external id; where it is missing or has been given before, a number that is free. Then the
-      file's own ids are the origin column external_id.
-    - Backward ops name the thread of their forward op by a number of torch's. Arrows (fwdbwd) from a thread to a
+    - Threads. A row's pid and tid form a track. Tracks with host rows are threads, numbered by their tid. If two
+      threads have the same tid (in files of several processes), the one with more rows keeps it; the other gets a
+      number from MADE_UP on, as does a thread whose tid is a text without a number. 7 and "7" are the same thread:
+      older files use texts for operators and numbers for allocations. Rows of GPUs, flows and others have the number of
+      their track's thread, otherwise their tid.
+    - GPU rows have a device and a stream among their arguments, or they are on the row of the stream (tid) in the
+      process of the device (pid).
+    - Ops have ids: their external id, or a free number if that is missing or already taken. If any id was replaced, the
+      origin column external_id keeps the file's own ids.
+    - A backward op names the thread of its forward op by torch's own thread number. Arrows (fwdbwd) from a thread to a
       backward op show which thread that is.
-    - Python calls have a caller: by "Python parent id"; in files without such ids, by time.
+    - Python calls refer to their caller by "Python parent id"; in files without such ids the times show the caller.
 """
 
 import re
@@ -45,7 +46,7 @@ from kineto_trace.model.trace import (
 )
 from kineto_trace.structure.nesting import nest_tables
 
-MADE_UP = 1 << 31  # first number of threads whose tid cannot be used
+MADE_UP = 1 << 31  # first number given to threads whose tid cannot be used
 FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
@@ -61,18 +62,18 @@ Columns = dict[str, AnyArray]
 
 @dataclass(frozen=True, slots=True)
 class ChromeTracks:
-    """The pairs of pid and tid of a file, and the numbers of their threads. host: whether the host has rows there."""
+    """The (pid, tid) pairs of a file, and the numbers of their threads. host: whether the track has host rows."""
 
     pid: Ints
     tid: Ints
     thread: npt.NDArray[np.uint32]
     host: npt.NDArray[np.bool_]
-    rows: Ints  # of the host
+    rows: Ints  # number of host rows
 
 
 @dataclass(frozen=True, slots=True)
 class ChromeRows:
-    """All rows of a file. strings: the texts of the file."""
+    """All rows of a file. strings: the file's texts."""
 
     tables: Mapping[str, Table]
     tracks: ChromeTracks
@@ -80,7 +81,7 @@ class ChromeRows:
 
 
 def build(parser: Parser, base_ns: int) -> ChromeRows:
-    """The tables of what was read; base_ns (Unix ns) is what all times are relative to."""
+    """Builds the tables of what the parser has read; all times are relative to base_ns (Unix ns)."""
     strings = parser.strings()
     parts = {kind: columns for kind in KINDS if (columns := parser.take(kind))}
     tracks = _tracks(parser.tracks(), parts, strings)
@@ -122,7 +123,7 @@ def _tracks(pairs: Ints, parts: Mapping[str, Columns], strings: Sequence[str]) -
 
 
 def whole_number(value: int, strings: Sequence[str]) -> int | str:
-    """pid or tid as the file has it, a text that is an integer as that."""
+    """Returns a pid or tid as the file has it, but a text that is an integer as that integer."""
     if value > TEXT_ID:
         return value
     text = strings[TEXT_ID - value]
@@ -130,7 +131,7 @@ def whole_number(value: int, strings: Sequence[str]) -> int | str:
 
 
 def _number(value: int, strings: Sequence[str]) -> int | None:
-    """pid or tid as a number: itself, or the first one in its text; None: neither."""
+    """Returns a pid or tid as a number: itself, or the first number in its text; None if there is neither."""
     if value <= TEXT_ID:
         found = _NUMBER.search(strings[TEXT_ID - value])
         return int(found[0]) if found else None
@@ -175,7 +176,7 @@ def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]
 
 
 def _sampled_lines(args: AnyArray, strings: list[str]) -> AnyArray:
-    """The numbers of the texts that say the lines of sampled slices; each distinct text of arguments is read once."""
+    """Returns the number of each row's line text (sampled slices). Each distinct text of arguments is searched once."""
     found = np.full(len(strings) + 1, NO_STRING, np.int32)  # the last place is for rows without arguments
     numbers: dict[str, int] = {}
     for number in distinct(args[args >= 0]).tolist():
@@ -189,7 +190,7 @@ def _sampled_lines(args: AnyArray, strings: list[str]) -> AnyArray:
 
 
 def _defaults(kind: str, columns: Columns, count: int) -> None:
-    """Columns of arguments that no row has."""
+    """Adds the columns of arguments that no row has, filled with their defaults."""
     schema = {column.name: column.dtype for column in SCHEMAS[kind]}
     for arg in KINDS[kind]:
         if arg.default and arg.column in schema and arg.column not in columns:
@@ -197,7 +198,7 @@ def _defaults(kind: str, columns: Columns, count: int) -> None:
 
 
 def _fill_times(columns: Columns, present: AnyArray) -> None:
-    """Rows without a time get the earliest one: they say something of the whole file."""
+    """Gives rows without a time the earliest one: they describe the whole file."""
     timed = (present & TS) != 0
     if timed.any() and not timed.all():
         columns["start"][~timed] = columns["start"][timed].min()
@@ -218,7 +219,7 @@ def _place_on_gpu(columns: Columns, track: AnyArray, tracks: ChromeTracks, strin
 
 
 def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyArray) -> None:
-    """What only the names of a kind's rows say, and of copies which ones are between two devices."""
+    """Fills the columns that only the row's name states, and marks copies between two devices."""
     if kind == "gpu_memcpy":
         keys = [arg.key for arg in KINDS[kind]]
         peer = np.uint64(1 << FIRST_ARG_BIT + keys.index("fromDevice"))
@@ -233,7 +234,7 @@ def _by_name(kind: str, columns: Columns, strings: Sequence[str], present: AnyAr
 
 
 def _part(pattern: re.Pattern[str], group: int, known: Sequence[str]) -> Callable[[str], int]:
-    """Tells the number of the word in this group of a name; 0: an unknown one."""
+    """Returns a function that gives the number of the word in this group of a name; 0: unknown."""
 
     def number(name: str) -> int:
         found = pattern.match(name)
@@ -262,7 +263,7 @@ _TOLD_BY_NAME: dict[str, dict[str, Callable[[str], int]]] = {
 
 
 def _ops(tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Ids and scopes of operators and annotations."""
+    """Completes the ids and torch's thread numbers of operators and annotations."""
     if not tables:
         return {}
     given = [table.origin.get("external_id", np.zeros(len(table), np.int64)) for table in tables.values()]
@@ -273,7 +274,7 @@ def _ops(tables: Mapping[str, Table]) -> dict[str, Table]:
     for (kind, table), own, part in zip(tables.items(), given, parts, strict=True):
         origin = dict(table.origin)
         if ids is joined and "external_id" in origin:
-            del origin["external_id"]  # the column id says it
+            del origin["external_id"]  # it equals the column id
         backward = table["forward_thread"] > 0
         scope = np.where(backward, SCOPE_BACKWARD_FUNCTION, 0).astype(np.uint8)
         if kind == "user_annotation":
@@ -284,7 +285,7 @@ def _ops(tables: Mapping[str, Table]) -> dict[str, Table]:
 
 
 def _unique_ids(given: Ints) -> Ints:
-    """The given ids if all are above 0 and differ; else new ones for those that are not or came before."""
+    """Returns the given ids if all are positive and distinct; otherwise invalid and repeated ones are replaced."""
     usable = given > 0
     if usable.all() and len(distinct(given)) == len(given):
         return given
@@ -300,7 +301,7 @@ def _unique_ids(given: Ints) -> Ints:
 
 
 def _with_torch_threads(ops: Table, flow: Table, strings: Sequence[str]) -> Table:
-    """Operators with torch's numbers of their threads, where arrows show them."""
+    """Fills in torch's own thread number of each operator, if arrows show it."""
     numbers = [number for number, text in enumerate(strings) if text in FLOW_CATEGORIES]
     arrows = np.isin(flow["category"], numbers)
     begin = np.flatnonzero(arrows & (flow["phase"] == ord("s")))
@@ -326,7 +327,7 @@ def _keys(values: AnyArray) -> npt.NDArray[np.uint64]:
 
 
 def _moments(table: Table, rows: AnyArray) -> npt.NDArray[np.uint64]:
-    """One number for each thread and start."""
+    """Returns a hash of thread and start for each of the rows."""
     mixed = table["thread"][rows].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     keys: npt.NDArray[np.uint64] = mixed ^ _keys(table["start"][rows])
     return keys
@@ -336,7 +337,7 @@ def _moments(table: Table, rows: AnyArray) -> npt.NDArray[np.uint64]:
 
 
 def _callers(columns: Columns) -> None:
-    """parent and depth of Python calls."""
+    """Fills the columns parent and depth of Python calls."""
     if "python_id" in columns and "python_parent_id" in columns:
         ids, rows = columns["python_id"], np.arange(len(columns["python_id"]))
         parent = lookup(_keys(columns["python_parent_id"]), _keys(ids), rows, NO_ROW)

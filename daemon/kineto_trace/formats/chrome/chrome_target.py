@@ -1,4 +1,4 @@
-"""What a Chrome trace says of its process: ids, names, rank, devices, versions, options."""
+"""Reads what a Chrome trace says about its process: ids, names, rank, devices, versions, options."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,10 @@ _NAME = msgspec.json.Decoder(dict[str, Any])
 
 
 class TargetDescription(NamedTuple):
-    """Beside the tables. devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, …"""
+    """What a file states beside its tables.
+
+    devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, …
+    """
 
     target: TargetInfo
     devices: tuple[Mapping[str, Any], ...]
@@ -27,7 +30,7 @@ class TargetDescription(NamedTuple):
 
 
 def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
-    """What the head and the metadata rows (ph "M") say."""
+    """Returns what the head and the metadata rows (ph "M") state."""
     pid = _main_pid(loaded)
     distributed = value(head, "distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
@@ -78,7 +81,7 @@ def _count(found: Any) -> int | None:
 
 
 def _main_pid(loaded: ChromeRows) -> int:
-    """The process with the most rows of the host."""
+    """Returns the pid of the process with the most host rows."""
     tracks = loaded.tracks
     if not tracks.rows.any():
         return 0
@@ -87,7 +90,7 @@ def _main_pid(loaded: ChromeRows) -> int:
 
 
 def _names(loaded: ChromeRows, pid: int) -> tuple[str, dict[int, str]]:
-    """The name of the process, and of its threads by number."""
+    """Returns the name of the process, and the names of its threads by number."""
     process, threads = "", {}
     numbers = {int(t): int(n) for t, n in zip(loaded.tracks.tid, loaded.tracks.thread, strict=True) if t > TEXT_ID}
     for name, tid, text in _metadata(loaded, pid):
@@ -102,7 +105,7 @@ def _names(loaded: ChromeRows, pid: int) -> tuple[str, dict[int, str]]:
 
 
 def _metadata(loaded: ChromeRows, pid: int) -> list[tuple[str, int, str]]:
-    """(what, tid, text) of the rows that name the process and its threads."""
+    """Returns (kind of row, tid, text) for the metadata rows that name the process and its threads."""
     table = loaded.tables.get("other")
     if table is None or not table.origin:
         return []

@@ -1,12 +1,12 @@
-"""Kineto's Chrome-trace JSON from columns, as HTA, the TensorBoard plug-in and Perfetto read it.
+"""Writes Kineto's Chrome-trace JSON from columns, in the form that HTA, the TensorBoard plug-in and Perfetto read.
 
 Theory of operation
-    The file has a header (device properties, versions, times' base), rows that name processes and threads,
-    one section of rows per kind of activity, and the closing rows; the order within the sections is free.
-    A section goes through the native writer block by block, so that memory does not grow with the trace.
+    The file consists of a header (device properties, versions, base of all times), rows that name processes and
+    threads, one section of rows per kind of activity, and the closing rows. The order within a section is free. Each
+    section goes through the native writer block by block, so that memory does not grow with the trace.
 
-    Times are microseconds since a base that all files of three months share (Kineto's "trimonth"), so that
-    files of several ranks can be put together.
+    Times are microseconds since a base that all files of a three-month period share (Kineto's "trimonth"), so that
+    files of several ranks can be combined.
 """
 
 import json
@@ -26,7 +26,7 @@ from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_STRING, OP_TABLES, Trace
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
-# Kineto's keys (1, or not there) and the options that each stands for
+# Kineto's keys (1, or absent) and the options that each stands for
 OPTION_KEYS = {
     "record_shapes": ("record_shapes",),
     "with_stack": ("with_stack", "stack_trace"),
@@ -43,7 +43,7 @@ def base_ns(time_ns: int) -> int:
 
 
 def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
-    """Writes the whole file into the sink. trace_name: the file's name for itself.
+    """Writes the whole file into the sink. trace_name: the file's name, which the file contains.
 
     A trace that was read from a Chrome trace is written back as it was, with its own name.
     """
@@ -82,7 +82,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
 
 
 def _arguments(trace: Trace) -> list[bool]:
-    """For each string: whether it is ready arguments (inputs of an operator) and no name."""
+    """Tells for each string whether it consists of ready-made arguments (inputs of an operator)."""
     ready = np.zeros(len(trace.strings), np.bool_)
     for kind in OP_TABLES:
         numbers = trace.table(kind)["inputs"]
@@ -91,7 +91,7 @@ def _arguments(trace: Trace) -> list[bool]:
 
 
 def _lines(trace: Trace) -> list[bool]:
-    """For each string: whether it says the lines of a sampled slice."""
+    """Tells for each string whether it states the lines of a sampled slice."""
     found = np.zeros(len(trace.strings), np.bool_)
     numbers = trace.table("python_function")["lines"]
     found[numbers[numbers != NO_STRING]] = True
@@ -123,19 +123,19 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
     }
     values["displayTimeUnit"] = "ms"
     values["baseTimeNanoseconds"] = base
-    # HTA finds the rank by a pattern that needs the space after the colon: the separators matter.
+    # HTA finds the rank by a pattern that requires the space after the colon, so the separators matter.
     return {name: json.dumps(value, separators=(", ", ": ")) for name, value in values.items()}
 
 
 def _stack_samples(trace: Trace) -> dict[str, Any]:
-    """What each sampled thread did, and how often it was looked at."""
+    """Returns what each sampled thread did, and the sampling period."""
     if not trace.target.thread_use:
         return {}
     return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
 
 
 def _clock(target: TargetInfo) -> dict[str, int]:
-    """Returns what was measured about the host's clock."""
+    """Returns the measured offset and uncertainty of the host's clock."""
     if target.clock_offset_ns is None:
         return {}
     if target.clock_uncertainty_ns is None:

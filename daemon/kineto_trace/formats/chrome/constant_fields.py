@@ -1,6 +1,6 @@
-"""Fields whose value is the same in all rows become part of the literals: a row has fewer fields, the text is the same.
+"""Folds fields whose value is the same in all rows into the literals: rows have fewer fields, the text is the same.
 
-In most traces these are many: process, device, context, category, what is 0 everywhere.
+Most traces have many such fields: process, device, context, category, and everything that is 0 throughout.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,14 @@ import numpy as np
 
 from kineto_trace.arrays.codec import SIGNED, TEXT, UNSIGNED, AnyArray, Field
 
-_SAMPLE = 64  # values that are looked at first: few columns that vary get past them
+_SAMPLE = 64  # values compared first: few varying columns pass this check
 
 
 def folded(fields: Sequence[Field], rows: AnyArray | None = None) -> list[Field]:
-    """The fields of a form that is written for these rows (None: all) of their columns. The last field ends the row."""
+    """Returns a form with its constant fields folded, for these rows of the columns (None: all).
+
+    The last field ends the row.
+    """
     found: list[Field] = []
     pending = b""
     for field in fields:
@@ -29,7 +32,7 @@ def folded(fields: Sequence[Field], rows: AnyArray | None = None) -> list[Field]
 
 
 def _constant(field: Field, rows: AnyArray | None) -> bytes | None:
-    """What this field is in all rows, None if it differs or is of another sort."""
+    """Returns the text of a field that is the same in all rows; None if it varies or its type cannot be folded."""
     column = field.column
     if column is None or field.operation not in (TEXT, SIGNED, UNSIGNED) or not len(column):
         return None
@@ -43,7 +46,7 @@ def _constant(field: Field, rows: AnyArray | None) -> bytes | None:
         value = column[rows[:1]]
         if (column[rows] != value[0]).any():
             return None
-    kind = "i" if field.operation == SIGNED else "u"  # as the native side reads it
+    kind = "i" if field.operation == SIGNED else "u"  # as the native code reads it
     number = int(np.ascontiguousarray(value).view(f"{kind}{value.itemsize}")[0])
     if field.operation != TEXT:
         return b"%d" % number

@@ -1,7 +1,7 @@
-"""The rows of GPU work and of the calls that cause it in Kineto's Chrome-trace JSON, as literals and columns.
+"""Renders the rows of GPU work and of the calls that cause it in Kineto's Chrome-trace JSON, as literals and columns.
 
-Each function here turns one block of a table's rows into fields for the native writer: what Kineto's writer
-says in C++ about one activity is said here once about all of them. A row may carry its flow event with it.
+Each function turns one block of a table's rows into fields for the native writer: what Kineto's C++ writer emits for
+one activity is stated here once for a whole column. A row may include its flow event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ def _channel(rows: Columns) -> Fields:
 
 
 def _kernel(rows: Columns, names: FieldNames) -> Fields:
-    """Kernels; everything that depends on the launch shape alone is one ready text."""
+    """Renders kernels; everything that depends only on the launch shape is one ready-made text."""
     shape, texts = names.shapes.texts(rows)
     head = numbers(
         ("queued", rows["queued"]),
@@ -78,7 +78,7 @@ _TWO_DEVICES = {
 
 
 def _memory(category: str, where: Mapping[str, str], rows: Columns, names: FieldNames) -> Fields:
-    """Copies and sets. where: arguments that say on which devices, and their columns."""
+    """Renders copies and sets. where: the arguments that state the devices, and their columns."""
     bandwidth = rows["bytes"] / np.maximum(rows["duration"], 1)  # bytes per ns: GB/s
     columns = {**where, "stream": "stream", "correlation": "correlation", "bytes": "bytes"}
     head = numbers(*((key, rows[column]) for key, column in columns.items()))
@@ -94,7 +94,7 @@ def _memory(category: str, where: Mapping[str, str], rows: Columns, names: Field
 
 
 def _gpu_work(category: str, rows: Columns, names: FieldNames) -> Fields:
-    """GPU work of any table, with its numbers."""
+    """Renders GPU work of any table with its numeric arguments."""
     fields = [
         Field(b',"%s":' % key.encode(), SIGNED if rows[column].dtype.kind == "i" else UNSIGNED, rows[column])
         for column, key in numbers_of(category).items()
@@ -103,7 +103,7 @@ def _gpu_work(category: str, rows: Columns, names: FieldNames) -> Fields:
 
 
 def _gpu_flow(rows: Columns, names: FieldNames) -> Fields:
-    """The end of a flow at a GPU activity."""
+    """Renders the end of a flow at a GPU activity."""
     return flow("f", "ac2g", rows["correlation"], names, rows, device_pid(rows))
 
 
@@ -113,12 +113,12 @@ def _api(category: str, rows: Columns, names: FieldNames) -> Fields:
 
 
 def _api_flow(rows: Columns, names: FieldNames) -> Fields:
-    """The beginning of a flow at a call."""
+    """Renders the beginning of a flow at a call."""
     return flow("s", "ac2g", rows["correlation"], names, rows, host_pid(names))
 
 
 def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
-    """Synchronization: `device` holds a real device here. waits: for an event, so that rows also say for which one."""
+    """Renders synchronizations; `device` is a real device here. waits: rows wait for an event and state which one."""
     wait = [
         Field(b',"wait_on_stream":', SIGNED, rows["wait_on_stream"]),
         Field(b',"wait_on_cuda_event_record_corr_id":', SIGNED, rows["wait_on_correlation"]),
@@ -138,24 +138,24 @@ def _sync(waits: bool, rows: Columns, names: FieldNames) -> Fields:
 
 
 def _sync_flow(rows: Columns, names: FieldNames) -> Fields:
-    """The end of a flow at a synchronization."""
+    """Renders the end of a flow at a synchronization."""
     return flow("f", "ac2g", rows["correlation"], names, rows, Field(b"", SIGNED, rows["device"]))
 
 
 def overhead(rows: Columns, names: FieldNames) -> Fields:
-    """CUPTI's own work."""
+    """Renders CUPTI's own work."""
     return [*event("overhead", names, rows, Field(b"-1")), Field(b"},\n")]
 
 
 class RowForm(NamedTuple):
-    """How rows of a table are written. rows: which ones; None: all."""
+    """A way to write rows of a table. rows: selects the rows that have this form; None: all."""
 
     render: Render
     rows: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
 
 
-_EVENT_TYPES = (1, 2)  # of cuda_sync: those that name an event
-# Of the tables whose rows _gpu_work cannot write.
+_EVENT_TYPES = (1, 2)  # types of cuda_sync that name an event
+# Forms of the tables that _gpu_work cannot write.
 _FORMS = {
     "kernel": (RowForm(_kernel),),
     "gpu_memcpy": (
@@ -172,18 +172,18 @@ _FORMS = {
 
 
 def forms(kind: str) -> tuple[RowForm, ...]:
-    """The forms of a table's rows."""
+    """Returns the forms of a table's rows."""
     return _FORMS.get(kind) or (RowForm(partial(_gpu_work, kind)),)
 
 
 def with_flow(kind: str, render: Render) -> Render:
-    """The same rows, each with its end of a flow right after it."""
+    """Returns a renderer that adds the end of a flow right after each row."""
     end = _api_flow if kind in API_TABLES else _gpu_flow if kind in GPU_TABLES else _sync_flow
     return lambda rows, names: [*render(rows, names), *end(rows, names)]
 
 
 def starts_flow(strings: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """For each string: whether Kineto begins a flow at calls of this name."""
+    """Tells for each string whether Kineto begins a flow at calls of this name."""
     return np.array([_starts_flow(text) for text in strings], np.bool_)
 
 

@@ -1,7 +1,7 @@
-"""The rows of what the program does on the host: operators, annotations, allocations, Python functions, links.
+"""Renders the rows of what the program does on the host: operators, annotations, allocations, Python functions, links.
 
-Names of arguments are those of Kineto's rows. "Ev Idx" numbers the rows of the host: operators and annotations
-by their ids, then allocations, then exact Python calls.
+The arguments have Kineto's names. "Ev Idx" numbers the host's rows: operators and annotations by their ids, then
+allocations, then exact Python calls.
 """
 
 import numpy as np
@@ -20,17 +20,17 @@ from kineto_trace.formats.chrome.chrome_fields import (
 )
 from kineto_trace.model.trace import NO_MODULE, NO_SEQUENCE
 
-_UNFINISHED = Texts([b',"finished":false', b""])  # by the column `finished`
-ANNOTATION_MARGIN_NS = 1  # by which Kineto lets an annotation stand out over its GPU work on both sides
+_UNFINISHED = Texts([b',"finished":false', b""])  # indexed by the column `finished`
+ANNOTATION_MARGIN_NS = 1  # by which Kineto widens an annotation beyond its GPU work on both sides
 
 
 def cpu_op(rows: Columns, names: FieldNames) -> Fields:
-    """Operators."""
+    """Renders operators."""
     return _op("cpu_op", rows, names)
 
 
 def user_annotation(rows: Columns, names: FieldNames) -> Fields:
-    """Ranges that the program named."""
+    """Renders ranges that the program named."""
     return _op("user_annotation", rows, names)
 
 
@@ -50,17 +50,17 @@ def _op(category: str, rows: Columns, names: FieldNames) -> Fields:
 
 
 def forward(rows: Columns, names: FieldNames) -> Fields:
-    """The beginning of a link, at a forward operator."""
+    """Renders the beginning of a link, at the forward operator."""
     return flow("s", "fwdbwd", rows["link"], names, rows, host_pid(names))
 
 
 def backward(rows: Columns, names: FieldNames) -> Fields:
-    """The end of a link, at the backward operator."""
+    """Renders the end of a link, at the backward operator."""
     return flow("f", "fwdbwd", rows["link"], names, rows, host_pid(names))
 
 
 def gpu_user_annotation(rows: Columns, names: FieldNames) -> Fields:
-    """Annotations around the GPU work that they caused."""
+    """Renders annotations around the GPU work that they caused."""
     around = {
         "start": rows["start"] - ANNOTATION_MARGIN_NS,
         "duration": rows["duration"] + 2 * ANNOTATION_MARGIN_NS,
@@ -73,7 +73,7 @@ def gpu_user_annotation(rows: Columns, names: FieldNames) -> Fields:
 
 
 def cpu_instant_event(rows: Columns, names: FieldNames) -> Fields:
-    """Allocations and frees."""
+    """Renders allocations and frees."""
     return [
         Field(b'{"ph":"i","cat":"cpu_instant_event","s":"t","name":"', TEXT, rows["name"], names.texts),
         Field(b'","pid":%d,"tid":' % names.pid, SIGNED, rows["tid"]),
@@ -90,12 +90,12 @@ def cpu_instant_event(rows: Columns, names: FieldNames) -> Fields:
 
 
 def python_sampled_root(rows: Columns, names: FieldNames) -> Fields:
-    """Outermost sampled Python frames."""
+    """Renders the outermost sampled Python frames."""
     return _sampled(rows, names, Field(b',"Python parent id":null'))
 
 
 def python_sampled(rows: Columns, names: FieldNames) -> Fields:
-    """Sampled Python frames with a caller; `parent` is the caller's row in the table."""
+    """Renders sampled Python frames that have a caller; `parent` is the caller's row in the table."""
     return _sampled(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
 
 
@@ -117,12 +117,12 @@ def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
 
 
 def python_call_root(rows: Columns, names: FieldNames) -> Fields:
-    """Outermost Python calls that a tracer saw."""
+    """Renders the outermost Python calls that a tracer recorded."""
     return _call(rows, names, Field(b',"Python parent id":null'))
 
 
 def python_call(rows: Columns, names: FieldNames) -> Fields:
-    """Python calls that a tracer saw, with a caller."""
+    """Renders Python calls that a tracer recorded and that have a caller."""
     return _call(rows, names, Field(b',"Python parent id":', SIGNED, rows["parent"] + 1))
 
 

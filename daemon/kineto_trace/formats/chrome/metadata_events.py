@@ -1,4 +1,4 @@
-"""The rows of a Chrome trace that are not activities: names and order of processes and threads, the window."""
+"""Renders the rows of a Chrome trace that are not activities: names and order of processes and threads, the window."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def _time(time_ns: int, base_ns: int) -> float:
 
 
 def rows(trace: Trace, sections: Sequence[Section], base_ns: int) -> Iterator[bytes]:
-    """Names, labels and order of all processes and threads that the sections use."""
+    """Yields the names, labels and order of all processes and threads that the sections use."""
     for row in _rows(trace, sections):
         yield _json({"ph": "M", "ts": _time(trace.window_start_ns, base_ns), **row})
 
@@ -63,7 +63,7 @@ def _device_id(properties: Any) -> int:
 
 
 def _gpu_rows(sections: Sequence[Section]) -> set[tuple[int, int]]:
-    """All (device, row) that activities are on."""
+    """Returns the (device, row) pairs on which there are activities."""
     found: set[tuple[int, int]] = set()
     for section in sections:
         if section.kind in DEVICE_TABLES:
@@ -82,7 +82,7 @@ def _host_threads(sections: Sequence[Section]) -> set[int]:
 
 
 def closing_rows(trace: Trace, base_ns: int) -> list[bytes]:
-    """The window as a span and as marks. "Record Window End" is the last row of the file."""
+    """Returns the window as a span and as marks. "Record Window End" is the last row of the file."""
     start = _time(trace.window_start_ns, base_ns)
     length = (trace.window_end_ns - trace.window_start_ns) / 1000
     span = {"ph": "X", "cat": "Trace", "ts": start, "dur": length, "pid": "Spans", "tid": "PyTorch Profiler"}

@@ -1,17 +1,16 @@
-"""A trace that was read from a Chrome trace, back as one: the same events with the same members, in the same order.
+"""Writes a trace that was read from a Chrome trace back as one: the same events and members, in the same order.
 
 Theory of operation
-    A row's `present` mask (model/event_kinds.py) says which of its members the columns have; the other ones are the
-    texts origin["args"] and origin["members"]. Rows of one kind with one mask have one form: a list of literals and
-    columns. All forms together go through the native writer in the order of the rows' places in the file, so that
-    the cost is that of writing the text.
+    A row's `present` mask (model/event_kinds.py) says which of its members are in columns; the other members are the
+    texts origin["args"] and origin["members"]. Rows of one kind with the same mask share a form: a list of literals and
+    columns. All forms go through the native writer together, in the order of the rows' places in the file, so that the
+    cost is that of writing the text.
+    Read as JSON, a written event equals the original: numbers have the same values (their texts may differ: 0.8 and
+    0.800), and members may be in another order. What was repaired when the file was read is now valid. Writing a trace
+    twice gives the same bytes.
 
-    Read as JSON, an event is equal to what it was: numbers have the same values (texts may differ: 0.8 and 0.800),
-    members may stand in another order. What was mended when the file was read is now valid. Two writings of one trace
-    are the same bytes.
-
-    Rows that were not in the file (Table.origin is empty) have no form of their own; a trace that has some is written
-    by formats/chrome/chrome_writer.py.
+    Rows that were not in the file (Table.origin is empty) have no such form; formats/chrome/chrome_writer.py writes a
+    trace that has some.
 """
 
 import json
@@ -52,12 +51,12 @@ Columns = Mapping[str, AnyArray]
 
 
 def is_verbatim(trace: Trace) -> bool:
-    """Whether all rows of the trace know what they were like in their file."""
+    """Tells whether all rows of the trace have the origin columns of their file."""
     return trace.head is not None and all(table.origin or not len(table) for table in trace.tables.values())
 
 
 def write_verbatim(trace: Trace, sink: TextSink) -> None:
-    """Writes the whole file into the sink: head, events, Kineto's last member."""
+    """Writes the whole file into the sink: head, events, then Kineto's last member."""
     head = trace.head or {}
     begin_file(head, sink)
     write_events(trace, base_ns(head, []), sink)
@@ -65,7 +64,7 @@ def write_verbatim(trace: Trace, sink: TextSink) -> None:
 
 
 def begin_file(head: Mapping[str, str], sink: TextSink) -> None:
-    """Writes what stands before the events."""
+    """Writes the part of the file before the events."""
     sink.text(b"{\n")
     for name, text in head.items():
         if name != _LAST:
@@ -74,7 +73,7 @@ def begin_file(head: Mapping[str, str], sink: TextSink) -> None:
 
 
 def end_file(head: Mapping[str, str], sink: TextSink) -> None:
-    """Writes what stands behind them."""
+    """Writes the part of the file after the events."""
     sink.text(b"]")
     if _LAST in head:
         sink.text(b",\n" + _member(_LAST, head[_LAST]))
@@ -82,12 +81,12 @@ def end_file(head: Mapping[str, str], sink: TextSink) -> None:
 
 
 def _member(name: str, text: str) -> bytes:
-    # HTA finds the rank by a pattern that needs the space after the colon.
+    # HTA finds the rank by a pattern that requires the space after the colon.
     return json.dumps(name).encode() + b": " + text.encode("utf-8", "replace")
 
 
 def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink) -> None:
-    """Writes the rows of tables that know what they look like (Table.origin), with a comma after each."""
+    """Writes the rows of tables that have origin columns (Table.origin), with a comma after each."""
     writer = _Forms(_Words(trace.strings, tables), base)
     for table in tables:
         form = writer.add(table)
@@ -95,7 +94,7 @@ def write_rows(trace: Trace, tables: Sequence[Table], base: int, sink: TextSink)
 
 
 def write_events(trace: Trace, base: int, sink: TextSink) -> None:
-    """Writes all events, in the order of their file, without a comma behind the last one."""
+    """Writes all events in the order of their file, without a comma after the last one."""
     tables = [table for table in trace.tables.values() if len(table)]
     if not tables:
         return
@@ -114,7 +113,7 @@ def _without_comma(form: Sequence[Field]) -> Sequence[Field]:
 
 
 class _Words:
-    """The trace's strings as JSON. names: with their quotes; fragments: members, with a comma before them."""
+    """The trace's strings as JSON. names: with their quotes; fragments: members with a leading comma."""
 
     def __init__(self, strings: Sequence[str], tables: Sequence[Table]) -> None:
         names, fragments = (np.zeros(len(strings) + 1, np.bool_) for _ in range(2))
@@ -139,7 +138,7 @@ class _Words:
 
 def _mark(marks: npt.NDArray[np.bool_], numbers: AnyArray) -> None:
     same = len(numbers) > 0 and bool((numbers == numbers[0]).all())
-    marks[numbers[:1] if same else numbers] = True  # the last mark is that of -1: none
+    marks[numbers[:1] if same else numbers] = True  # -1 (no string) sets the last mark
 
 
 def _other_args(table: Table) -> AnyArray:
@@ -159,7 +158,7 @@ class _Forms:
         self._base = base
 
     def add(self, table: Table) -> npt.NDArray[np.uint32]:
-        """The form of each row."""
+        """Returns the number of each row's form."""
         masks, forms = Interner(), Interner()
         other = _other_args(table)
         rest = (other >= 0).astype(np.uint64) | (table.origin["members"] >= 0).astype(np.uint64) << np.uint64(1)
@@ -167,7 +166,7 @@ class _Forms:
         form, keys, first = mask, masks.keys(), len(self.forms)
         category = table.origin["category"]
         if "phase" in table.columns or (category != category[:1]).any():
-            # Not needed for what is written, but rows of one category have more members in common.
+            # The output does not need the split, but rows of one category have more members in common.
             split = mask.astype(np.uint64) << np.uint64(40) | (category + 1).astype(np.uint64)
             if "phase" in table.columns:
                 split |= table.columns["phase"].astype(np.uint64) << np.uint64(32)
@@ -237,15 +236,15 @@ class _Forms:
             members.add(key, WHOLE if present & integer else TIME, column, base=base)
 
 
-_MAX_FOLDED = 64  # forms of one table; looking at the rows of each takes a pass over the table
-_FREE_BIT = 62  # of masks, and the next one: whether a row has other arguments, and other members
+_MAX_FOLDED = 64  # forms of one table; checking the rows of each form takes a pass over the table
+_FREE_BIT = 62  # this bit and the next one of masks: whether a row has other arguments, and other members
 
 
 def _argument(members: "_Members", arg: Arg, table: Table) -> None:
     def column(name: str) -> AnyArray:
         found = table.origin.get(name)
         found = table.columns.get(name) if found is None else found
-        return table.columns["id"] if found is None else found  # of ops: their external id
+        return table.columns["id"] if found is None else found  # for ops: their external id
 
     key = b"%s:" % json.dumps(arg.key).encode()
     if arg.type == BOOL:
@@ -262,7 +261,7 @@ def _argument(members: "_Members", arg: Arg, table: Table) -> None:
 
 
 class _Members:
-    """Fields of one form while they are collected. Literals wait for the next value, so that a row has few fields."""
+    """Collects the fields of one form. Literals wait for the next value, so that a row has few fields."""
 
     def __init__(self) -> None:
         self.fields: list[Field] = []
@@ -270,27 +269,27 @@ class _Members:
         self._comma = b""
 
     def add(self, key: bytes, operation: int, column: AnyArray, texts: Texts | None = None, *, base: int = 0) -> None:
-        """A member whose value is in a column."""
+        """Adds a member whose value is in a column."""
         if operation == END:
             raise ValueError("a member without a value")
         self.fields.append(Field(self.pending + self._comma + key, operation, column, texts, base))
         self.pending, self._comma = b"", b","
 
     def literal(self, text: bytes) -> None:
-        """A member that is the same in all rows."""
+        """Adds a member that is the same in all rows."""
         self.pending += self._comma + text
         self._comma = b","
 
     def open(self, text: bytes) -> None:
-        """A member that is an object."""
+        """Begins a member that is an object."""
         self.pending += self._comma + text
         self._comma = b""
 
     def close(self) -> None:
-        """The end of that object."""
+        """Ends that object."""
         self.pending += b"}"
         self._comma = b","
 
     def between(self, text: bytes) -> bytes:
-        """What is left to be written, and this."""
+        """Returns the pending literal followed by this text."""
         return self.pending + text

@@ -1,4 +1,4 @@
-"""The parts of a Perfetto trace from the tables of a capture."""
+"""Builds the parts of a Perfetto trace from the tables of a capture."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,17 +31,17 @@ CPU_DEVICE = 0  # device_type
 
 
 class CaptureParts:
-    """Makes the parts; `tracks` then has the tracks that they are on."""
+    """Builds the parts; `tracks` then holds the tracks that they are on."""
 
     def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
         self._trace, self._tracks, self._annotations = trace, tracks, annotations
         target = trace.target
         self.notes: list[str] = []
-        self.ids: dict[int, list[str]] = {}  # of each track the pid and tid of Kineto's rows
+        self.ids: dict[int, list[str]] = {}  # track -> pid and tid of Kineto's rows
         self._process = tracks.process(target.pid, target.process_name or "process")
 
     def all(self) -> list[PacketPart]:
-        """All parts that have rows. Of rows with the same interval the earlier part's are outside."""
+        """Returns all parts that have rows. For equal intervals, rows of the earlier part enclose the others."""
         makers: dict[str, Callable[[Table], PacketPart]] = {
             "python_function": self._python,
             **dict.fromkeys(OP_TABLES, self._op),
@@ -61,7 +61,7 @@ class CaptureParts:
     # ---- tracks
 
     def _threads(self, table: Table) -> Numbers:
-        """The track of each row's thread."""
+        """Returns the track of each row's thread."""
         names = self._trace.target.threads
         threads, place = np.unique(table["thread"], return_inverse=True)
         numbers = []
@@ -75,7 +75,7 @@ class CaptureParts:
         return found
 
     def _streams(self, device: AnyArray, row: Ints) -> Numbers:
-        """The track of each row of a GPU."""
+        """Returns the track of each GPU row."""
         keys, place = np.unique(device.astype(np.int64) << 32 | row + 1, return_inverse=True)
         numbers = []
         for key in keys.tolist():
@@ -150,7 +150,7 @@ class CaptureParts:
         return self._part(table, self._streams(table["device"], base_rows(table)), fields)
 
     def _gpu_work(self, table: Table) -> PacketPart:
-        """GPU work of any table, with its numbers."""
+        """Returns the part for GPU work of any table, with its numeric arguments."""
         fields = self._fields()
         for column, key in numbers_of(table.kind).items():
             fields.number(key, table[column])
@@ -175,7 +175,7 @@ class CaptureParts:
         return self._on_stream(table, fields)
 
     def _copy(self, table: Table) -> PacketPart:
-        """Copies and sets."""
+        """Returns the part for copies and sets."""
         fields = self._fields()
         self._place(table, fields)
         for name in ("stream", "correlation", "bytes"):
@@ -194,7 +194,7 @@ class CaptureParts:
         fields.optional("channel_type", table["channel_type"])
 
     def _place(self, table: Table, fields: FieldList) -> None:
-        """Where it ran; copies between two devices also say from where to where."""
+        """Adds where the work ran; copies between two devices also state the source and the destination."""
         peer = table["peer"] == 1 if table.kind == "gpu_memcpy" else np.zeros(len(table), np.bool_)
         if not peer.any():
             fields.unsigned("device", table["device"])
@@ -250,12 +250,12 @@ class CaptureParts:
     # ---- counters
 
     def _counters(self) -> list[PacketPart]:
-        """Memory of each device after each allocation or free, where the records say it."""
+        """Returns the memory of each device after each allocation or free, if the records state it."""
         return memory_counters(self._trace.table("cpu_instant_event"), self._tracks, self._process)
 
 
 def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPart]:
-    """Counter tracks of the bytes allocated and reserved on each device."""
+    """Returns counter tracks of the bytes allocated and reserved on each device."""
     if not len(table):
         return []
     parts = []
@@ -272,7 +272,7 @@ def memory_counters(table: Table, tracks: Tracks, process: int) -> list[PacketPa
 
 
 def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> PacketPart:
-    """The values of one counter."""
+    """Returns the values of one counter."""
     return PacketPart(
         type=COUNTER,
         category="",
@@ -285,6 +285,6 @@ def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> Packe
 
 
 def _decoded(texts: Texts) -> list[str]:
-    """The texts themselves."""
+    """Returns the texts as strings."""
     data, ends = texts.data.tobytes(), texts.ends.tolist()
     return [data[first:last].decode() for first, last in zip(ends[:-1], ends[1:], strict=True)]

@@ -1,12 +1,12 @@
-"""The parts of a Perfetto trace from the tables of a trace that was read from a Chrome trace.
+"""Builds the parts of a Perfetto trace from the tables of a trace that was read from a Chrome trace.
 
 Theory of operation
-    Every process and thread of the file is a track with the name that the file's metadata rows (ph "M") give it. Rows
-    of GPUs make their process a group of tracks. Arguments are those that the file had: the columns with a bit in
-    `present`, and the others from their JSON text.
-
-    Of the rows that are no activities, complete events, pairs of begin and end, instants and counters are shown;
-    metadata rows are names of tracks. What is left (asynchronous events, objects, …) is counted in a note.
+    Every process and thread of the file is a track with the name that the file's metadata rows (ph "M") give it. GPU
+    rows make their process a group of tracks. The arguments are those of the file: columns with a bit in `present`, and
+    the others from their JSON text.
+    Of the rows that are not activities, complete events, pairs of begin and end, instants and counters are shown;
+    metadata rows provide the names of tracks. A note states the number of the remaining rows (asynchronous events,
+    objects, …).
 """
 
 import json
@@ -29,13 +29,13 @@ from kineto_trace.model.trace import DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, 
 ORDER = (*NESTING, OTHER)
 NO_TRACK = 0xFFFFFFFF
 _UNSIGNED = (bits.U64, bits.U32, bits.U16)
-_NAMED = 1 << 16  # metadata rows that are looked at
+_NAMED = 1 << 16  # metadata rows that are read at most
 _PAIR = tuple(map(ord, "BE"))
 _INSTANTS = tuple(map(ord, "iIR"))
 
 
 class FileParts:
-    """Makes the parts. ids: for each track, its pid and tid as JSON texts, and of counters name and member."""
+    """Builds the parts. ids: for each track its pid and tid as JSON texts; for counters also name and member."""
 
     def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
         self._trace, self._tracks, self._annotations = trace, tracks, annotations
@@ -48,7 +48,7 @@ class FileParts:
             shown = table.kind in ORDER and (table["phase"] != ord("M") if table.kind == "other" else slice(None))
             self._pair(table.origin["pid"][shown], table.origin["tid"][shown])
         used = len(self._pairs)
-        for table in tables:  # rows that make no track of their own
+        for table in tables:  # these rows make no track of their own
             self._pair(table.origin["pid"], table.origin["tid"])
         self._gpus = {
             value
@@ -56,24 +56,24 @@ class FileParts:
             if table.kind in DEVICE_TABLES
             for value in np.unique(table.origin["pid"]).tolist()
         }
-        self._order: dict[int, int] = {}  # of processes, by pid
+        self._order: dict[int, int] = {}  # pid -> rank among the processes
         self._names = self._metadata(trace.table("other"))
         self._by_pair = self._make_tracks(used)
 
     def _pair(self, pid: Ints, tid: Ints) -> Numbers:
-        """The number of each row's pid and tid."""
+        """Returns the number of each row's (pid, tid) pair."""
         keys = self._pids.intern(pid.view(np.uint64)).astype(np.uint64) << np.uint64(32)
         return self._pairs.intern(keys | self._tids.intern(tid.view(np.uint64)))
 
     def _text(self, value: int) -> str:
-        """A pid or tid as text."""
+        """Returns a pid or tid as text."""
         return self._strings[TEXT_ID - value] if value <= TEXT_ID else str(value)
 
     def _json(self, value: int) -> str:
         return json.dumps(self._text(value)) if value <= TEXT_ID else str(value)
 
     def _metadata(self, other: Table) -> dict[tuple[str, int, int], str]:
-        """(name of the row, pid, tid) -> what it says; tid is 0 for processes."""
+        """Returns (name of the row, pid, tid) -> the row's text; tid is 0 for processes."""
         found: dict[tuple[str, int, int], str] = {}
         if not other.origin:
             return found
@@ -100,7 +100,7 @@ class FileParts:
         return found if isinstance(found, dict) else {}
 
     def _make_tracks(self, used: int) -> Numbers:
-        """The track of each of the first pairs; of the others, none."""
+        """Returns the track of each of the first `used` pairs, and NO_TRACK for the others."""
         pids, tids = self._pids.keys().view(np.int64), self._tids.keys().view(np.int64)
         numbers = []
         for key in self._pairs.keys()[:used].tolist():
@@ -126,14 +126,14 @@ class FileParts:
         return self._tracks.process(pid, name or f"process {pid}", label, rank)
 
     def tracks_of(self, table: Table) -> Numbers:
-        """The track of each row."""
+        """Returns the track of each row."""
         found: Numbers = self._by_pair[self._pair(table.origin["pid"], table.origin["tid"])]
         return found
 
     # ---- parts
 
     def all(self) -> list[PacketPart]:
-        """All parts that have rows."""
+        """Returns all parts that have rows."""
         parts = []
         for kind in ORDER:
             table = self._trace.table(kind)
@@ -228,7 +228,7 @@ class FileParts:
         return parts
 
     def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:
-        """Rows of begins and of their ends (phases B and E): of each thread, level by level."""
+        """Returns the rows of begins and of their ends (phases B and E), matched per thread and level."""
         rows = np.flatnonzero(np.isin(table["phase"], _PAIR))
         if not len(rows):
             return rows, rows
@@ -236,14 +236,14 @@ class FileParts:
         rows = rows[np.lexsort((table.origin["place"][rows], table["start"][rows], track))]
         track = self.tracks_of(table)[rows]
         begins = table["phase"][rows] == ord("B")
-        level = np.cumsum(np.where(begins, 1, -1)) + ~begins  # of an end: that of its begin
+        level = np.cumsum(np.where(begins, 1, -1)) + ~begins  # an end has the level of its begin
         order = np.lexsort((np.arange(len(rows)), level, track))
         first, second = order[:-1], order[1:]
         fits = begins[first] & ~begins[second] & (level[first] == level[second]) & (track[first] == track[second])
         return rows[first[fits]], rows[second[fits]]
 
     def _counters(self, table: Table) -> list[PacketPart]:
-        """One track for each counter and member of its arguments."""
+        """Returns one track for each counter and each member of its arguments."""
         if not len(table):
             return []
         values: dict[tuple[int, int, str], list[tuple[int, float]]] = {}
@@ -285,7 +285,7 @@ class FileParts:
 
 
 def _column(table: Table, name: str) -> AnyArray:
-    """A column of an argument; of ops without one of their own external ids, those are their ids."""
+    """Returns the column of an argument; for ops without a column of external ids, their ids."""
     found = table.origin.get(name)
     found = table.columns.get(name) if found is None else found
     return np.ascontiguousarray(table.columns["id"] if found is None else found)

@@ -1,8 +1,8 @@
 """Arrows between slices: from calls to the GPU work they caused, from forward to backward operators.
 
 Theory of operation
-    Every arrow has an id of its own, which both of its ends carry: the viewer closes a flow at its first end, so that
-    the kernels of one graph launch need as many ids as there are kernels.
+    Every arrow has an id of its own, which both of its ends carry. The viewer closes a flow at its first end, so a
+    graph launch needs as many ids as it has kernels.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Arrows(NamedTuple):
-    """Numbers of events: arrow n goes from source[n] to target[n]."""
+    """Arrows as pairs of event numbers: arrow n goes from source[n] to target[n]."""
 
     source: Ints
     target: Ints
 
 
 def capture_arrows(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
-    """The arrows of a capture. offsets: the number of the first event of each table that is shown."""
+    """Returns the arrows of a capture. offsets: the number of the first event of each table that is shown."""
     arrows = [_launches(trace, offsets)]
     links = forward_backward(trace.tables)
     if "cpu_op" in offsets:
@@ -38,10 +38,11 @@ def capture_arrows(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
 
 
 def file_arrows(trace: Trace, shown: Events, track: npt.NDArray[np.uint32]) -> Arrows:
-    """The arrows of a file: its events of phases s, t and f, each at the innermost slice that runs then.
+    """Returns the arrows of a file: its events of phases s, t and f, each at the innermost slice running at its time.
 
-    shown: all events by track and start, in the numbers of places there. track: of the rows of the table `flow`.
-    An arrow goes from each s or t to every following t or f of its id and category, up to the next s or t.
+    shown: all events, sorted by track and start; arrows refer to places in it. track: the track of each row of the
+    table `flow`. An arrow goes from each s or t to every following t or f of the same id and category, up to the next s
+    or t.
     """
     flow = trace.table("flow")
     if not len(flow) or not len(shown):
@@ -54,7 +55,7 @@ def file_arrows(trace: Trace, shown: Events, track: npt.NDArray[np.uint32]) -> A
     begin = begins[order]
     position = np.arange(len(order))
     last = np.maximum.accumulate(np.where(begin, position, -1))
-    before = np.concatenate([[-1], last[:-1]])  # the last begin before each
+    before = np.concatenate([[-1], last[:-1]])  # the last begin before each event
     follows = (flow["phase"][order] != ord("s")) & (before >= 0) & (group[before] == group)
     source, target = places[order[before[follows]]], places[order[follows]]
     known = (source >= 0) & (target >= 0)
@@ -62,7 +63,7 @@ def file_arrows(trace: Trace, shown: Events, track: npt.NDArray[np.uint32]) -> A
 
 
 def _slices_at(shown: Events, track: npt.NDArray[np.uint32], time: Ints) -> Ints:
-    """The place of the innermost slice that runs on the track at each time; -1: none."""
+    """Returns the place of the innermost slice that runs on the track at each time; -1 if there is none."""
     tree = shown.nest(int(shown.end.max()) + 1 if shown.end is not None else 0)
     nested = Events(shown.track, shown.start, tree.end)
     moments = Events(track, time)
@@ -73,8 +74,8 @@ def _slices_at(shown: Events, track: npt.NDArray[np.uint32], time: Ints) -> Ints
 
 
 def _launches(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
-    """From each call to the work with its correlation id."""
-    calls = [kind for kind in reversed(API_TABLES) if kind in offsets]  # of equal correlations the runtime's counts
+    """Returns the arrows from each call to the work with its correlation id."""
+    calls = [kind for kind in reversed(API_TABLES) if kind in offsets]  # the runtime's call wins over the driver's
     work = [kind for kind in tables_on(ViewerRow.GPU, ViewerRow.SYNC) if kind in offsets]
     if not calls or not work:
         return Arrows(np.empty(0, np.int64), np.empty(0, np.int64))

@@ -1,6 +1,6 @@
 """What a Perfetto trace shows of a trace: the rows of each table with their times, tracks and annotations.
 
-Annotations have the names of Kineto's JSON arguments; what a row does not have (no graph, no op) is left out.
+Annotations have the names of Kineto's JSON arguments; arguments that a row lacks (no graph, no op) are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +22,11 @@ NOT_READY = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketPart:
-    """Rows that look alike. Times in Unix ns; one value per row in every array.
+    """Rows of the same form. Times are in Unix ns; every array has one value per row.
 
-    type: of perfetto_native. category: its text, or the number of a text per row. leaf: nothing may stand inside them.
-    value: of counters. readies: by place among the fields that are READY, the entries of its table.
+    type: as in perfetto_native. category: one text for all rows, or the number of a text for each row. leaf: nothing
+    may be nested inside the rows. value: the values of counters. readies: the entries of each READY field, in the order
+    of those fields.
     """
 
     type: int
@@ -53,41 +54,41 @@ class FieldList:
     readies: list[Sequence[Ready]] = field(default_factory=list)
 
     def unsigned(self, name: str, column: AnyArray) -> None:
-        """A number that every row has."""
+        """Adds an unsigned number that every row has."""
         self.fields.append(PacketField(self.annotations.name(name), UNSIGNED, column))
 
     def signed(self, name: str, column: AnyArray) -> None:
-        """Likewise, maybe negative."""
+        """Adds a signed number that every row has."""
         self.fields.append(PacketField(self.annotations.name(name), SIGNED, column))
 
     def number(self, name: str, column: AnyArray) -> None:
-        """Likewise, of whichever type its column has."""
+        """Adds an integer that every row has, signed or unsigned as its column."""
         (self.signed if column.dtype.kind == "i" else self.unsigned)(name, column)
 
     def double(self, name: str, column: AnyArray) -> None:
-        """Likewise, any number."""
+        """Adds a floating-point number that every row has."""
         self.fields.append(PacketField(self.annotations.name(name), DOUBLE, column.astype(np.float64, copy=False)))
 
     def optional(self, name: str, column: AnyArray, missing: int = 0) -> None:
-        """A number that rows with the value `missing` do not have."""
+        """Adds a number that rows with the value `missing` do not have."""
         if (column == missing).all():
             return
-        if column.dtype.kind == "u":  # to a signed type that holds the values
+        if column.dtype.kind == "u":  # use a signed type that holds the values
             column = column.astype(f"i{min(8, 2 * column.itemsize)}")
         self.fields.append(PacketField(self.annotations.name(name), OPTIONAL, column, missing))
 
     def ready(self, column: AnyArray, entries: Sequence[Ready]) -> None:
-        """Whole annotations: numbers into `entries`, NOT_READY (or any other number that is none): nothing."""
+        """Adds whole annotations by their numbers in `entries`; NOT_READY or any other invalid number adds nothing."""
         table = Texts([entry.content for entry in entries])
         self.fields.append(PacketField(0, READY, column, ready=table))
         self.readies.append(entries)
 
     def texts(self, name: str, column: npt.NDArray[np.int32], strings: Sequence[str]) -> None:
-        """Numbers of strings that are values of one annotation; NO_STRING: none."""
+        """Adds an annotation whose values are strings, by their numbers; NO_STRING adds nothing."""
         self._numbered(column, strings, lambda text: self.annotations.ready({name: text}))
 
     def members(self, column: npt.NDArray[np.int32], strings: Sequence[str]) -> None:
-        """Numbers of strings that are JSON members; NO_STRING: none."""
+        """Adds annotations that are strings of JSON members, by their numbers; NO_STRING adds nothing."""
         self._numbered(column, strings, self.annotations.ready_text)
 
     def _numbered(self, column: npt.NDArray[np.int32], strings: Sequence[str], entry: Callable[[str], Ready]) -> None:
@@ -100,10 +101,10 @@ class FieldList:
 
 
 def used_numbers(column: AnyArray, limit: int) -> Ints:
-    """The different numbers (0 … limit - 1; others do not count) in a column, ascending."""
+    """Returns the distinct numbers in a column, ascending; numbers outside 0 … limit - 1 are ignored."""
     if len(column) < limit // 8:
         found = np.unique(column).astype(np.int64)
         return found[(found >= 0) & (found < limit)]
     seen = np.zeros(limit + 1, np.bool_)
-    seen[column] = True  # -1 is the last one
+    seen[column] = True  # -1 sets the last one
     return np.flatnonzero(seen[:limit])

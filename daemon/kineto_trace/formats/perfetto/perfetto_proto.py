@@ -1,12 +1,13 @@
-"""Messages of Perfetto's trace format that are made one at a time: tracks, interned texts, ready annotations.
+"""Messages of Perfetto's trace format that are built one at a time: tracks, interned texts, ready-made annotations.
 
 Field numbers are those of Perfetto's public protos (trace_packet.proto, track_event.proto, track_descriptor.proto,
 debug_annotation.proto, interned_data.proto, clock_snapshot.proto).
 
 Theory of operation
-    Texts stand in the file once per track and are then referred to by id. The id of a name or category is its number
-    plus one. Of an annotation's text, `text_id` says in its lowest bit whether it is JSON: a list or an object of the
-    row's arguments is shown as its JSON text, and reading back must tell it from a text that looks like one.
+    Each track has its texts in the file once and then refers to them by id. The id of a name or category is its number
+    plus one. The lowest bit of an annotation text's `text_id` says whether the text is JSON: a list or an object among
+    the row's arguments is shown as its JSON text, and a reader must distinguish it from a plain text that looks like
+    one.
 """
 
 import json
@@ -18,14 +19,14 @@ from kineto_trace.model.trace import StringTable
 
 TRACK_CLOCK = 64  # the first number of clocks that belong to a sequence
 BOOT_CLOCK, REAL_CLOCK = 6, 1
-CLEARED = 1  # PACKET_FLAGS: what was interned before does not count any more
+CLEARED = 1  # PACKET_FLAGS: earlier interned data is no longer valid
 UNIT_COUNT, UNIT_BYTES = 2, 3  # of counters
 EXPLICIT_ORDER = 3  # child_ordering: by sibling_order_rank
 _PACKET = b"\x0a"
 
 
 def varint(value: int) -> bytes:
-    """An unsigned number, or the two's complement of a negative one."""
+    """Encodes an unsigned number, or the two's complement of a negative one."""
     value &= 0xFFFFFFFFFFFFFFFF
     done = bytearray()
     while value > 127:
@@ -36,23 +37,23 @@ def varint(value: int) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A field with a number."""
+    """Encodes a field that is a number."""
     return varint(field << 3) + varint(value)
 
 
 def data(field: int, content: bytes | str) -> bytes:
-    """A field with a message, bytes or a text."""
+    """Encodes a field that is a message, bytes or a text."""
     content = utf8(content) if isinstance(content, str) else content
     return varint(field << 3 | 2) + varint(len(content)) + content
 
 
 def utf8(text: str) -> bytes:
-    """The text; what no UTF-8 can hold is a question mark."""
+    """Encodes the text; characters that UTF-8 cannot encode become question marks."""
     return text.encode("utf-8", "replace")
 
 
 def packet(*fields: bytes) -> bytes:
-    """One packet of the trace."""
+    """Encodes one packet of the trace."""
     content = b"".join(fields)
     return _PACKET + varint(len(content)) + content
 
@@ -68,9 +69,9 @@ class Counter(NamedTuple):
 
 
 class TrackInfo(NamedTuple):
-    """A row of the viewer. uuid: of this track; parent: of the one that it stands under, 0: none.
+    """A row of the viewer. uuid: of this track; parent: of the track above it, 0 if there is none.
 
-    pid and tid: of a thread (both), of a process (pid alone), or of neither (-1). rank: its order among its siblings.
+    pid and tid: both for a thread, pid alone for a process, otherwise -1. rank: its order among its siblings.
     """
 
     uuid: int
@@ -84,7 +85,7 @@ class TrackInfo(NamedTuple):
 
 
 def track_packet(track: TrackInfo) -> bytes:
-    """The packet that describes a track."""
+    """Returns the packet that describes a track."""
     fields = [number(1, track.uuid)]
     if track.parent:
         fields.append(number(5, track.parent))
@@ -107,7 +108,7 @@ def _unit_name(counter: Counter) -> bytes:
 
 
 def sequence_packet(sequence: int, uuid: int, start_ns: int, interned: bytes) -> bytes:
-    """What a sequence begins with: its clock, whose times are differences, its track and its texts."""
+    """Returns the packet that begins a sequence: its clock with incremental times, its track and its texts."""
     clock = number(1, TRACK_CLOCK) + number(2, start_ns) + number(3, 1)
     boot = number(1, BOOT_CLOCK) + number(2, start_ns)
     defaults = number(58, TRACK_CLOCK) + data(11, number(11, uuid))
@@ -121,13 +122,16 @@ def sequence_packet(sequence: int, uuid: int, start_ns: int, interned: bytes) ->
 
 
 def clock_packet(time_ns: int) -> bytes:
-    """Times of the file are Unix ns under the name of the boot clock, which viewers show without conversion."""
+    """Returns the packet that declares the file's times, which are Unix ns, to be on the boot clock.
+
+    Viewers show times of that clock without conversion.
+    """
     clocks = (data(1, number(1, clock) + number(2, time_ns)) for clock in (BOOT_CLOCK, REAL_CLOCK))
     return packet(data(6, b"".join(clocks)), number(10, 1))
 
 
 def metadata_packet(name: str, text: str) -> bytes:
-    """A text about the trace as a whole."""
+    """Returns a packet with a text about the whole trace."""
     return packet(data(5, data(2, data(1, name) + data(2, text))), number(10, 1))
 
 
@@ -140,7 +144,7 @@ def interned(
     annotation_names: Iterable[tuple[int, str]],
     texts: Iterable[tuple[int, str]],
 ) -> bytes:
-    """The content of InternedData from (id, text)."""
+    """Returns the content of InternedData from (id, text)."""
     parts = []
     for field, entries in ((1, categories), (2, names), (3, annotation_names), (29, texts)):
         parts += [data(field, number(1, identity) + data(2, text)) for identity, text in entries]
@@ -148,12 +152,12 @@ def interned(
 
 
 def text_id(place: int, is_json: bool) -> int:
-    """The id of a text value."""
+    """Returns the id of a text value."""
     return 2 * (place + 1) + is_json
 
 
 class Ready(NamedTuple):
-    """Whole annotations as bytes, and the ids of the names and of the text values that they refer to."""
+    """Encoded annotations, and the ids of the names and of the text values that they refer to."""
 
     content: bytes
     names: frozenset[int]
@@ -164,25 +168,25 @@ NOTHING_READY = Ready(b"", frozenset(), frozenset())
 
 
 class Annotations:
-    """Makes annotations, and knows their texts."""
+    """Encodes annotations and collects their texts."""
 
     def __init__(self) -> None:
         self._names, self._texts = StringTable(), StringTable()
 
     def name(self, text: str) -> int:
-        """The id of an annotation's name."""
+        """Returns the id of an annotation's name."""
         return self._names.add(text) + 1
 
     def name_texts(self, ids: Iterable[int]) -> list[tuple[int, str]]:
-        """(id, text) of these names."""
+        """Returns (id, text) for these names."""
         return [(identity, self._names.strings[identity - 1]) for identity in sorted(ids)]
 
     def value_texts(self, ids: Iterable[int]) -> list[tuple[int, str]]:
-        """(id, text) of these text values."""
+        """Returns (id, text) for these text values."""
         return [(identity, self._texts.strings[identity // 2 - 1]) for identity in sorted(ids)]
 
     def ready(self, members: Mapping[str, Any]) -> Ready:
-        """Annotations with the members of a JSON object."""
+        """Returns annotations with the members of a JSON object."""
         content, texts = [], set()
         names = {name: self.name(name) for name in members}
         for name, value in members.items():
@@ -210,7 +214,7 @@ class Annotations:
         return varint(5 << 3 | 1) + struct.pack("<d", float(value) if abs(value) < 2**1000 else float("inf"))
 
     def ready_text(self, members: str) -> Ready:
-        """The same from the JSON text of an object's members, without braces; commas around it do not matter."""
+        """Returns annotations for the JSON text of an object's members, without braces; outer commas are ignored."""
         stripped = members.strip().strip(",")
         if not stripped:
             return NOTHING_READY

@@ -1,15 +1,13 @@
-"""Perfetto traces (.pftrace, plain or gzip) to a trace: those of formats/perfetto/perfetto_writer.py, and other ones
-of track events.
+"""Reads Perfetto traces of track events (.pftrace, plain or gzip): our own exports and those of other programs.
 
 Theory of operation
-    The native reader (daemon/native/perfetto/read_packets.h) turns the packets into the events of a Chrome trace,
-    piece by
-    piece, and formats/chrome/chrome_reader.py reads these: what an event is, is told by its category, in both formats.
-    So a trace goes through in pieces, and what an exporter of Chrome traces calls an argument has its column.
+    The native reader (daemon/native/perfetto/read_packets.h) turns the packets into the events of a Chrome trace, piece
+    by piece, and formats/chrome/chrome_reader.py reads these: in both formats the category tells the kind of an event.
+    The trace is thus read in pieces, and what an exporter of Chrome traces calls an argument gets its column.
 
-    Our own files say what they hold: the head of the Chrome trace, pid and tid of every track, the capture. In other
-    files threads and processes are those of the track descriptors, and slices of unknown categories are rows of the
-    table `other`; samples, scheduling and other sources of Perfetto are not read.
+    Our own files state what they contain: the head of the Chrome trace, pid and tid of every track, the capture. In
+    other files, threads and processes are those of the track descriptors, and slices of unknown categories are rows of
+    the table `other`; samples, scheduling and other data sources of Perfetto are not read.
 """
 
 import ctypes
@@ -30,8 +28,8 @@ from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Losses, Trace
 
 PIECE_BYTES = 4 << 20
-MAX_PACKET_BYTES = 256 << 20  # a longer one is damage
-METADATA = "kinetod"  # name of our text about the whole trace
+MAX_PACKET_BYTES = 256 << 20  # a longer one is treated as damage
+METADATA = "kinetod"  # name of the metadata entry with our text about the whole trace
 _UNPACK_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]
 _GZIP = b"\x1f\x8b"
 _MORE, _PACKET, _DAMAGED, _NO_MEMORY = range(4)
@@ -96,7 +94,7 @@ def _library() -> ctypes.CDLL:
 def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
     """Reads a file, or the content of a binary file object. name: used in errors.
 
-    Trace.notes say what was lost. Raises FileError if it holds no track events, OSError if it cannot be read.
+    Trace.notes states what was lost. Raises FileError if the file has no track events, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb") as file:
@@ -114,13 +112,13 @@ def _load(file: BinaryIO, name: str) -> Trace:
 
 
 def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
-    """The trace with what our exporter says of it; what is not as it writes it does not count."""
+    """Returns the trace with what our exporter recorded about it; malformed parts are ignored."""
     changes: dict[str, Any] = {}
     for key in ("window_start_ns", "window_end_ns", "sample_period_ns"):
         if isinstance(about.get(key), int) and 0 <= about[key] < 2**63:
             changes[key] = about[key]
     try:
-        if MERGED not in (trace.head or {}):  # there it is that of one rank
+        if MERGED not in (trace.head or {}):  # a merged file has the target of one rank there
             changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
         own = Losses(**about["losses"])
         changes["losses"] = replace(own, undecoded=own.undecoded + trace.losses.undecoded)
@@ -139,7 +137,7 @@ Pieces = Iterator[bytes]
 
 
 class _Bytes:
-    """The bytes of the file, or of what is packed in it."""
+    """Reads the bytes of the file, unpacked if the file is gzip."""
 
     def __init__(self, file: BinaryIO, notes: list[str]) -> None:
         self._file, self._notes = file, notes
@@ -147,7 +145,7 @@ class _Bytes:
         self._unpacker = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP) if self._first == _GZIP else None
 
     def read(self) -> bytes:
-        """Returns more bytes; none at the end."""
+        """Returns more bytes; b"" at the end."""
         while self._unpacker is not None:
             data = b""
             if self._unpacker.eof:
@@ -176,14 +174,14 @@ class _Bytes:
 
 
 class _Stream:
-    """Pieces of text as a file for reading."""
+    """Presents an iterator of pieces as a readable file."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._left = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """Returns at most so many bytes; none at the end."""
+        """Returns at most `size` bytes; b"" at the end."""
         while not self._left:
             piece = next(self._pieces, None)
             if piece is None:
@@ -193,7 +191,7 @@ class _Stream:
         return found
 
     def readinto(self, view: memoryview) -> int:
-        """Fills part of the view."""
+        """Fills part of the view and returns the number of bytes."""
         data = self.read(len(view))
         view[: len(data)] = data
         return len(data)
@@ -203,7 +201,7 @@ class _Stream:
 
 
 def fields_of(message: bytes) -> Message:
-    """All fields of a protobuf message, as far as it is one."""
+    """Returns all fields of a protobuf message, up to the first malformed one."""
     found: Message = {}
     at = 0
     while at < len(message):
@@ -227,7 +225,7 @@ def fields_of(message: bytes) -> Message:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, and the place behind it; behind the end if it is cut off."""
+    """Returns a number and the place after it, which is past the end if the number is cut off."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(message):
@@ -240,7 +238,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _last(fields: Message, field: int, default: Any) -> Any:
-    """The value of a field; the default if it has none of the default's type."""
+    """Returns the last value of a field; the default if the field has no value of the default's type."""
     values = [value for value in fields.get(field, ()) if isinstance(value, type(default))]
     return values[-1] if values else default
 
@@ -254,7 +252,7 @@ def _int32(value: int) -> int:
 
 
 class _Track(NamedTuple):
-    """What a descriptor says. pid and tid: as JSON texts, "" if it has none of its own."""
+    """The content of a track descriptor. pid and tid: as JSON texts, "" if the track has none of its own."""
 
     name: str
     parent: int
@@ -263,7 +261,7 @@ class _Track(NamedTuple):
 
 
 def _described(message: bytes) -> tuple[int, _Track, list[dict[str, Any]]]:
-    """uuid and content of a track descriptor, and rows with the names of its process and thread."""
+    """Returns uuid and content of a track descriptor, and the rows that name its process and thread."""
     fields = fields_of(message)
     name, pid, tid, rows = _text(fields, 2) or _text(fields, 10), "", "", []
     process, thread = (fields_of(_last(fields, field, b"")) for field in (3, 4))
@@ -282,11 +280,11 @@ def _described(message: bytes) -> tuple[int, _Track, list[dict[str, Any]]]:
 
 
 class _Packets:
-    """Reads packets to their end and gives the text of a Chrome trace."""
+    """Reads all packets and produces the text of a Chrome trace."""
 
     def __init__(self, name: str) -> None:
         self.notes: list[str] = []
-        self.about: Mapping[str, Any] | None = None  # of our own files
+        self.about: Mapping[str, Any] | None = None  # our own files only
         self.counts = _Counts()
         self._name = name
         self._tracks: dict[int, _Track] = {}
@@ -303,7 +301,7 @@ class _Packets:
             self._handle = None
 
     def as_chrome(self, source: "_Bytes") -> Pieces:
-        """The events, then the head. Raises FileError if there are none, and the file is not ours."""
+        """Yields the events, then the head. Raises FileError if a file that is not ours has no events."""
         yield b'{"traceEvents": [\n'
         some = b""
         for piece in self._events(source):
@@ -327,7 +325,7 @@ class _Packets:
 
     def _events(self, source: "_Bytes") -> Pieces:
         data = np.empty(0, np.uint8)
-        position = 0  # of data in the file
+        position = 0  # of the data in the file
         fed = _Fed()
         while True:
             more = source.read()
@@ -420,7 +418,7 @@ class _Packets:
             self._use(about)  # in a merged file each rank has its own text, which names its tracks
 
     def _use(self, about: Mapping[str, Any]) -> None:
-        """Our own file's tracks and base."""
+        """Passes the base and the tracks of our own file to the native reader."""
         base = about.get("base_ns")
         base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
         self._library.kc_packet_reader_set(self._handle, base, 1)
@@ -438,7 +436,7 @@ class _Packets:
             self._set(uuid, members, ids[3] if len(ids) > 3 else "", hidden=not ids)
 
     def _set_foreign(self, uuid: int) -> None:
-        """A track of another program: its own pid and tid, or those of the tracks above it and its name as tid."""
+        """Gives another program's track its own ids, else a pid from the tracks above it and its name as tid."""
         track = self._tracks[uuid]
         pid, above = track.pid, self._tracks.get(track.parent)
         for _ in range(64):

@@ -1,7 +1,7 @@
 """Rows of the Perfetto viewer: processes, threads, GPU streams, counters.
 
-A process has its threads, and below it a group for each of its GPUs with a track per stream. What does not nest on a
-track goes to further tracks of it, which are made when all events are known (`overlap`).
+A process contains its threads, and a group for each of its GPUs with a track per stream. Events of a track that do not
+nest go to additional tracks, which are created when all events are known (`overlap`).
 """
 
 import hashlib
@@ -14,21 +14,21 @@ from kineto_trace.formats.perfetto.perfetto_proto import Counter, TrackInfo
 from kineto_trace.formats.shared.viewer_rows import row_name
 
 INT32_LIMIT = 1 << 31
-GPU_RANK = 1000  # GPUs stand after what else a process has
+GPU_RANK = 1000  # GPUs come after the other tracks of a process
 OVERHEAD_RANK = 2000
 
 Numbers = npt.NDArray[np.uint32]
 
 
 class Tracks:
-    """Tracks by number, in the order in which they were first asked for."""
+    """Numbered tracks, in the order in which they were first requested."""
 
     def __init__(self, owner: str) -> None:
-        """owner: a text that differs between the traces that somebody may put into one file."""
+        """owner: a text that differs between any traces that may be combined in one file."""
         self._owner = owner
         self._numbers: dict[Hashable, int] = {}
         self.infos: list[TrackInfo] = []
-        self.bases: dict[int, int] = {}  # of further tracks: the track whose overlapping events they take
+        self.bases: dict[int, int] = {}  # additional track -> the track whose overlapping events it takes
 
     def _add(self, key: tuple[Hashable, ...], name: str, parent: int | None = None, **more: object) -> int:
         found = self._numbers.get(key)
@@ -41,43 +41,43 @@ class Tracks:
         return self._numbers[key]
 
     def uuid(self, key: Hashable) -> int:
-        """The same for the same trace, and no other track's. 0 would be none."""
+        """Returns a uuid that is stable for the same trace and unique to the track. It is never 0, which means none."""
         digest = hashlib.blake2b(f"{self._owner}\0{key!r}".encode("utf-8", "replace"), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1 | 1
 
     def process(self, pid: int, name: str, label: str = "", rank: int = 0) -> int:
-        """A process, or a group of tracks if the number can be no process id. rank: its order among processes."""
+        """Returns a process, or a group of tracks if `pid` is not a valid process id. rank: order among processes."""
         if 0 < pid < INT32_LIMIT:
             return self._add(("process", pid), name, pid=pid, label=label, rank=rank)
         return self.group(f"process {pid}", name, rank=rank)
 
     def group(self, key: str, name: str, parent: int | None = None, rank: int = 0) -> int:
-        """A track that is named alone; others may stand under it."""
+        """Returns a track that has only a name; other tracks may be below it."""
         above = 0 if parent is None else self.infos[parent].uuid
         return self._add(("group", above, key), name, parent, rank=rank)
 
     def thread(self, process: int, tid: int, name: str) -> int:
-        """A thread of the process; a track below it if the numbers can be none of a thread."""
+        """Returns a thread of the process, or a group below it if the numbers are not valid for a thread."""
         pid = self.infos[process].pid
         if pid > 0 and 0 < tid < INT32_LIMIT:
             return self._add(("thread", pid, tid), name, pid=pid, tid=tid)
         return self.group(f"thread {tid}", name, process)
 
     def gpu(self, process: int, device: int) -> int:
-        """The group of a GPU."""
+        """Returns the group of a GPU."""
         return self.group(f"GPU {device}", f"GPU {device}", process, GPU_RANK + max(device, -1))
 
     def stream(self, process: int, device: int, row: int) -> int:
-        """A stream of a GPU: `row` as in formats/shared/viewer_rows.py."""
+        """Returns the track of a GPU stream: `row` as in formats/shared/viewer_rows.py."""
         name = row_name(device, row).rstrip()
         return self.group(f"row {row}", name, self.gpu(process, device), row + 1)
 
     def counter(self, parent: int, name: str, counter: Counter) -> int:
-        """A counter."""
+        """Returns the track of a counter."""
         return self._add(("counter", self.infos[parent].uuid, name), name, parent, counter=counter)
 
     def overlap(self, track: int, lane: int) -> int:
-        """A further track for what does not nest on a track."""
+        """Adds a track for events of `track` that do not nest there."""
         base = self.infos[track]
         name = f"{base.name} (overlap {lane})"
         key = ("overlap", base.uuid, lane)

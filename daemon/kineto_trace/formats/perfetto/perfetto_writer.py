@@ -1,13 +1,13 @@
-"""Perfetto's native trace format (.pftrace, TrackEvent protobuf) from columns.
+"""Writes Perfetto's native trace format (.pftrace, TrackEvent protobuf) from columns.
 
 Theory of operation
-    The rows of all tables become the events of tracks (capture_packets.py for captures, chrome_packets.py for traces
-    that were read from a file). Events are sorted by track and time; those of a track that do not nest go to further
+    The rows of all tables become events on tracks (capture_packets.py for captures, chrome_packets.py for traces that
+    were read from a file). Events are sorted by track and time; events of a track that do not nest go to additional
     tracks, so that the viewer drops none. Every track is a packet sequence of its own, which begins with its texts and
-    a clock that counts from its first event; the native writer does the rest, block by block. The order of everything
+    a clock that starts at its first event; the native writer writes the rest, block by block. The order of everything
     follows from the trace alone: the same trace gives the same bytes.
 
-    Beside the sorted order (about 70 bytes an event) memory does not grow with the trace.
+    Apart from the sorted order (about 70 bytes per event) memory does not grow with the trace.
 """
 
 import json
@@ -33,26 +33,26 @@ from kineto_trace.model.trace import StringTable, Trace
 from kineto_trace.model.trace_header import base_ns as file_base_ns
 
 METADATA = "kinetod"  # the name of the text about the whole trace
-FIRST_SEQUENCE = 2  # 1 is that of the packets about the whole trace
-FLOW_BITS = 32  # the other bits of an arrow's id are the trace's
+FIRST_SEQUENCE = 2  # sequence 1 has the packets about the whole trace
+FLOW_BITS = 32  # the remaining bits of an arrow's id identify the trace
 
 
 class Appended(NamedTuple):
-    """What append_perfetto wrote. sequence: first free one; notes: what differs from the trace."""
+    """The result of append_perfetto. sequence: the first free one; notes: differences from the trace."""
 
     sequence: int
     notes: tuple[str, ...]
 
 
 def write_perfetto(trace: Trace, sink: TextSink) -> tuple[str, ...]:
-    """Writes the whole file into the sink. Returns notes on what differs from the trace."""
+    """Writes the whole file into the sink. Returns notes on differences from the trace."""
     return append_perfetto(trace, sink).notes
 
 
 def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE) -> Appended:
-    """Appends a trace to others in the same file, whose packet sequences are below this one.
+    """Appends a trace to others in the same file, whose packet sequences are all below `sequence`.
 
-    Other traces in the file must not have its processes, nor its host, pid and rank.
+    No other trace in the file may have the same processes, or the same host, pid and rank.
     """
     tracks, annotations = Tracks(_owner(trace)), proto.Annotations()
     make: type[FileParts] | type[CaptureParts] = FileParts if is_verbatim(trace) else CaptureParts
@@ -74,7 +74,7 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
 
 
 def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[PacketPart], layout: "_Layout") -> Arrows:
-    """Numbers of events."""
+    """Returns the arrows, with the numbers of events."""
     if isinstance(content, CaptureParts) or not len(trace.table("flow")):
         return capture_arrows(trace, _offsets(parts))
     found = file_arrows(trace, layout.by_track, content.tracks_of(trace.table("flow")))
@@ -90,9 +90,9 @@ def _flow_base(tracks: Tracks) -> int:
 
 
 def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) -> str:
-    """What reading back needs: the head of a Chrome trace of it, and pid and tid of each track (by uuid, hexadecimal).
+    """Returns what a reader needs: the head of the Chrome trace, and pid and tid of each track (by hexadecimal uuid).
 
-    Tracks without these repeat what other events say.
+    Tracks without pid and tid repeat data of other events.
     """
     base = base_ns(trace.window_start_ns)
     ids_of = {info.uuid: ids.get(tracks.bases.get(number, number), []) for number, info in enumerate(tracks.infos)}
@@ -112,7 +112,7 @@ def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) ->
 
 
 def _offsets(parts: list[PacketPart]) -> dict[str, int]:
-    """For each table the number of its first event."""
+    """Returns the number of the first event of each table."""
     offsets: dict[str, int] = {}
     first = 0
     for part in parts:
@@ -126,8 +126,11 @@ def _offsets(parts: list[PacketPart]) -> dict[str, int]:
 
 
 class _Layout(NamedTuple):
-    """Events in the order in which they are written. number: as the parts count them; first: place of the first event
-    of each track, in the order of `tracks`, with the number of all events at the end."""
+    """Events in the order in which they are written.
+
+    number: as the parts number them; first: place of the first event of each track, in the order of `tracks`, followed
+    by the number of all events.
+    """
 
     number: Ints
     part: npt.NDArray[np.uint8]
@@ -139,8 +142,8 @@ class _Layout(NamedTuple):
     deepest: int
     shortened: int
     earlier_ns: int
-    by_track: Events  # before events that do not nest went to further tracks
-    before_lanes: Ints  # the number of each of these
+    by_track: Events  # before events that do not nest moved to additional tracks
+    before_lanes: Ints  # the number of each event in by_track
 
 
 def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
@@ -182,7 +185,7 @@ def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
 
 
 def _with_lanes(track: Numbers, lane: npt.NDArray[np.uint16], tracks: Tracks) -> Numbers:
-    """The tracks of all events, where those beyond a first lane have one of their own."""
+    """Returns the tracks of all events; events beyond the first lane of a track are on a track of their own lane."""
     track = track.copy()
     further = np.flatnonzero(lane)
     keys, place = np.unique(track[further].astype(np.int64) << 16 | lane[further], return_inverse=True)
@@ -196,7 +199,7 @@ def _with_lanes(track: Numbers, lane: npt.NDArray[np.uint16], tracks: Tracks) ->
 
 @dataclass(slots=True)
 class _File:
-    """The events of all tracks with what is needed to write them."""
+    """The events of all tracks, with what is needed to write them."""
 
     trace: Trace
     parts: list[PacketPart]
@@ -235,7 +238,7 @@ class _File:
         return PacketKind(part.type, category, part.name, part.fields, part.value)
 
     def _flows(self, arrows: Arrows, base: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """The ends of all arrows: place of the event and id, by place."""
+        """Returns the ends of all arrows, sorted by place: places of the events, and ids of the arrows."""
         place = np.empty(len(self.layout.number), np.int64)
         place[self.layout.number] = np.arange(len(place))
         ids = np.arange(1, len(arrows.source) + 1, dtype=np.uint64) + np.uint64(base)
@@ -244,7 +247,7 @@ class _File:
         return at[order].astype(np.uint64), np.concatenate([ids, ids])[order]
 
     def _texts(self, kinds: list[PacketKind], categories: StringTable, first: int, last: int) -> bytes:
-        """Everything that the events of a track refer to."""
+        """Returns the interned texts that the events of a track refer to."""
         part, row = self.layout.part[first:last], self.layout.row[first:last]
         strings = self.trace.strings
         used_categories: set[int] = set()

@@ -1,7 +1,7 @@
-"""Ready texts for the launch shapes of kernels.
+"""Ready-made texts for the launch shapes of kernels.
 
-A training step launches the same few hundred shapes over and over. Grid, block, registers, shared memory and
-all the occupancy figures depend on the shape alone, so that their text is made once per shape.
+A training step launches the same few hundred shapes over and over. Grid, block, registers, shared memory and all the
+occupancy figures depend on the shape alone, so their text is made once per shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,20 @@ _COLUMNS = (
     "registers",
     "device",
 )
-_CACHED_SHAPES = 50_000  # then the cache starts anew: its size must not grow with the trace
+_CACHED_SHAPES = 50_000  # at this size the cache is cleared, so that it does not grow with the trace
 
 _Shape = tuple[int, ...]  # the values of _COLUMNS
 
 
 class LaunchShapes:
-    """Texts by shape. Device properties are Kineto's deviceProperties items."""
+    """Texts by shape. devices: Kineto's deviceProperties items."""
 
     def __init__(self, devices: Sequence[Mapping[str, Any]]) -> None:
         self._devices = {device["id"]: device for device in devices if usable(device)}
         self._texts: dict[_Shape, bytes] = {}
 
     def texts(self, kernels: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint32], Texts]:
-        """A number per kernel, and the arguments ',"registers per thread":…' of each number."""
+        """Returns a text number for each kernel, and the arguments ',"registers per thread":…' for each number."""
         numbers, shapes = _distinct(kernels)
         missing = [shape for shape in shapes if shape not in self._texts]
         if len(self._texts) + len(missing) > _CACHED_SHAPES:
@@ -60,7 +60,10 @@ class LaunchShapes:
 
 
 def _distinct(kernels: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint32], list[_Shape]]:
-    """Exact: pairs of 32-bit values are numbered, then pairs of the numbers, until one number is left."""
+    """Returns a shape number for each kernel, and the distinct shapes.
+
+    The result is exact: pairs of 32-bit values are numbered, then pairs of those numbers, until one number is left.
+    """
     columns = [kernels[name].astype(np.uint32) for name in _COLUMNS]
     while len(columns) > 1:
         pairs = [

@@ -1,6 +1,6 @@
 """The native writer of Perfetto packets through ctypes. See daemon/native/perfetto/write_packets.h.
 
-The classes keep the arrays that the native side reads.
+The classes keep alive the arrays that the native code reads.
 """
 
 import ctypes
@@ -109,8 +109,10 @@ def _library() -> ctypes.CDLL:
 
 
 class Lanes(NamedTuple):
-    """Per event: the lane, and the end (ns) that it has there. deepest: events inside each other; shortened: ends
-    that had to be moved, since even the last lane had no room."""
+    """The lane of each event, and its end (ns) there.
+
+    deepest: the maximum nesting depth; shortened: the number of ends moved because even the last lane had no room.
+    """
 
     lane: npt.NDArray[np.uint16]
     end: Ints
@@ -125,9 +127,9 @@ def nest_lanes(
     leaf: npt.NDArray[np.uint8],
     limit: int = LANE_LIMIT,
 ) -> Lanes:
-    """A lane for each event, so that the events of a lane nest. Events are sorted by track, start, -end.
+    """Assigns a lane to each event so that the events of a lane nest. Events are sorted by track, start, -end.
 
-    leaf: 1 for events that may have no other inside them.
+    leaf: 1 for events in which no other event may be nested.
     """
     track, leaf = np.ascontiguousarray(track, np.uint32), np.ascontiguousarray(leaf, np.uint8)
     start, end = np.ascontiguousarray(start, np.int64), np.array(end, np.int64)
@@ -143,8 +145,8 @@ def nest_lanes(
 class PacketField(NamedTuple):
     """One debug annotation of all rows of a kind. `name`: id of its interned name.
 
-    READY: the column is a number into `ready`, whose texts are whole annotations. OPTIONAL: signed, left out where it
-    is `base`. bit: the row has it only if this bit of `present` is set.
+    READY: the column has numbers into `ready`, whose texts are whole annotations. OPTIONAL: a signed number, left out
+    if it equals `base`. bit: a row has the annotation only if this bit of `present` is set.
     """
 
     name: int
@@ -157,8 +159,11 @@ class PacketField(NamedTuple):
 
 
 class PacketKind(NamedTuple):
-    """Rows of one table. category: id of the interned one (0: none), or one for each row. name: number per row, one
-    below the id of the interned name. value: of counters, int64 or double."""
+    """Rows of one table.
+
+    category: id of the interned category (0: none), or one id per row. name: a number per row, one below the id of the
+    interned name. value: the values of counters, int64 or double.
+    """
 
     type: int
     category: int | npt.NDArray[np.uint32]
@@ -170,8 +175,8 @@ class PacketKind(NamedTuple):
 class PacketWriter:
     """Writes the events of one track after the other.
 
-    kind, row, start, end: per event, those of one track together, sorted by start. flow_event (ascending) and flow_id:
-    which event has which flows. deepest: as nest_lanes() says.
+    kind, row, start, end: one value per event; events of one track are adjacent and sorted by start. flow_event
+    (ascending) and flow_id: the flows of each event. deepest: as nest_lanes() returns it.
     """
 
     def __init__(
@@ -216,21 +221,21 @@ class PacketWriter:
             native.value = _checked(kind.value, "float64" if kind.type == DOUBLE_COUNTER else "int64")
 
     def track(self, sequence: int, first: int, last: int) -> "TrackRows":
-        """The rows of the events first … last - 1, which are those of a track."""
+        """Returns the rows of one track: the events first … last - 1."""
         flow = int(np.searchsorted(self.flow_event, np.uint64(first)))
         time = int(self._start[first])
         return TrackRows(self._events, _Track(first, last, flow, time, self._stack.ctypes.data, 0, sequence))
 
 
 class TrackRows:
-    """The packets of one track, as a TextSink takes them: one row per event, and one that closes what is open."""
+    """The packets of one track in the form that TextSink takes: one row per event, and one that closes open events."""
 
     def __init__(self, events: _Events, track: _Track) -> None:
         self._events, self._track = events, track
         self.count = track.last - track.next + 1
 
     def write(self, out: AnyArray, first: int, count: int) -> tuple[int, int]:
-        """Appends up to `count` rows; returns the rows and bytes written. Rows are written in their order only."""
+        """Writes up to `count` rows; returns the rows and bytes written. Rows can only be written in order."""
         result = _Written()
         _library().kc_packet_write(
             ctypes.byref(self._events),

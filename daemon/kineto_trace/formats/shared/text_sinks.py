@@ -1,9 +1,9 @@
 """Streams rows of text to a file in bounded memory, plain or gzip-compressed.
 
 Theory of operation
-    A sink owns a few large buffers. Rows are written into one of them by the native codec; a full one is
-    handed on. For gzip each buffer becomes a member of its own (readers see one stream), compressed by
-    isal in a small pool of threads while the next buffer fills. Nothing grows with the trace.
+    A sink owns a few large buffers. The native codec writes rows into one of them; a full buffer is passed on. For gzip
+    each buffer becomes a gzip member of its own (readers see one stream), which isal compresses in a small thread pool
+    while the next buffer fills. Nothing grows with the trace.
 """
 
 import json
@@ -17,33 +17,33 @@ from isal import igzip_lib
 
 from kineto_trace.arrays.codec import AnyArray
 
-BUFFER_BYTES = 1 << 20  # stays in the cache between writing and compressing
-GZIP_LEVEL = 1  # isal's; higher ones take twice the time for a few per cent
+BUFFER_BYTES = 1 << 20  # small enough to stay in the cache between writing and compressing
+GZIP_LEVEL = 1  # isal's level; higher ones take twice the time to save a few per cent
 GZIP_THREADS = 2
 
 
 def escaped(text: str) -> bytes:
-    """The inside of a JSON string."""
+    """Returns the text escaped for a JSON string, without the quotes."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1].encode()
 
 
 def name_text(name: str) -> bytes:
-    """A name as Kineto writes it: with / for \\ and without line breaks; "kernel" alone would be a category."""
+    """Returns a name as Kineto writes it: / for \\, no line breaks, and "Kernel" for "kernel", which is a category."""
     return escaped("Kernel" if name == "kernel" else name.replace("\\", "/").replace("\n", ""))
 
 
 class Output(Protocol):
-    """What a sink writes to: an unbuffered file, for instance."""
+    """The destination of a sink, for instance an unbuffered file."""
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Takes some of the bytes and says how many."""
+        """Writes some of the bytes and returns their number."""
 
 
 class Rows(Protocol):
-    """What writes rows into a buffer: a RowWriter, for instance."""
+    """A writer of rows into a buffer, for instance a RowWriter."""
 
     def write(self, out: AnyArray, first: int, count: int, /) -> tuple[int, int]:
-        """Writes rows from `first` on, at most `count`; returns how many fitted, and their bytes."""
+        """Writes at most `count` rows from `first` on; returns how many fitted, and their size in bytes."""
 
 
 class TextSink:
@@ -64,7 +64,7 @@ class TextSink:
             self._flush()
 
     def text(self, text: bytes) -> None:
-        """Appends some text as it is."""
+        """Appends the text unchanged."""
         rest = memoryview(text)
         while rest:
             room = min(len(rest), len(self._buffer) - self._used)
@@ -82,7 +82,7 @@ class TextSink:
             done += rows
             self._used += used
             if done < count:
-                if self._used == 0:  # one row that is longer than the buffer
+                if self._used == 0:  # a single row is longer than the buffer
                     self._buffer = np.empty(2 * len(self._buffer), np.uint8)
                 else:
                     self._flush()
@@ -104,7 +104,7 @@ class TextSink:
 
 
 class GzipSink(TextSink):
-    """The same, compressed."""
+    """A TextSink that compresses with gzip."""
 
     def __init__(self, file: Output, *, buffer_bytes: int = BUFFER_BYTES, threads: int = GZIP_THREADS) -> None:
         super().__init__(file, buffer_bytes=buffer_bytes)
@@ -119,7 +119,7 @@ class GzipSink(TextSink):
         return np.empty(len(buffer), np.uint8)
 
     def _collect(self) -> AnyArray:
-        """Writes the oldest compressed member; its buffer is free again."""
+        """Writes the oldest compressed member and returns its buffer for reuse."""
         future, buffer = self._pending.popleft()
         self._write(future.result())
         return buffer

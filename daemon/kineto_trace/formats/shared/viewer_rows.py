@@ -1,9 +1,9 @@
-"""On which row (process, thread) of a trace viewer each activity goes.
+"""Decides on which row (process, thread) of a trace viewer each activity goes.
 
-GPU activities go to their stream's row, as in Kineto's traces. Viewers drop or misplace events of one row
-that overlap in part (kernels of one stream do with programmatic dependent launch): the second one of such a pair
-goes to another row of the same stream. No activity stands inside another one; annotations have whole activities
-inside them, or stand on another row. Synchronizations have rows of their own, since they span kernels.
+GPU activities go to their stream's row, as in Kineto's traces. Viewers drop or misplace events of one row that
+partially overlap (as kernels of one stream do with programmatic dependent launch), so the second one of such a pair
+goes to another row of the same stream. Activities never nest inside each other; an annotation encloses whole
+activities, or goes to another row. Synchronizations have rows of their own, since they span kernels.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from kineto_trace.formats.shared.native_packets import nest_lanes
 from kineto_trace.model.activity_tables import ViewerRow, tables_on
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table
 
-SYNC_OFFSET = 1_000_000  # Kineto's row number of a stream's synchronizations
-LANE_OFFSET = 2_000_000  # further rows of a stream
+SYNC_OFFSET = 1_000_000  # added to a stream's row for its synchronizations, as in Kineto
+LANE_OFFSET = 2_000_000  # added for each further row of a stream
 LANE_LIMIT = 16
 ANNOTATIONS = "gpu_user_annotation"
-# Of activities with the same interval those of the earlier table are outside.
+# Of activities with the same interval, those of the earlier table enclose the others.
 NESTING = (
     *tables_on(ViewerRow.PYTHON),
     *reversed(OP_TABLES),
@@ -33,9 +33,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def gpu_rows(tables: Mapping[str, Table], *, margin_ns: int = 0) -> dict[str, Rows]:
-    """The row number of every activity of the GPU tables and of the annotations on GPUs.
+    """Returns the row number of every activity of the GPU tables and of the annotations on GPUs.
 
-    margin_ns: by which annotations stand out over their interval on both sides.
+    margin_ns: how far annotations extend beyond their interval on both sides.
     """
     present = [tables[kind] for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables and len(tables[kind])]
     rows = {kind: np.empty(0, np.int64) for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables}
@@ -56,17 +56,17 @@ def gpu_rows(tables: Mapping[str, Table], *, margin_ns: int = 0) -> dict[str, Ro
 
 
 def sync_rows(sync: Table) -> Rows:
-    """The row number of every synchronization; -1 is the device's own row."""
+    """Returns the row number of every synchronization; -1 is the device's own row."""
     return _with_lanes({sync.kind: sync}, {sync.kind: sync_base_rows(sync)})[sync.kind]
 
 
 def sync_base_rows(sync: Table) -> Rows:
-    """The same without regard to what overlaps."""
+    """Returns the row numbers of synchronizations without regard to overlaps."""
     return np.where(sync["stream"] == UNKNOWN_STREAM, -1, base_rows(sync) + SYNC_OFFSET)
 
 
 def row_name(device: int, row: int) -> str:
-    """What the viewer shows for a row of a GPU."""
+    """Returns the name that the viewer shows for a row of a GPU."""
     lane, base = divmod(row + 1, LANE_OFFSET)
     base -= 1
     suffix = f"(overlap {lane})" if lane else ""
@@ -78,13 +78,13 @@ def row_name(device: int, row: int) -> str:
 
 
 def base_rows(table: Table) -> Rows:
-    """The row of each activity's stream, without regard to what overlaps."""
+    """Returns the row of each activity's stream, without regard to overlaps."""
     streams: Rows = np.minimum(table["stream"], SYNC_OFFSET - 1).astype(np.int64)
     return streams
 
 
 def _with_lanes(tables: Mapping[str, Table], base: Mapping[str, Rows]) -> dict[str, Rows]:
-    """Adds LANE_OFFSET to the row numbers of activities that overlap an earlier one of their row."""
+    """Adds LANE_OFFSET to the row numbers of activities that overlap an earlier activity on their row."""
     if not tables:
         return {}
     device = np.concatenate([table["device"].astype(np.int64) for table in tables.values()])
