@@ -123,11 +123,16 @@ FORMATS: Mapping[str, TraceFormat] = {
             "speedscope", ".speedscope.json", "flame graphs of GPU time, host time and samples in one file", _speedscope
         ),
         TraceFormat("folded", ".folded", "flame graph of host time as folded stacks, in ns", _folded(FlameGraph.HOST)),
-        TraceFormat("folded-gpu", ".gpu.folded", "likewise, of GPU time by launching stack", _folded(FlameGraph.GPU)),
+        TraceFormat(
+            "folded-gpu",
+            ".gpu.folded",
+            "flame graph of GPU time by launching stack as folded stacks, in ns",
+            _folded(FlameGraph.GPU),
+        ),
         TraceFormat(
             "folded-samples",
             ".samples.folded",
-            "likewise, of Python samples by line",
+            "flame graph of Python samples by line as folded stacks",
             _folded(FlameGraph.SAMPLES),
         ),
         TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),

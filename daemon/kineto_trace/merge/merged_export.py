@@ -168,7 +168,7 @@ def _check(facts: Sequence[RankTraceFacts], clocks: Mapping[int, RankClock]) -> 
     if unknown:
         raise FileError(f"there is an offset for rank {unknown[0]}, but no trace of it")
     based = [fact for fact in facts if fact.base_ns]
-    absolute = [fact for fact in facts if fact.window_ns[0] >= 1 << 59]  # Unix ns since 1988
+    absolute = [fact for fact in facts if fact.window_ns[0] >= EARLIEST_UNIX_NS]
     if len(absolute) not in (0, len(facts)) and len(based) not in (0, len(facts)):
         odd = next(fact for fact in facts if fact not in absolute)
         raise FileError(

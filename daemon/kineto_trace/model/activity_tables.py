@@ -183,7 +183,7 @@ TABLES = (
             Column("bytes", "uint64", "bytes copied"),
             Column("copy_kind", "uint8", "CUPTI's: 1 HtoD, 2 DtoH, 8 DtoD, 10 PtoP, …"),
             Column("src_kind", "uint8", "memory: 1 pageable, 2 pinned, 3 device, …"),
-            Column("dst_kind", "uint8", "memory, likewise"),
+            Column("dst_kind", "uint8", "memory: the same numbers"),
             Column("peer", "uint8", "1: between two devices, and the four columns below hold"),
             Column("src_device", "uint32", "device index"),
             Column("src_context", "uint32", "context id"),
@@ -347,7 +347,7 @@ TABLES = (
         meaning="Ends of arrows between events, of traces read from files.",
         columns=(
             *_TIMED,
-            Column("thread", "uint32", "thread of this end, like those of the calls; GPU rows: number of the stream"),
+            Column("thread", "uint32", "system thread id of this end; GPU rows: number of the stream"),
             Column("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
             Column("phase", "uint8", "as ASCII: s start, t step, f end"),
             Column("id", "int64", "id that both ends share"),
@@ -360,7 +360,7 @@ TABLES = (
         meaning="Events of files that no other table holds: metadata, counters, instants, foreign categories.",
         columns=(
             *_TIMED,
-            Column("thread", "uint32", "likewise"),
+            Column("thread", "uint32", "thread as in the table flow"),
             Column("category", "int32", "number into Trace.strings; -1: none"),
             Column("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
         ),

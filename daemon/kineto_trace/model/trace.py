@@ -37,11 +37,13 @@ HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, Vi
 # of each kind have a column (in the schema, otherwise here) and which bit of `present` belongs to each.
 ORIGIN_COLUMNS = (
     Column("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
-    Column("tid", "int64", "likewise"),
+    Column("tid", "int64", "as in the file; texts as in pid"),
     Column("category", "int32", "number into Trace.strings: the category as the file spells it; -1: none"),
     Column("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
     Column("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
-    Column("members", "int32", "likewise its other members beside the arguments; -1: none"),
+    Column(
+        "members", "int32", "number into Trace.strings: its members other than the arguments, as JSON members; -1: none"
+    ),
     Column(
         "place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"
     ),

@@ -230,7 +230,7 @@ def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: 
             "us",
             "time since the window began (with compat=plugin, since the first event); missing: allocated earlier",
         ),
-        ("release_us", "float", "us", "likewise; missing: still held at the end"),
+        ("release_us", "float", "us", "time of its release, counted likewise; missing: still held at the end"),
         ("duration_us", "float", "us", "time between the two"),
         ("address", "int", "", "of the block"),
     ),

@@ -18,15 +18,15 @@ Ints = npt.NDArray[np.int64]
 
 TREE = columns(
     ("path", "text", "", "path of the node: 0 is the root, 0-2 its child 2; the option path takes it"),
-    ("name_baseline", "text", "", "name of the node; CompositeNodes: several nodes; Blank: none"),
-    ("name_other", "text", "", "likewise"),
+    ("name_baseline", "text", "", "name of the node in the baseline; CompositeNodes: several nodes; Blank: none"),
+    ("name_other", "text", "", "name of the node in the other trace"),
     ("children", "int", "", "number of child nodes"),
     *measured("total", "us", "GPU time, or host time where there is no GPU time"),
     *measured("host", "us", "host time"),
     *measured("device", "us", "GPU time"),
-    ("accumulated_baseline_us", "float", "us", "running sum of total over the children"),
-    ("accumulated_other_us", "float", "us", "likewise"),
-    ("accumulated_delta_us", "float", "us", "the same for the difference"),
+    ("accumulated_baseline_us", "float", "us", "running sum of total_baseline over the children"),
+    ("accumulated_other_us", "float", "us", "running sum of total_other over the children"),
+    ("accumulated_delta_us", "float", "us", "running sum of their difference"),
 )
 
 

@@ -23,8 +23,8 @@ REASONS = (
     "a colon is missing",
     "there is no JSON value where one must be",
     "a comma or the end of a list or object is missing",
-    "it is nested too deep",
-    "it is no object",
+    "it is nested too deeply",
+    "it is not an object",
     "it has no end",
 )
 # Columns of all kinds, as in chrome.h; the columns that every row has come first.
