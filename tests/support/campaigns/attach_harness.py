@@ -3,10 +3,13 @@
 Theory of operation
     An Attacher makes one attach and reports its outcome. A RunningTarget is one process of support.attach_targets and
     the page that it shares with us, which shows that it is ready, makes progress, and ends when told. `campaign`
-    combines the two; tables and assertions are made from its Row. success   code of ours ran in the target refused
-    an AttachError that says why, and the target goes on failed    anything else that was said hung      the target
-    did not go on within HANG_S, or did not end when told lost      the target ended by itself wrong     the target
-    found something changed, or wrote to standard error
+    combines the two; tables and assertions are made from its Row.
+    success   code of ours ran in the target
+    refused   an AttachError that says why, and the target goes on
+    failed    anything else that was said
+    hung      the target did not go on within HANG_S, or did not end when told
+    lost      the target ended by itself
+    wrong     the target found something changed, or wrote to standard error
 """
 
 import contextlib

@@ -215,7 +215,7 @@ class Site:
     # afterwards
 
     def settle(self, grounds: Grounds) -> list[pb.Capture]:
-        """Waits until every capture has a true verdict and every file is whole and belongs to a capture. Returns the captures."""
+        """Waits until every capture has a true verdict and every file is whole and somebody's. Returns the captures."""
         stub = self.daemon.stub()
         captures = []
         for begun in self.begun:

@@ -122,7 +122,7 @@ def _status_of(verdicts: "set[pb.Verdict]") -> "pb.CaptureStatus":
 
 
 def check_files(stub: ProfilerStub, state_dir: Path) -> int:
-    """Checks that all files verify and that each file in the store belongs to a capture. Returns the number of DONE traces."""
+    """Checks that all files verify and each file in the store is a capture's. Returns the number of DONE traces."""
     captures = stub.ListCaptures(pb.ListCapturesRequest(page_size=1000), timeout=10).captures
     expected = Counter[str]()
     done = 0

@@ -81,7 +81,7 @@ def slow_agent(host: Site, chance: random.Random) -> None:
 
 
 def silent_connections(host: Site, _chance: random.Random, *, count: int = SILENT, hang_up: bool = False) -> None:
-    """Opens many silent connections to the agents' and clients' sockets. hang_up: they close by themselves, not by the daemon."""
+    """Opens silent connections to the agents' and clients' sockets. hang_up: they close by themselves, else by the daemon."""
     _raise_file_limit(2 * count + 256)
     before = host.measure()
     with contextlib.ExitStack() as stack:

@@ -36,7 +36,7 @@ END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. pids: those by which its daemon knows its agents; shift_s: how far its clock is ahead of the machine's."""
+    """One host. pids: those by which its daemon knows its agents; shift_s: its clock's lead over the machine's clock."""
 
     name: str
     folder: Path
