@@ -153,7 +153,7 @@ class _Target:
             self.process.stdin.flush()
 
     def traces_of_us(self) -> list[str]:
-        """Traces that an attach has left in bob's program."""
+        """What an attach has left in bob's program."""
         found = []
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self.process.pid}/maps").read_text().splitlines():

@@ -36,7 +36,7 @@ END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. pids: those by which its daemon knows its agents; shift_s: its clock's lead over the machine's clock."""
+    """One host. pids: those by which its daemon knows its agents; shift_s: its clock's lead over the machine's."""
 
     name: str
     folder: Path

@@ -82,7 +82,7 @@ class _Attack:
         self._calls: list[Any] = []  # a call that nobody refers to is cancelled
 
     def channel(self) -> grpc.Channel:
-        """Opens a separate connection."""
+        """Opens a new connection, shared with no other channel."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channels.append(grpc.insecure_channel(self._address, options=options))
         return self._channels[-1]

@@ -91,7 +91,7 @@ class Loop:
         return self.process.wait(START_DEADLINE_S)
 
     def close(self) -> None:
-        """Waits for the end; then everything that the loop said is in `traces` and `last`."""
+        """Closes the pipes of a loop that has ended; everything that it said is then in `traces` and `last`."""
         self._reader.join()
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
