@@ -6,9 +6,9 @@ Theory of operation
     A daemon knows its agents by their processes. So a child process makes the connections of one agent of every host,
     does nothing else, and lives as long as we do: N children are N agents on each host. The children hand the
     connections to the one process that plays all agents on one event loop.
-    An agent obeys `kineto_agent.control.session`, so requests are answered as the real agent answers them. Its source records a few
-    stack samples at the end of the window; its iterations pass at the pace of the plan, whatever happens. "ready" is
-    printed once every daemon has welcomed its agents. The end of standard input ends everything.
+    An agent obeys `kineto_agent.control.session`, so requests are answered as the real agent answers them. Its source
+    records a few stack samples at the end of the window; its iterations pass at the pace of the plan, whatever happens.
+    "ready" is printed once every daemon has welcomed its agents. The end of standard input ends everything.
 """
 
 import array
