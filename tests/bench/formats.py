@@ -309,7 +309,7 @@ def memory(source: RawSource) -> list[Row]:
 
 
 def operators(repeat: int, folder: Path) -> list[Row]:
-    """Measures operators with inputs and links, written by Kineto, json.dumps and us, and reading our records."""
+    """Measures CPU operators with inputs and links, written by Kineto, json.dumps and us, and reading our records."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

@@ -81,7 +81,7 @@ def slow_agent(host: Site, chance: random.Random) -> None:
 
 
 def silent_connections(host: Site, _chance: random.Random, *, count: int = SILENT, hang_up: bool = False) -> None:
-    """Opens silent connections to agents' and clients' sockets, which close by themselves (hang_up) or by the daemon."""
+    """Opens silent connections to agents' and clients' sockets; they close themselves (hang_up), or the daemon does."""
     _raise_file_limit(2 * count + 256)
     before = host.measure()
     with contextlib.ExitStack() as stack:
