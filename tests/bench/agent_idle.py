@@ -2,8 +2,8 @@
 
     python tests/bench/agent_idle.py
 
-Each figure comes from fresh interpreters that differ in one thing only; a daemon's end of the link is played by
-this process, so that the agent is connected and waits.
+Each figure comes from fresh interpreters that differ in one thing only. This process plays the daemon's end of the
+link, so that the agent is connected and waits.
 """
 
 import argparse
@@ -88,7 +88,7 @@ print(after[0] - before[0], after[1] - before[1], cpu_ns() - cpu, flush=True)
 
 
 def interpreter(code: str, *arguments: str, env: "dict[str, str]") -> "subprocess.Popen[str]":
-    """A fresh interpreter with pipes."""
+    """A fresh interpreter, connected by pipes."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         env=env,
@@ -99,7 +99,7 @@ def interpreter(code: str, *arguments: str, env: "dict[str, str]") -> "subproces
 
 
 def lines(child: "subprocess.Popen[str]", daemon: "Daemon | None", count: int) -> "list[str]":
-    """Its output after "ready"; with a daemon the agent is connected and welcomed before it goes on."""
+    """Output of the interpreter after "ready"; with a daemon, the agent is connected and welcomed before it goes on."""
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
@@ -115,7 +115,7 @@ def lines(child: "subprocess.Popen[str]", daemon: "Daemon | None", count: int) -
 
 
 def import_ms(env: "dict[str, str]", runs: int) -> "tuple[float, float]":
-    """Best times of `import kineto_agent` and of that with start(), in ms."""
+    """Best times of `import kineto_agent` and of the import with start(), in ms."""
     done = [
         subprocess.run([sys.executable, "-c", IMPORT], env=env, capture_output=True, text=True, check=True).stdout
         for _ in range(runs)
@@ -136,7 +136,7 @@ def memory_kb(env: "dict[str, str]", daemon: Daemon, runs: int) -> "tuple[float,
 
 
 def step_ratio(env: "dict[str, str]", daemon: Daemon, runs: int) -> float:
-    """Median over the runs of the median step time with an agent and its step hook over that without."""
+    """Median over the runs of the median step time with an agent and its step hook, divided by that without."""
     child = interpreter(STEPS, str(runs), env=env)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -154,7 +154,7 @@ def step_ratio(env: "dict[str, str]", daemon: Daemon, runs: int) -> float:
 
 
 def main() -> int:
-    """Measure, print, and say by the exit status whether the goals were met."""
+    """Measures, prints, and returns the exit status: 0 if the goals were met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--idle-s", type=float, default=5.0)

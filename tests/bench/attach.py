@@ -1,13 +1,13 @@
-"""Attaching beside what else there is: `memray attach`, gdb and hypno, on the same targets in one run.
+"""Compares our attach with `memray attach`, gdb and hypno, on the same targets in one run.
 
     python tests/bench/attach.py [--count 20] [--rivals PYTHON] [--target KIND ...]
 
-Every tool brings a line of Python into the same kinds of target, by turns, each time into one that is fit. Printed,
+The tools take turns to bring a line of Python into the same kinds of target, each time into a healthy one. Printed,
 in ms: latency, from the request until that line runs in the target; pause, by how much the target's own longest lap
-exceeds its usual one; failures, of which a target that was killed or hangs is one. Ours comes thrice: a line of Python
-as the others' is, handed over by a process that is warm; the agent by a warm helper, as in the daemon, where latency
-is until the channel is open, and the pause includes the whole agent's coming and leaving; and the agent by a helper
-that is started for each request, until the agent runs.
+exceeds its usual one; and failures, which include a target that was killed or hangs. Ours appears three times: a line
+of Python like that of the others, handed over by a warm process; the agent by a warm helper, as in the daemon, where
+the latency is the time until the channel is open, and the pause includes the arrival and departure of the whole
+agent; and the agent by a helper that is started for each request, until the agent runs.
 
 The rivals live in an environment of their own, .venv-rivals (made by `make bench-attach`), whose Python runs the
 targets: `memray attach` needs memray in the target's environment.
@@ -49,10 +49,10 @@ class Tool(Protocol):
     name: str
 
     def attach(self, pid: int) -> float:
-        """Latency in ms, once the tool has let go of the target. Raises Failed."""
+        """Attaches; returns the latency in ms once the tool has released the target. Raises Failed."""
 
     def close(self) -> None:
-        """End what was started."""
+        """Ends the processes that were started."""
 
 
 class Failed(Exception):
@@ -60,7 +60,7 @@ class Failed(Exception):
 
 
 class OurLine:
-    """The same line as the others bring in, by what the helper does, in this process."""
+    """The same line that the other tools bring in, run through the helper's own code in this process."""
 
     name = "kinetod, a line"
 
@@ -84,7 +84,7 @@ class OurLine:
 
 
 class Ours:
-    """A helper that is warm, or one that is started for each request."""
+    """The agent, by a warm helper or by one that is started for each request."""
 
     def __init__(self, *, warm: bool) -> None:
         self.name = "kinetod, agent" if warm else "kinetod, agent, cold helper"
@@ -111,7 +111,7 @@ class Ours:
 
 
 class Command:
-    """A command whose line of Python writes the time to a file that is looked at."""
+    """A command whose line of Python writes the time to a file, which is polled."""
 
     def __init__(self, name: str, command: Callable[[int, str], list[str | Path]]) -> None:
         self.name = name
@@ -135,7 +135,7 @@ def _line(file: Path) -> str:
 
 
 def _since(begin_ns: int, file: Path) -> float:
-    """Until the line ran, ms. Raises Failed."""
+    """Time until the line ran, in ms. Raises Failed."""
     try:
         until(lambda: file.exists() and file.read_text(), "the line has run", 2)
     except AssertionError:
@@ -144,7 +144,7 @@ def _since(begin_ns: int, file: Path) -> float:
 
 
 class Memray:
-    """Tracks allocations for the shortest time; its file is there when its code runs in the target."""
+    """Tracks allocations for the shortest time; memray's file exists once its code runs in the target."""
 
     name = "memray attach"
 
@@ -172,7 +172,7 @@ class Memray:
         return latency_ms
 
     def let_go(self, pid: int) -> None:
-        """Tracking ends; not part of what is measured."""
+        """Ends the tracking; not part of what is measured."""
         _run([self._python, "-m", "memray", "detach", "--method", "gdb", str(pid)])
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ def _hypno(python: Path) -> Callable[[int, str], list[str | Path]]:
 
 
 def _run(command: list[str | Path]) -> None:
-    """Raises Failed."""
+    """Runs the command. Raises Failed."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -211,7 +211,7 @@ def _run(command: list[str | Path]) -> None:
 
 
 def _end_debuggers(pid: int) -> None:
-    """The gdb that a killed memray has left: the tracer of this target, and of no other one."""
+    """Ends the gdb that a killed memray has left: only the tracer of this target."""
     status = Path(f"/proc/{pid}/status").read_text()
     tracer = int(status.partition("TracerPid:")[2].split()[0])
     if tracer:
@@ -220,7 +220,7 @@ def _end_debuggers(pid: int) -> None:
 
 @dataclass(slots=True)
 class Result:
-    """Of one tool on one kind of target. ms."""
+    """Result of one tool on one kind of target, in ms."""
 
     kind: str
     tool: str
@@ -229,7 +229,7 @@ class Result:
     failures: list[str] = field(default_factory=list)
 
     def cells(self) -> list[str]:
-        """Of the table."""
+        """Cells of the table."""
         tries = len(self.latencies) + len(self.failures)
         times = [f"{value:.1f}" if value is not None else "" for value in (*_of(self.latencies), *_of(self.pauses))]
         return [self.kind, self.tool, str(tries), str(len(self.failures)), *times]
@@ -240,7 +240,7 @@ def _of(values: list[float]) -> tuple[float | None, float | None]:
 
 
 def measure(tool: Tool, kind: str, count: int, python: Path) -> Result:
-    """So many attaches; a target that was harmed is replaced."""
+    """Makes the given number of attaches; replaces a target that was harmed."""
     result = Result(kind, tool.name)
     while len(result.latencies) + len(result.failures) < count:
         with RunningTarget(kind, python) as target:
@@ -268,7 +268,7 @@ def measure(tool: Tool, kind: str, count: int, python: Path) -> Result:
 
 
 def _usual_lap_ms(target: RunningTarget) -> float:
-    """The mean lap of a short while."""
+    """Mean lap over a short time, in ms."""
     laps, begin = target.words[LAPS], time.perf_counter()
     until(lambda: target.words[LAPS] > laps + SETTLE_LAPS or target.process.poll() is not None, "it settles")
     if target.process.poll() is not None:
@@ -277,7 +277,7 @@ def _usual_lap_ms(target: RunningTarget) -> float:
 
 
 def tools(rivals: Path | None) -> Iterator[Callable[[], Tool]]:
-    """In the order of their turns."""
+    """The tools, in the order of their turns."""
     yield OurLine
     yield lambda: Ours(warm=True)
     yield lambda: Ours(warm=False)
@@ -288,7 +288,7 @@ def tools(rivals: Path | None) -> Iterator[Callable[[], Tool]]:
 
 
 def report(results: list[Result]) -> None:
-    """What failed, and the ratios to ours."""
+    """Prints what failed, and the ratios to ours."""
     for result in results:
         for failure in sorted(set(result.failures)):
             print(f"{result.kind}, {result.tool}: {result.failures.count(failure)} x {failure}")
@@ -302,7 +302,7 @@ def report(results: list[Result]) -> None:
 
 
 def main() -> None:
-    """Raises SystemExit where the rivals' Python is missing."""
+    """Runs the benchmark. Raises SystemExit if the rivals' Python is missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--rivals", type=Path, default=ROOT / ".venv-rivals" / "bin" / "python")

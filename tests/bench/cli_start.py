@@ -2,9 +2,9 @@
 
     python tests/bench/cli_start.py [--rounds 20] [--address unix:/run/kinetod/kinetod.sock]
 
-User and system time of whole processes, the median of the rounds, also as multiples of a Python that does nothing
-and of one that imports gRPC: those are the floors under what kinetoctl can do. Without --address a daemon is started
-for `version` and `ps`, and its own CPU time until it answers is told. Not a test: it measures this machine.
+Prints the user and system time of whole processes, as the median of the rounds and as multiples of a Python that does
+nothing and of one that imports gRPC: these are lower bounds for kinetoctl. Without --address, a daemon is started for
+`version` and `ps`, and its own CPU time until it answers is printed. This is not a test: it measures this machine.
 """
 
 import argparse
@@ -30,7 +30,7 @@ START_S = 30.0
 
 
 def cpu_ms(argv: Sequence[str]) -> float:
-    """User and system time of one run."""
+    """User and system time of one run, in ms."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,7 +39,7 @@ def cpu_ms(argv: Sequence[str]) -> float:
 
 @contextmanager
 def daemon() -> Iterator[str]:
-    """A daemon for a while; gives its address, and tells what its start took."""
+    """Runs a daemon for the block; yields its address and prints what its start took."""
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/rpc.sock"
         began = time.monotonic()
@@ -64,7 +64,7 @@ def daemon() -> Iterator[str]:
 
 
 def measure(rounds: int, address: str) -> None:
-    """Prints the table."""
+    """Measures and prints the table."""
     commands = {f"kinetoctl {' '.join(argv)}": [str(BIN / "kinetoctl"), *argv] for argv in COMMANDS}
     os.environ["KINETO_ADDRESS"] = address
     every = {**FLOORS, **commands, "kinetod --help": [str(BIN / "kinetod"), "--help"]}

@@ -1,13 +1,13 @@
-"""How fast the trace library is, beside what others take for the same work in the same run.
+"""Speed of the trace library, compared with other tools that do the same work in the same run.
 
     python tests/bench/formats.py [--megabytes 100] [--repeat 5] [--skip-torch]
 
-Decoding is measured beside a memory copy of the same bytes. Writing is measured beside plain Python that makes
-the same events from the same columns with json.dumps (and gzip), and beside Kineto's own writer on the same
-operators of a CPU loop, whose file is read into columns for that. Figures are CPU seconds (the best of some
-repetitions), so that a busy machine disturbs them less; ratios are what counts. The input is made of the records
-of a real GPU that lie in tests/data/h200, without the calls that the collector does not record, each repetition
-with times and correlations of its own.
+Decoding is compared with a memory copy of the same bytes. Writing is compared with plain Python that makes the same
+events from the same columns with json.dumps (and gzip), and with Kineto's own writer on the same operators of a CPU
+loop, whose file is read into columns for that. Figures are CPU seconds, the best of some repetitions, so that a busy
+machine disturbs them less; what counts is the ratios. The input consists of the records of a real GPU in
+tests/data/h200, without the calls that the collector does not record; each repetition has its own times and
+correlations.
 """
 
 import argparse
@@ -53,7 +53,7 @@ RUNTIME, DRIVER = 5, 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report. goal: the ratio that is wanted; 0: none."""
+    """One line of the report. goal: the wanted ratio; 0 for none."""
 
     what: str
     ours: str
@@ -77,7 +77,7 @@ def cpu_seconds(work: Callable[[], Any], repeat: int, before: Callable[[], Any] 
 
 
 def selected_records() -> bytes:
-    """The recording without calls that a trace does not show."""
+    """The recording without the calls that a trace does not show."""
     recorded = recording(RECORDING)
     shown = {(RUNTIME, row["args"]["cbid"]) for row in recorded.kineto_rows("cuda_runtime")}
     shown |= {(DRIVER, row["args"]["cbid"]) for row in recorded.kineto_rows("cuda_driver")}
@@ -94,9 +94,9 @@ def selected_records() -> bytes:
 
 
 def vary(data: Any, records: bytes, first: int = 0) -> Any:
-    """Gives every repetition of the records times and correlations of its own, and lengths that differ a little.
+    """Gives every repetition of the records its own times and correlations, and slightly different lengths.
 
-    first: the number of the first repetition, where others come before these.
+    first: number of the first repetition, if others precede it.
     """
     layout = LAYOUTS[recording(RECORDING).info["cupti_version"]].records
     known = {kind.kind: layout[kind.layout] for kind in cupti_records.KINDS}
@@ -122,7 +122,7 @@ def vary(data: Any, records: bytes, first: int = 0) -> Any:
 
 
 def make_source(megabytes: int, first_buffer: int = 0) -> RawSource:
-    """Buffers of 4 MB, filled with the same records over and over, in memory. first_buffer: goes on after so many."""
+    """Buffers of 4 MB in memory with the same records over and over. first_buffer: number of buffers before them."""
     recorded = recording(RECORDING)
     records = selected_records()
     per_buffer = BUFFER_BYTES // len(records)
@@ -164,7 +164,7 @@ def make_trace(source: RawSource) -> Trace:
 
 
 def decoding(source: RawSource, repeat: int) -> list[Row]:
-    """Records to columns: the native pass into warm memory, and everything from buffers to tables."""
+    """Measures records to columns: the native pass into warm memory, and everything from buffers to tables."""
     data = np.frombuffer(source.data, np.uint8)
     copy = data.copy()
     buffers = cupti_records.Buffers(source, LAYOUTS[source.metadata["cupti_version"]])
@@ -195,7 +195,7 @@ def decoding(source: RawSource, repeat: int) -> list[Row]:
 
 
 def writing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
-    """Chrome JSON from the columns, plain and compressed, to a file; beside plain Python that does the same."""
+    """Measures writing Chrome JSON from the columns, plain and compressed, and plain Python that does the same."""
     plain, packed, python = folder / "trace.json", folder / "trace.json.gz", folder / "python.json"
 
     def write(path: Path, sink_type: type[TextSink]) -> None:
@@ -243,7 +243,7 @@ def writing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
 
 
 def perfetto(trace: Trace, repeat: int, folder: Path) -> list[Row]:
-    """Perfetto's own format beside the compressed Chrome trace of the same columns; and reading it back."""
+    """Measures Perfetto's own format beside the compressed Chrome trace of the same columns, and reading it back."""
     native, packed = folder / "trace.pftrace", folder / "trace.json.gz"
 
     def write(path: Path, sink_type: type[TextSink]) -> None:
@@ -269,7 +269,7 @@ def perfetto(trace: Trace, repeat: int, folder: Path) -> list[Row]:
 
 
 def storing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
-    """Columns as Parquet."""
+    """Measures storing columns as Parquet."""
     activities = sum(len(table) for table in trace.tables.values())
     seconds = cpu_seconds(lambda: save_columns(trace, folder / "columns"), repeat)
     size = sum(path.stat().st_size for path in (folder / "columns").iterdir())
@@ -278,20 +278,20 @@ def storing(trace: Trace, repeat: int, folder: Path) -> list[Row]:
 
 
 class Nowhere(io.RawIOBase):
-    """Takes everything, keeps nothing."""
+    """A file that discards everything written to it."""
 
     def write(self, data: Any) -> int:
         return len(data)
 
 
 def write_nowhere(trace: Trace) -> None:
-    """Formatting without a file, as json.dumps does it."""
+    """Measures formatting without a file, as json.dumps does it."""
     with TextSink(Nowhere()) as sink:
         write_chrome(trace, sink, trace_name="trace.json")
 
 
 def memory(source: RawSource) -> list[Row]:
-    """What writing needs at most beside the columns, for one size of trace and for a fourth of it."""
+    """Peak memory that writing needs in addition to the columns, for one size of trace and for a fourth of it."""
     quarter = len(source.chunks) // 4 or 1
     small = RawSource(**{**{n: getattr(source, n) for n in RawSource.__slots__}, "chunks": source.chunks[:quarter]})
     peaks = []
@@ -309,7 +309,7 @@ def memory(source: RawSource) -> list[Row]:
 
 
 def operators(repeat: int, folder: Path) -> list[Row]:
-    """The same CPU operators with inputs and links, written by Kineto, by json.dumps and by us; our records read."""
+    """Measures CPU operators with inputs and links, written by Kineto, json.dumps and us, and reading our records."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
@@ -351,7 +351,7 @@ def train(steps: int) -> None:
 
 
 def trace_of_kinetos(path: Path) -> Trace:
-    """Kineto's file as our columns."""
+    """Reads Kineto's file into our columns."""
     data = path.read_bytes()
     source = memory_source(kineto_json.FORMAT, data, {})
     strings = StringTable()
@@ -384,7 +384,7 @@ def memory_source(format: str, data: bytes, strings: dict[int, dict[int, bytes]]
 
 
 def reading_operators(ops: Table, repeat: int) -> Row:
-    """The observer's records of these operators, ended in the order in which threads write them, to columns."""
+    """Measures reading the observer's records of these operators, in the order in which they end, into columns."""
     records = np.zeros(len(ops), torch_ops.RECORD)
     for name in ("start", "name", "sequence", "forward_thread", "thread", "scope"):
         records[name] = ops[name]

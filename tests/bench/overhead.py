@@ -1,15 +1,15 @@
-"""What a trace costs the training job: ours by pid, beside torch.profiler in the script, in one run.
+"""Cost of a trace to the training job: ours by pid, and torch.profiler in the script, in one run.
 
 usage: overhead.py [--work launch,compute] [--trace-s 3] [--traces 3] [--rows gpu,ops] [--json FILE]
                                                             (needs an NVIDIA GPU and torch)
        overhead.py --work cpu                               (anywhere)
 
-For each kind of work the same loop runs in turn: without an agent; with an idle agent; traced several times with
-`kinetoctl trace --pid` in the ways of TRACES (the medians of the traces are shown, since on a virtual machine one
-trace says little); with torch.profiler in the script. --rows chooses some of them.
-Columns: step = median step time in ms before the trace; during, after = median step time over that of
+For each kind of work, the same loop runs without an agent, then with an idle agent, then traced several times with
+`kinetoctl trace --pid` in the ways of TRACES (the medians of the traces are shown, because a single trace on a
+virtual machine says little), and then with torch.profiler in the script. --rows selects some of these.
+Columns: step = median step time in ms before the trace; during, after = median step time divided by that of
 before; quiet, entry, stall = longest step in ms in the 4 s before the request, from it to the first activity
-(so with the attach), from it on; lost = seconds of training lost until the file was there; first = request to
+(including the attach), from it on; lost = seconds of training lost until the file was there; first = request to
 the first activity that can be in the trace; file = end of collection to the finished file; size = that file.
 """
 
@@ -36,7 +36,7 @@ BEFORE_S, AFTER_S = 5.0, 5.0
 
 
 class Way(NamedTuple):
-    """One way to trace. live: a loop that nobody prepared; each trace attaches anew."""
+    """One way to trace. live: an unprepared loop, to which each trace attaches anew."""
 
     title: str
     arguments: tuple[str, ...]
@@ -58,7 +58,7 @@ OTHERS = ("bare", "idle", "torch.profiler")
 
 
 def control(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs kinetoctl. Raises RuntimeError with its words if it fails."""
+    """Runs kinetoctl. Raises RuntimeError with its message if it fails."""
     command = [sys.executable, "-m", "kinetoctl", "-o", "json", *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -67,7 +67,7 @@ def control(environ: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 def start_loop(environ: dict[str, str], work: str, log: Path, *, agent: bool, extra: list[str]) -> Any:
-    """The training loop as a child process, warm."""
+    """Starts the training loop as a child process and waits until it is warm."""
     command = [sys.executable, str(LOOP), work, str(log), *extra]
     if agent:
         command = [sys.executable, "-m", "kinetoctl", "run", "--", *command]
@@ -92,13 +92,13 @@ def await_loop(loop: Any, log: Path) -> dict[str, Any]:
 
 
 def read_log(log: Path) -> dict[str, Any]:
-    """What the loop wrote at its end."""
+    """Reads what the loop wrote at its end."""
     result: dict[str, Any] = json.loads(log.read_text())
     return result
 
 
 def durations(steps: list[int], begin: int, end: int) -> list[int]:
-    """Step times in ns of the steps that lay in the window, if only in part."""
+    """Step times in ns of the steps that overlap the window."""
     return [b - a for a, b in zip(steps, steps[1:], strict=False) if begin < b and a < end]
 
 
@@ -127,7 +127,7 @@ def figures(logged: dict[str, Any], marks: dict[str, int], size_bytes: int) -> d
 
 
 def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> dict[str, float]:
-    """Step times of a loop that nobody traces."""
+    """Step times of an untraced loop."""
     loop = start_loop(environ, work, log, agent=agent, extra=[])
     time.sleep(BEFORE_S)
     steps = end_loop(loop, log)["steps"]
@@ -135,7 +135,7 @@ def untouched(environ: dict[str, str], work: str, log: Path, *, agent: bool) -> 
 
 
 def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Namespace, way: Way) -> dict[str, Any]:
-    """Our traces by pid, one after another, of one loop: medians, and all values of what varies most."""
+    """Traces one loop by pid several times: the medians, and all values of the figures that vary most."""
     loop = start_loop(environ, work, log, agent=not way.live, extra=[])
     arguments = ["--duration", f"{options.trace_s}s", *way.arguments]
     if way.live:
@@ -165,7 +165,7 @@ def traced(environ: dict[str, str], work: str, log: Path, options: argparse.Name
 def trace_once(
     environ: dict[str, str], pid: int, folder: Path, arguments: list[str]
 ) -> tuple[dict[str, int], dict[str, Any]]:
-    """One `kinetoctl trace`: its points in time, and the target as it reports it."""
+    """Runs `kinetoctl trace` once; returns its points in time, and the target as it reports it."""
     requested = time.time_ns()
     done = control(environ, "trace", "--pid", str(pid), "--output-dir", str(folder), *arguments)
     capture = json.loads(done.stdout)
@@ -180,7 +180,7 @@ def trace_once(
 
 
 def incumbent(environ: dict[str, str], work: str, log: Path, trace_s: float) -> dict[str, float]:
-    """torch.profiler in the script, CPU and GPU, exported as Chrome JSON."""
+    """Measures torch.profiler in the script, with CPU and GPU, exported as Chrome JSON."""
     trace = log.with_suffix(".trace.json")
     loop = start_loop(environ, work, log, agent=False, extra=["--torch-profiler", f"{BEFORE_S},{trace_s},{trace}"])
     logged = await_loop(loop, log)
@@ -188,7 +188,7 @@ def incumbent(environ: dict[str, str], work: str, log: Path, trace_s: float) -> 
 
 
 def report(work: str, rows: dict[str, dict[str, Any]]) -> None:
-    """One table."""
+    """Prints one table."""
     columns = ["step_ms", "during", "after", "quiet_ms", "entry_ms", "stall_ms"]
     columns += ["lost_s", "first_s", "file_s", "size_mb"]
     print(f"\n{work:<34}" + "".join(f"{column:>10}" for column in columns))

@@ -1,10 +1,10 @@
-"""HTA, torch-tb-profiler and json on one trace, in their own Python: what traces.py compares us with.
+"""Measures HTA, torch-tb-profiler and json on one trace, in their own Python, for comparison by traces.py.
 
     PYTHON tests/bench/rival_tools.py TOOL FILE [--step NUMBER] [--operator NAME]
 
 Prints one JSON object: {measurement: {"seconds": CPU seconds, "wall": seconds} or {"error": text}}, and "peak_bytes",
-what the process's memory has grown by while it loaded. Imports are not counted. HTA's critical path draws nothing,
-its sequences write their overlaid trace, as they always do.
+by how much the process's memory grew while it loaded. Imports are not counted. HTA's critical path draws nothing; its
+sequences write their overlaid trace, as they always do.
 """
 
 import argparse
@@ -26,7 +26,7 @@ Measured = dict[str, Any]
 
 
 def measure(found: Measured, name: str, work: Callable[[], Any]) -> Any:
-    """Runs it once; what it raises is its result."""
+    """Runs the function once and records its times; an exception it raises becomes the result."""
     begin, wall = time.process_time(), time.perf_counter()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -39,12 +39,12 @@ def measure(found: Measured, name: str, work: Callable[[], Any]) -> Any:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Resident memory of this process now, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_growth(before: int) -> int:
-    """By how much the largest memory of this process exceeds that."""
+    """By how much the peak memory of this process exceeds the given size."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 - before
 
@@ -59,7 +59,7 @@ def plain_json(found: Measured, file: str, options: argparse.Namespace) -> None:
 
 
 def hta(found: Measured, file: str, options: argparse.Namespace) -> None:
-    """HTA's default loader and the analyses that we compare. Without its rounding, at which its sequences crash."""
+    """HTA's default loader and the analyses that we compare, without its rounding, at which its sequences crash."""
     os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
     from hta.trace_analysis import TraceAnalysis
 
@@ -90,7 +90,7 @@ def hta(found: Measured, file: str, options: argparse.Namespace) -> None:
 
 
 def tensorboard(found: Measured, file: str, options: argparse.Namespace) -> None:
-    """The plug-in's parser, and all that it computes of one worker."""
+    """The plug-in's parser, and everything that it computes for one worker."""
     from torch_tb_profiler.io import Cache
     from torch_tb_profiler.profiler.data import RunProfileData
     from torch_tb_profiler.profiler.run_generator import RunGenerator
@@ -115,7 +115,7 @@ TOOLS = {"json": plain_json, "hta": hta, "tensorboard": tensorboard}
 
 
 def main() -> None:
-    """One tool, one file."""
+    """Runs one tool on one file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tool", choices=list(TOOLS))
     parser.add_argument("file")

@@ -1,11 +1,11 @@
-"""What the sandbox costs a decode, and how much memory one takes: `python tests/bench/sandbox.py [--megabytes 90,700]`.
+"""Cost of the sandbox to a decode, and the memory of a decode: `python tests/bench/sandbox.py [--megabytes 90,700]`.
 
-The same records are decoded by turns in the same run by four workers: by the one that the daemon starts (both); in a
-process of its own for each job, confined, with numpy's memory (sandbox); in one warm process with the memory of `spill`
-(memory); and in one warm process without any of it (neither), which is what there was before the sandbox. Told are the
-processor seconds of a decode in the mean, which a busy machine disturbs less than others, their ratio to those of
-neither, the best wall times, and the peaks of resident memory: all of it (VmHWM), and without pages of files, which the
-kernel may take away (RssAnon). `--megabytes 8590 --only both` tells the memory of 8 GiB; it takes 20 GB of disk.
+Four workers take turns to decode the same records in the same run: the one that the daemon starts (both); a confined
+process for each job, with numpy's memory (sandbox); one warm process with the memory of `spill` (memory); and one
+warm process with neither, as before the sandbox (neither). Printed are the mean processor seconds of a decode, which
+a busy machine disturbs less than other figures, their ratio to those of neither, the best wall times, and the peaks
+of resident memory: all of it (VmHWM), and without pages of files, which the kernel may reclaim (RssAnon).
+`--megabytes 8590 --only both` measures the memory of 8 GiB; it takes 20 GB of disk.
 """
 
 import argparse
@@ -55,7 +55,7 @@ ENOUGH_MEGABYTES = 200  # small sizes are decoded more often, until they are thi
 
 
 def make_spool(folder: Path, megabytes: int) -> None:
-    """So many bytes of real records, with times of their own, made in parts: 8 GiB need not fit into memory."""
+    """Makes a spool of real records with times of their own, in parts, because 8 GiB need not fit into memory."""
     source = make_source(1)
     count = max(1, megabytes * 1_000_000 // source.data.nbytes)
     with RawWriter(folder / "raw/cupti", source="cupti", format="cupti/1", metadata=source.metadata) as writer:
@@ -70,7 +70,7 @@ def make_spool(folder: Path, megabytes: int) -> None:
 
 
 class Worker:
-    """A process that decodes, and the most memory that it, or the child that does its job, had resident."""
+    """A process that decodes, and the peak of resident memory of it, or of the child that does its job."""
 
     def __init__(self, code: str, folder: Path) -> None:
         command = (sys.executable, "-P", "-c", code)
@@ -81,7 +81,7 @@ class Worker:
         self.files: set[str] = set()  # what was written, each time
 
     def decode(self) -> None:
-        """One job."""
+        """Runs one job."""
         shutil.rmtree(self._folder / "columns", ignore_errors=True)
         job = {"id": 1, "target_dir": str(self._folder), "formats": ["chrome"], "required": True}
         job |= {"memory_bytes": 1 << 30, "cpu_s": 10_000}
@@ -95,12 +95,12 @@ class Worker:
         self.files.add(str(answer["conversion"]["files"]))
 
     def cpu_s(self) -> float:
-        """Of itself and of the children that have ended."""
+        """CPU time of the process and of its children that have ended, in s."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def watched(self, work: Callable[[], object]) -> None:
-        """Notes the peak meanwhile. It takes time, so it is none of the runs that count."""
+        """Records the peak memory during a job. This takes time, so the job is not one of the timed runs."""
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(ended,))
         watcher.start()
@@ -120,12 +120,12 @@ class Worker:
                 self.peak_mib[name] = max(self.peak_mib[name], int(kib) >> 10)
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self._process.communicate()
 
 
 def compare(megabytes: int, repeat: int, names: list[str], folder: Path) -> list[str]:
-    """The lines of the report."""
+    """Lines of the report."""
     make_spool(folder, megabytes)
     workers = {name: Worker(VARIANTS[name], folder) for name in names}
     for worker in workers.values():

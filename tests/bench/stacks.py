@@ -1,14 +1,16 @@
-"""The stack sampler against the program's own clock, with py-spy at the same rate beside it.
+"""Compares the stack sampler with the program's own clock, and with py-spy at the same rate.
 
     python tests/bench/stacks.py [--seconds 6] [--hz 100] [--programs stat torch python uvloop uwsgi threads gil]
 
-Each program has a function `heavy` and adds up by its own clock what share of the time it spends there. Printed: that
-share and the shares of the samples, ours and py-spy's (in processes of their own, with `--nonblocking` and without);
-the CPU time of the program's steps while it is sampled over that of the steps in between (the sampler is switched on
-and off every 0.3 s); the sampler's own CPU time; and how many samples were torn (dropped) or partial.
+Each program has a function `heavy` and measures by its own clock what share of the time it spends there. Printed:
+that share and the shares of the samples, ours and py-spy's (in processes of their own, with `--nonblocking` and
+without); the CPU time of the program's steps while it is sampled, divided by that of the steps in between (the
+sampler is switched on and off every 0.3 s); the sampler's own CPU time; and how many samples were torn (dropped) or
+partial.
 
-`uvloop` needs gunicorn, uvicorn and uvloop, `uwsgi` needs uWSGI, `torch` needs torch in --python's environment; what is
-not there is left out. The servers run with their own handlers, called over HTTP by this script.
+`uvloop` needs gunicorn, uvicorn and uvloop, `uwsgi` needs uWSGI, `torch` needs torch in --python's environment;
+programs whose needs are missing are left out. The servers run with their own handlers, which this script calls over
+HTTP.
 """
 
 import argparse
@@ -41,14 +43,14 @@ spent: Dict[str, float] = {"heavy": 0.0}
 
 
 def spin(seconds: float) -> None:
-    """Python code, no call that would release the GIL but the clock's."""
+    """Runs Python code with no call that would release the GIL except the clock's."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def count(times: int) -> int:
-    """Pure Python."""
+    """Runs pure Python."""
     total = 0
     for number in range(times):
         total += number * number
@@ -56,14 +58,14 @@ def count(times: int) -> int:
 
 
 def clocked(heavy: Callable[[], object]) -> None:
-    """One call of `heavy`, by the program's clock."""
+    """Calls `heavy` once, timed by the program's clock."""
     begin = time.perf_counter()
     heavy()
     spent["heavy"] += time.perf_counter() - begin
 
 
 def steps(kind: str) -> Callable[[], object]:
-    """One step of a loop."""
+    """Makes one step of a loop."""
     if kind == "stat":
 
         def heavy() -> None:
@@ -103,7 +105,7 @@ def steps(kind: str) -> Callable[[], object]:
 
 
 def loop(step: Callable[[], object], until: float, took: Optional[List[float]] = None) -> None:
-    """Steps until then; `took`: CPU time of each."""
+    """Makes steps until the given time; `took` receives the CPU time of each."""
     while time.monotonic() < until:
         begin = time.thread_time()
         step()
@@ -112,7 +114,7 @@ def loop(step: Callable[[], object], until: float, took: Optional[List[float]] =
 
 
 class Sampling:
-    """A recording of this process, as the agent makes it."""
+    """A recording of this process, made as the agent makes it."""
 
     def __init__(self, hz: int) -> None:
         from support.agent.stack_recorder import Recorder
@@ -132,7 +134,7 @@ class Sampling:
 
 
 def run_loop(kind: str, seconds: float, hz: int) -> Dict[str, Any]:
-    """The program itself. hz 0: somebody else samples it."""
+    """Runs the program itself. hz 0: another process samples it."""
     step = steps(kind)
     loop(step, time.monotonic() + 0.5)
     print("ready", flush=True)
@@ -178,7 +180,7 @@ def heavy() -> None:
 
 
 def answer(path: str) -> str:
-    """/begin-HZ and /end around the requests that count, of which each is one `heavy` and something light."""
+    """Handles /begin-HZ and /end; the requests between them count, each being one `heavy` and something light."""
     if path.startswith("/begin"):
         hz = int(path.rpartition("-")[2])
         spent["heavy"] = 0.0
@@ -194,14 +196,14 @@ def answer(path: str) -> str:
 
 
 def application(environ: Dict[str, Any], start_response: Any) -> List[bytes]:
-    """WSGI."""
+    """The WSGI application."""
     body = answer(environ["PATH_INFO"]).encode()
     start_response("200 OK", [("Content-Length", str(len(body)))])
     return [body]
 
 
 async def app(scope: Dict[str, Any], receive: Any, send: Any) -> None:
-    """ASGI."""
+    """The ASGI application."""
     if scope["type"] != "http":
         return
     body = answer(scope["path"]).encode()
@@ -214,14 +216,14 @@ async def app(scope: Dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def get(path: str) -> str:
-    """Ask the server."""
+    """Sends a request to the server."""
     with urllib.request.urlopen("http://127.0.0.1:%d%s" % (PORT, path), timeout=30) as response:
         text: str = response.read().decode()
     return text
 
 
 def server_command(kind: str, python: str) -> List[str]:
-    """How the server is started."""
+    """Command that starts the server."""
     here = Path(python).parent
     if kind == "uwsgi":
         return [
@@ -236,7 +238,7 @@ def server_command(kind: str, python: str) -> List[str]:
 
 
 def missing(kind: str, python: str) -> str:
-    """What the program needs and the interpreter's environment does not have; "" if it is all there."""
+    """What the program needs and the interpreter's environment lacks; "" if nothing is missing."""
     modules = {"torch": ("torch",), "uvloop": ("gunicorn", "uvicorn", "uvloop"), "uwsgi": ()}
     for module in modules.get(kind, ()):
         if subprocess.run([python, "-c", f"import {module}"], check=False, capture_output=True).returncode != 0:
@@ -245,7 +247,7 @@ def missing(kind: str, python: str) -> str:
 
 
 def serving(kind: str, python: str) -> "Iterator[None]":
-    """A server that answers."""
+    """Starts a server and waits until it answers."""
     folder = str(Path(__file__).parent)
     child = subprocess.Popen(
         server_command(kind, python), cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -265,7 +267,7 @@ def serving(kind: str, python: str) -> "Iterator[None]":
 
 
 def requests(seconds: float) -> None:
-    """Calls of the handler, one after another."""
+    """Calls the handler repeatedly, one call after another."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         get("/")
@@ -299,12 +301,12 @@ def run_program(kind: str, python: str, seconds: float, hz: int, spy: Callable[[
 
 
 def nobody(_pid: int) -> Callable[[], Dict[str, float]]:
-    """Nobody watches from outside."""
+    """The sampler that does nothing."""
     return dict
 
 
 def py_spy(kind: str, seconds: float, hz: int, *flags: str) -> "Callable[[int], Callable[[], Dict[str, float]]]":
-    """py-spy watches."""
+    """Samples with py-spy."""
 
     def begin(pid: int) -> Callable[[], Dict[str, float]]:
         raw = Path(tempfile.mkdtemp()) / "raw"
@@ -327,7 +329,7 @@ def py_spy(kind: str, seconds: float, hz: int, *flags: str) -> "Callable[[int], 
 
 
 def counted(raw: Path, kind: str) -> Dict[str, float]:
-    """Folded stacks: "a (f:1);b (f:2) 17"."""
+    """Counts folded stacks such as "a (f:1);b (f:2) 17"."""
     result = {"heavy": 0.0, "all": 0.0}
     for line in raw.read_text().splitlines():
         stack, _space, number = line.rpartition(" ")
@@ -339,7 +341,7 @@ def counted(raw: Path, kind: str) -> Dict[str, float]:
 
 
 def told(results: List[Dict[str, Any]]) -> str:
-    """The program's clock and the samples of all runs."""
+    """Formats the program's clock and the samples of all runs."""
     results = [each for each in results if each.get("all")]
     if not results:
         return "none"
@@ -348,7 +350,7 @@ def told(results: List[Dict[str, Any]]) -> str:
 
 
 def row(kind: str, python: str, seconds: float, hz: int, runs: int) -> str:
-    """All samplers, in turn."""
+    """Runs all samplers, in turn."""
     run = run_server if kind in SERVERS else run_program
     samplers = {
         "ours": (hz, nobody),
@@ -372,7 +374,7 @@ def row(kind: str, python: str, seconds: float, hz: int, runs: int) -> str:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--runs", type=int, default=3)

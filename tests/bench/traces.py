@@ -1,11 +1,12 @@
-"""The trace library beside HTA (traceinsight), the TensorBoard profiler plug-in and json, on the same files in one run.
+"""Compares the trace library with HTA (traceinsight), the TensorBoard profiler plug-in and json on the same files.
 
     python tests/bench/traces.py [--events 100000 1000000 10000000] [--rivals PYTHON] [--file TRACE ...] [--folder DIR]
 
-The files are synthetic traces of so many events (support/synthetic.py) and those named with --file. Every measurement
-is made in a process of its own. Figures are CPU seconds, except where "wall" is said; memory is what the process grew
-by. Rivals see only traces of at most --rival-events, since they need minutes for a million. They live in an
-environment of their own, .venv-analysers (made by `make bench-traces`). What fails on a file is reported as that.
+The files, which all tools read in one run, are synthetic traces with the given numbers of events
+(support/synthetic.py) and those named with --file. Every measurement runs in a process of its own. Figures are CPU
+seconds unless marked "wall"; memory is by how much the process grew. Rivals get only traces of at most
+--rival-events, because they need minutes for a million. They live in an environment of their own, .venv-analysers
+(made by `make bench-traces`). A tool that fails on a file is reported as failed.
 
 Exit status 1 if a goal was missed.
 """
@@ -53,7 +54,7 @@ Found = dict[str, Any]
 
 @dataclass(slots=True)
 class Report:
-    """Rows of the table; a goal that is missed is marked."""
+    """Rows of the table; a missed goal is marked."""
 
     missed: int = 0
     failures: list[str] = field(default_factory=list)
@@ -62,18 +63,18 @@ class Report:
         print(f"\n## {text}\n\n| what | ours | beside | ratio | goal | |\n|---|---|---|---|---|---|", flush=True)
 
     def row(self, what: str, ours: str, beside: str = "", ratio: float | None = None, goal: float = 0) -> None:
-        """goal: the least ratio; 0: none."""
+        """Adds a row. goal: the least ratio; 0 for none."""
         shown = "" if ratio is None else f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
         self._print(what, ours, beside, shown, f">= {goal:g}" if goal else "", ratio is None or ratio >= goal, goal)
 
     def limit(self, what: str, value: float, unit: str, *, most: float = 0, least: float = 0) -> None:
-        """A figure that may not be above, or below, a limit."""
+        """Adds a figure that may not be above, or below, a limit."""
         good = value <= most if most else value >= least
         goal = f"<= {most:g} {unit}" if most else f">= {least:g} {unit}"
         self._print(what, f"{value:.3g} {unit}", "", "", goal, good, 1)
 
     def failed(self, what: str, text: str, *, rivals: bool = False) -> None:
-        """A rival's failure is no missed goal."""
+        """Adds a rival's failure, which is not a missed goal."""
         self.missed += not rivals
         self.failures.append(f"{what}: {text}")
 
@@ -104,7 +105,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 
 def child_load(file: Path, folder: Path) -> Found:
-    """Chrome JSON to columns: first and best time, memory."""
+    """Measures Chrome JSON to columns: first time, best time, memory."""
     import kineto_trace.formats.chrome.chrome_reader  # noqa: F401 - imports are not counted
     from kineto_trace import open_trace
 
@@ -120,7 +121,7 @@ def child_load(file: Path, folder: Path) -> Found:
 
 
 def child_store(file: Path, folder: Path) -> Found:
-    """Saving, opening (wall), the first analysis of an opened one."""
+    """Measures saving, opening (wall), and the first analysis of an opened trace."""
     import kineto_trace as kt
     from kineto_trace.store.parquet_folder import load_columns  # noqa: F401 - imports are not counted
 
@@ -143,7 +144,7 @@ def child_store(file: Path, folder: Path) -> Found:
 
 
 def child_views(file: Path, folder: Path) -> Found:
-    """Every view alone on columns in memory; the tables of the overview, operators and kernels together; parts."""
+    """Measures every view alone on columns in memory; the overview, operators and kernels together; and parts."""
     import kineto_trace as kt
     from kineto_trace.structure import activity_links
 
@@ -180,7 +181,7 @@ def child_views(file: Path, folder: Path) -> Found:
 
 
 def _run(view: Any, trace: Any, options: Found) -> None:
-    """Views over several traces get this one twice."""
+    """Runs the view; views over several traces get this one twice."""
     from kineto_trace import Context
 
     partial = view.partial(Context(trace), **options)
@@ -197,7 +198,7 @@ def _options(name: str, known: Iterable[str]) -> Found:
 
 
 def child_export(file: Path, folder: Path) -> Found:
-    """All events as .json.gz and .pftrace."""
+    """Measures writing all events as .json.gz and .pftrace."""
     import kineto_trace as kt
     import kineto_trace.formats.trace_export  # imports are not counted
 
@@ -218,7 +219,7 @@ def child_export(file: Path, folder: Path) -> Found:
 
 
 def child_dumps(file: Path, folder: Path) -> Found:
-    """What json.dumps and gzip take for the same events."""
+    """Measures json.dumps and gzip on the same events."""
     document = json.loads(gzip.open(file).read() if file.suffix == ".gz" else file.read_bytes())  # noqa: SIM115
 
     def write() -> None:
@@ -235,13 +236,13 @@ CHILDREN = {name.removeprefix("child_"): work for name, work in list(globals().i
 
 
 def ours(part: str, file: Path, folder: Path) -> Found:
-    """One measurement of ours."""
+    """Runs one of our measurements."""
     command = [sys.executable, str(Path(__file__)), "--child", part, "--file", str(file), "--folder", str(folder)]
     return _answer(command)
 
 
 def rival(python: Path | None, tool: str, file: Path) -> Found:
-    """One rival on one file. Without an environment of theirs: an empty answer."""
+    """Runs one rival on one file. The answer is empty if the rivals have no environment."""
     if python is None and tool != "json":
         return {}
     chosen = str(python or sys.executable)
@@ -262,7 +263,7 @@ def _answer(command: list[str]) -> Found:
 
 
 def compare(file: Path, folder: Path, rivals: Path | None, report: Report) -> None:
-    """One file with all tools."""
+    """Compares all tools on one file."""
     loaded = ours("load", file, folder)
     if "error" in loaded:
         report.failed(f"{file.name}: load", loaded["error"])
@@ -291,7 +292,7 @@ def compare(file: Path, folder: Path, rivals: Path | None, report: Report) -> No
 
 
 def store(file: Path, folder: Path, report: Report, events: int, theirs: float | None) -> None:
-    """The stored form."""
+    """Reports on the stored form."""
     found = ours("store", file, folder)
     if "error" in found:
         report.failed(f"{file.name}: store", found["error"])
@@ -309,7 +310,7 @@ def store(file: Path, folder: Path, report: Report, events: int, theirs: float |
 
 
 def views(file: Path, folder: Path, report: Report, events: int, others: dict[str, Found]) -> None:
-    """Analyses on columns in memory."""
+    """Reports on analyses of columns in memory."""
     found = ours("views", file, folder)
     if "error" in found:
         report.failed(f"{file.name}: views", found["error"])
@@ -340,7 +341,7 @@ def views(file: Path, folder: Path, report: Report, events: int, others: dict[st
 
 
 def linear(files: list[tuple[int, Path]], folder: Path, report: Report) -> None:
-    """The same figures for traces of several sizes."""
+    """Reports the same figures for traces of several sizes."""
     report.heading("linear: CPU ns an event")
     rows: dict[str, list[str]] = {}
     for _, file in files:
@@ -371,7 +372,7 @@ def linear(files: list[tuple[int, Path]], folder: Path, report: Report) -> None:
 
 
 def exports(file: Path, small: Path, folder: Path, report: Report) -> None:
-    """Writing beside json.dumps and gzip."""
+    """Reports on writing, compared with json.dumps and gzip."""
     found, dumps = ours("export", file, folder), ours("dumps", small, folder)
     report.heading(f"export of {found.get('events', 0):,} events")
     for name, text in (found.get("errors") or {"export": found["error"]} if "error" in found else {}).items():
@@ -394,7 +395,7 @@ def _seconds(found: Found, name: str) -> float | None:
 
 
 def make(events: int, folder: Path) -> Path:
-    """A synthetic trace; small ones compressed, as people have them."""
+    """Makes a synthetic trace; small ones are compressed, as people usually have them."""
     file = folder / f"synthetic-{events}.json"
     with file.open("w") as out:
         synthetic.write(out, events, layers=LAYERS)
@@ -402,7 +403,7 @@ def make(events: int, folder: Path) -> Path:
 
 
 def main() -> int:
-    """Exit status 1 if a goal was missed."""
+    """Runs the benchmark. Exit status 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--events", type=int, nargs="*", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--rival-events", type=int, default=200_000)

@@ -78,7 +78,7 @@ class Training:
 
 
 class OwnProfiler:
-    """torch.profiler used in the script: the incumbent. Times are seconds after the first call."""
+    """torch.profiler used in the script, for comparison. Times are seconds after the first call."""
 
     def __init__(self, at_s: float, for_s: float, trace_file: str) -> None:
         self.at_s, self.for_s, self.trace_file = at_s, for_s, trace_file

@@ -1,12 +1,12 @@
-"""How fast the event model is: tree, attribution, links, annotations and tensor ids, beside PyTorch's own.
+"""Speed of the event model (tree, attribution, links, annotations and tensor ids), compared with PyTorch's own.
 
     python tests/bench/tree.py [--events 2000000] [--repeat 3] [--skip-torch]
 
-The events are ops of four threads: random nesting, once in order of record and once in no order at all, and (with
+The events are ops of four threads: random nesting, once in the order of recording and once in random order, and (with
 torch) the ops of a real training loop on the CPU, repeated. Every third op has a call with a kernel. Figures are
-events (ops, calls and kernels together) per CPU second of one core, the best of some repetitions. PyTorch's figure
-is the time of its _disable_profiler, which builds the same tree (and makes its trace's activities), and of handing
-it out as experimental_event_tree().
+events (ops, calls and kernels together) per CPU second of one core, the best of some repetitions. PyTorch's figure is
+the time of its _disable_profiler, which builds the same tree (and makes its trace's activities), and of returning the
+tree as experimental_event_tree().
 """
 
 import argparse
@@ -38,7 +38,7 @@ Columns = dict[str, Any]
 
 
 def random_walk(count: int, seed: int) -> Columns:
-    """Ops of one thread: every moment begins an op or ends the innermost one."""
+    """Ops of one thread: at every moment an op begins or the innermost one ends."""
     random = np.random.default_rng(seed)
     times = np.cumsum(random.integers(20, 400, 2 * count)).tolist()
     coins = (random.random(2 * count) < 0.5).tolist()
@@ -137,7 +137,7 @@ def measure(name: str, tables: Mapping[str, Table], repeat: int) -> tuple[list[s
 
 
 def pytorch(events: int) -> list[str]:
-    """PyTorch's own tree of about so many events."""
+    """PyTorch's own tree of about the given number of events."""
     import torch
     from support.targets.torch_profile import train
     from torch._C._autograd import _disable_profiler, _enable_profiler, _prepare_profiler

@@ -1,4 +1,4 @@
-"""Every role against every call: over the Unix socket, loopback and TLS, as root.
+"""Tests every role against every call: over the Unix socket, loopback and TLS, as root.
 
     .venv/bin/python tests/campaign/access.py
 
@@ -62,7 +62,7 @@ Make = Callable[[str, Message], Answer]
 
 @dataclass
 class Caller:
-    """name: as in SEES_ALL; uid: whose processes and captures are its own."""
+    """A caller. name: as in SEES_ALL; uid: the owner of the processes and captures that are the caller's own."""
 
     name: str
     via: str
@@ -80,7 +80,7 @@ class Caller:
 
 @dataclass
 class Campaign:
-    """One daemon, processes of several users, and what was found."""
+    """One daemon, processes of several users, and the problems that were found."""
 
     daemon: Daemon
     folder: Path
@@ -90,7 +90,7 @@ class Campaign:
     calls: Counter[str] = field(default_factory=Counter)
 
     def ask(self, caller: Caller, name: str, request: Message, expected: str) -> Answer:
-        """Makes a call that must end with a code, or a code and a reason."""
+        """Makes a call that must end with the given code, or code and reason."""
         answer = caller.make(name, request)
         self.calls[name] += 1
         found = answer.code if answer.code in (OK, "UNAVAILABLE") else f"{answer.code} {answer.reason}"
@@ -105,7 +105,7 @@ class Campaign:
             self.problems.append(f"{caller.name} ({caller.via}) {what}: {found}, not {expected}")
 
     def capture_of(self, caller: Caller, agent: RemoteAgent) -> str:
-        """A new capture that has ended."""
+        """Makes a capture and returns it once it has ended."""
         created = caller.make("CreateCapture", created_by(agent.pid)).only
         self.calls["CreateCapture"] += 1
         agent.do("capture")
@@ -120,7 +120,7 @@ def created_by(pid: int) -> pb.CreateCaptureRequest:
 
 
 def about_the_host(run: Campaign, caller: Caller) -> None:
-    """What names nothing, and lists."""
+    """Calls that name no object, and lists."""
     run.ask(caller, "GetHost", pb.GetHostRequest(), OK)
     run.ask(caller, "GetClock", pb.GetClockRequest(), OK)
     run.ask(caller, "DiagnoseHost", pb.DiagnoseHostRequest(), OK)
@@ -134,7 +134,7 @@ def about_the_host(run: Campaign, caller: Caller) -> None:
 
 
 def about_processes(run: Campaign, caller: Caller) -> None:
-    """Looking at and tracing processes of everybody, and of nobody."""
+    """Calls that look at and trace processes: everybody's, and ones that do not exist."""
     targets: list[tuple[int, int, bool, RemoteAgent | None]]
     targets = [(agent.pid, uid, True, agent) for uid, agent in run.agents.items()]
     targets += [(run.privileged.pid, ADA, False, run.privileged), (NO_PID, -1, True, None)]
@@ -156,7 +156,7 @@ def about_processes(run: Campaign, caller: Caller) -> None:
 
 
 def about_captures(run: Campaign, caller: Caller, owners: dict[int, Caller]) -> None:
-    """Seeing and changing captures of everybody, and of nobody."""
+    """Calls that look at and change captures: everybody's, and ones that do not exist."""
     captures = {run.capture_of(owners[uid], run.agents[uid]): uid for uid in owners}
     listed = run.ask(caller, "ListCaptures", pb.ListCapturesRequest(page_size=1000), OK).only.captures
     strange = {each.owner_uid for each in listed} - {caller.uid}
@@ -178,7 +178,7 @@ def about_captures(run: Campaign, caller: Caller, owners: dict[int, Caller]) -> 
 
 
 def turned_away(run: Campaign, caller: Caller, expected: str) -> None:
-    """A caller that gets nothing at all."""
+    """Calls of a caller who is refused everything."""
     for method in pb.DESCRIPTOR.services_by_name["Profiler"].methods:
         run.ask(caller, method.name, getattr(pb, f"{method.name}Request")(), expected)
 
@@ -205,7 +205,7 @@ def over_the_socket(address: str) -> Make:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[tuple[Campaign, list[Caller], list[tuple[Caller, str]]]]:
-    """The daemon, those who are let in, and those who are not with the code that each call of theirs gets."""
+    """Starts the daemon; yields the admitted callers, and the others with the code that each of their calls gets."""
     authority = Authority()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="access-")))
@@ -262,7 +262,7 @@ def free_address(host: str) -> str:
 
 
 def audited(run: Campaign, unheard: int) -> None:
-    """Every call that reached the daemon must have a line, and only those."""
+    """Checks that exactly the calls that reached the daemon have a line in the audit log."""
     made = run.calls.total() - unheard
 
     def lines() -> list[dict[str, object]]:
@@ -282,7 +282,7 @@ def audited(run: Campaign, unheard: int) -> None:
 
 
 def main() -> int:
-    """Run it."""
+    """Runs the campaign."""
     if os.getuid() != 0:
         print("the users are played by root: run this as root", file=sys.stderr)
         return 2

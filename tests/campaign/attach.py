@@ -2,8 +2,8 @@
 
     python tests/campaign/attach.py [--count 200] [--kind KIND ...] [--python EXECUTABLE ...] [--output FILE]
 
-Prints a table, and why attaches were no success. The exit status is 1 if a target was harmed or an attach failed.
-About an hour for each Python with all kinds, most of it asleep.
+Prints a table, and why attaches did not succeed. The exit status is 1 if a target was harmed or an attach failed. All
+kinds take about an hour for each Python, most of it asleep.
 """
 
 import argparse
@@ -59,7 +59,7 @@ KINDS = (
 
 
 def one(kind: str, attacher: HelperAttacher, count: int, python: Path) -> Row:
-    """One row of the table."""
+    """Runs the attaches of one row of the table."""
     if kind in ("at_start", "at_exit"):
         return edges(kind, attacher, count, python, most_s=MOST_S)
     if kind.startswith("killed_"):
@@ -78,7 +78,7 @@ def possible(kind: str, python: Path) -> bool:
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the campaign; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="attaches to each target")
     parser.add_argument("--kind", action="append", choices=KINDS)

@@ -1,10 +1,10 @@
-"""Three hosts with clocks of their own, one capture of all, and a merged trace that is as right as it says.
+"""Captures three hosts with different clocks at once, and checks the accuracy that the merged trace states.
 
     .venv/bin/python tests/campaign/clocks.py [--rounds 5]
 
 Each host is a network namespace with a real daemon, which is called over TLS, and a real program whose clock is
-minutes to hours off. The programs take their steps by a clock that all of them have in common (CLOCK_MONOTONIC), and
-write down when. In the merged trace the steps of two programs must be as far apart as they were, to within the
+minutes to hours off. The programs take their steps by a clock that all of them share (CLOCK_MONOTONIC), and record
+when. In the merged trace, the steps of two programs must be as far apart as they really were, to within the
 uncertainty that the file states. Exit status 1 if they are not.
 """
 
@@ -62,20 +62,20 @@ tls_client_ca = "{folder}/clients.pem"
 
 
 class NamespacedDaemon(Daemon):
-    """One in a network namespace; its Unix socket can be reached from everywhere."""
+    """A daemon in a network namespace; its Unix socket can be reached from everywhere."""
 
     def __init__(self, root: Path, namespace: Namespace, options: Sequence[str], environ: Mapping[str, str]) -> None:
         super().__init__(root, options, environ=environ)
         self._namespace = namespace
 
     def command(self) -> list[str]:
-        """In the namespace."""
+        """Command that runs the daemon in the namespace."""
         return self._namespace.command(*super().command())
 
 
 @dataclass(frozen=True)
 class Host:
-    """A daemon and a program with a rank. steps: where the program writes down its steps."""
+    """A daemon and a program with a rank. steps: the file in which the program records its steps."""
 
     address: str
     daemon: Daemon
@@ -83,14 +83,14 @@ class Host:
     steps: Path
 
     def stepped(self) -> list[tuple[int, int]]:
-        """By number: the readings of the common clock before and after each step, ns."""
+        """Readings of the common clock before and after each step, in ns, by the step's number."""
         lines = self.steps.read_text().splitlines()
         return [(int(before), int(after)) for before, after in (line.split() for line in lines)]
 
 
 @contextlib.contextmanager
 def running_host(root: Path, namespace: Namespace, rank: int, authority: Authority) -> Iterator[Host]:
-    """With the clock of its rank."""
+    """Runs a host with the clock of its rank."""
     root.mkdir()
     write_server_files(root, authority.issue(dns="localhost"), authority.certificate)
     (root / "config.toml").write_text(SETTINGS.format(folder=root))
@@ -116,7 +116,7 @@ def running_host(root: Path, namespace: Namespace, rank: int, authority: Authori
 
 
 def trace(hosts: Sequence[Host], authority: Authority, folder: Path) -> dict[str, Any]:
-    """Records all of them at once; what kinetoctl says of it."""
+    """Records all hosts at once; returns what kinetoctl prints."""
     client = authority.issue("operator")
     names = {"KINETO_TLS_CA": authority.certificate, "KINETO_TLS_CERT": client.certificate}
     names |= {"KINETO_TLS_KEY": client.key}
@@ -136,7 +136,7 @@ def trace(hosts: Sequence[Host], authority: Authority, folder: Path) -> dict[str
 
 
 def errors_ns(hosts: Sequence[Host], merged: Mapping[str, Any]) -> dict[int, tuple[float, float]]:
-    """By rank: between what bounds its steps stand too late in the merged trace, up to a constant of all ranks."""
+    """Bounds by rank of how late its steps are in the merged trace, up to a constant common to all ranks."""
     ranks = {int(pid): each["rank"] for each in merged["kinetodMerge"]["ranks"] for pid in each["pids"]}
     taken = {host.rank: host.stepped() for host in hosts}
     bounds: dict[int, dict[int, tuple[float, float]]] = {host.rank: {} for host in hosts}
@@ -156,7 +156,7 @@ def errors_ns(hosts: Sequence[Host], merged: Mapping[str, Any]) -> dict[int, tup
 
 
 def judged(hosts: Sequence[Host], document: Mapping[str, Any]) -> list[Goal]:
-    """How far from each other the ranks are in the merged trace, against what it says of itself."""
+    """Compares how far apart the ranks are in the merged trace with the uncertainty that the trace states."""
     merged = json.loads(Path(document["merged"]["path"]).read_bytes())
     found, about = errors_ns(hosts, merged), merged["kinetodMerge"]
     reference_low, reference_high = found[about["reference_rank"]]
@@ -176,7 +176,7 @@ def judged(hosts: Sequence[Host], document: Mapping[str, Any]) -> list[Goal]:
 
 
 def main() -> int:
-    """Runs, prints, and says by the exit status whether every trace was as right as it said."""
+    """Runs, prints, and returns the exit status: 0 if every trace was as accurate as it stated."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="captures (default: 5)")
     arguments = parser.parse_args()

@@ -2,12 +2,12 @@
 
     .venv/bin/python tests/campaign/exec_race.py [--tries 10000] [--seed N]
 
-Both deployments: a daemon of root, and a front end without rights beside the privileged helper as two users. In each,
-half of the tries change the process at an exact step, at which the daemon or its helper waits (support/stepped.py), the
-other half at a random moment, at which nothing waits. The process becomes bob's or root's; a third of them have agents
-that connect by themselves. Prints what became of the tries, and everything that must not happen: a trace with the other
-user's functions, code of ours in the other user's program, a capture of another user's process, or a line of the audit
-log that names the wrong user. Exit status 1 if there is anything.
+The tries cover both deployments: a daemon of root, and a front end without rights beside the privileged helper, as
+two users. In each, half of the tries change the process at an exact step, at which the daemon or its helper waits
+(support/stepped.py); the other half change it at a random moment, at which nothing waits. The process becomes bob's
+or root's; a third of them have agents that connect by themselves. Prints what became of the tries, and everything
+that must not happen: a trace with the other user's functions, code of ours in the other user's program, a capture of
+another user's process, or a line of the audit log that names the wrong user. Exit status 1 if there is anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPORT_EVERY = 500
 
 
 class Tally:
-    """What became of the tries, from several threads."""
+    """Outcomes of the tries, counted by several threads."""
 
     def __init__(self) -> None:
         self.results: dict[str, Counter[str]] = {}
@@ -39,7 +39,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def one(self, race: Race, kind: str, step: str, chance: random.Random) -> None:
-        """One try."""
+        """Makes one try."""
         uid, agent = chance.choice((BOB, 0)), chance.random() < (1 / 3 if step in (*DAEMON_STEPS, "") else 0)
         delay_s = chance.random() * LONGEST_S if not step else 0.0
         outcome = race.attempt(step, uid=uid, agent=agent, delay_s=delay_s)
@@ -68,7 +68,7 @@ def check_audit(race: Race, tally: Tally) -> None:
 
 
 def run(deployment: str, tries: int, seed: int, tally: Tally, *, steps: bool) -> None:
-    """So many tries, one after the other."""
+    """Makes the given number of tries, one after the other."""
     chance = random.Random(seed)
     with Race(deployment, steps=steps) as race:
         names = list(race.steps_of) if steps else [""]
@@ -79,7 +79,7 @@ def run(deployment: str, tries: int, seed: int, tally: Tally, *, steps: bool) ->
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the campaign; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)

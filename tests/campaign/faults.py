@@ -2,11 +2,12 @@
 
     python tests/campaign/faults.py [MOMENTS [FAULT ...]]
 
-MOMENTS (default 200) are shared by the kills (`faults_kills`); each of the other faults (`faults_host`, `faults_peers`)
-has a tenth of that number. After each moment: the daemon (started again where it was killed) serves within 5 s, every
-capture has a true verdict, every DONE trace verifies, and every file in the store belongs to a capture. At the end of
-each fault: no more descriptors, and no more memory than the allocator's own. Needs root for the full disk.
-Raises AssertionError at the first that is not so. FAULT: only these, with MOMENTS shared by them.
+MOMENTS (default 200) are shared by the kills (`faults_kills`); each of the other faults (`faults_host`,
+`faults_peers`) has a tenth of that number. After each moment, the daemon (started again if it was killed) serves
+within 5 s, every capture has a true verdict, every DONE trace verifies, and every file in the store belongs to a
+capture. At the end of each fault, the daemon has no more descriptors than before, and no more memory than the
+allocator itself keeps. The full disk needs root. Raises AssertionError at the first violation. FAULT: only these
+faults, which share MOMENTS.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ FAULTS: dict[str, Ground] = {
 
 
 def run(name: str, count: int) -> Site:
-    """That many moments at one host; figures are taken once it is warm."""
+    """Runs that many moments on one host; compares its figures with those taken once it is warm."""
     chance = random.Random(f"{name} {count}")
     with FAULTS[name]() as (host, moment):
         for number in range(-WARM_UP, count):
@@ -80,7 +81,7 @@ def run(name: str, count: int) -> Site:
 
 
 def main() -> int:
-    """The figures go to standard output."""
+    """Runs the campaign; prints the figures to standard output."""
     moments = int(sys.argv[1]) if len(sys.argv) > 1 else MOMENTS
     chosen = {name: -(-moments // len(sys.argv[2:])) for name in sys.argv[2:]} or {
         **dict.fromkeys(KILLS, -(-moments // len(KILLS))),

@@ -1,14 +1,14 @@
-"""One capture of a simulated fleet: 256 hosts with 8 processes each, first all fine, then 5 % of the hosts broken.
+"""Captures a simulated fleet of 256 hosts with 8 processes each, first all fine, then with 5 % of the hosts broken.
 
     .venv/bin/python tests/campaign/fleet.py [--hosts 256] [--agents 8] [--only fine|broken]
 
 The daemons are real ones without live attach, several to a process, each with its own socket, store and agents; the
-agents are simulated, with the real session and the real link. The clocks of a part of the hosts are an hour ahead or
-behind. The client is `kinetoctl trace` in a process of its own. What it says is compared with what each daemon says,
-and with the true time of every window. Exit status 1 if a goal is missed.
+agents are simulated, with the real session and the real link. The clocks of some hosts are an hour ahead or behind.
+The client is `kinetoctl trace` in a process of its own. Its report is compared with what each daemon reports, and
+with the true time of every window. Exit status 1 if a goal is missed.
 
-Of the broken hosts some have no daemon (nothing there, nobody listens, nobody answers), some make or start captures
-after the client's patience is over, some have a clock that jumps, or that is not the one by which they start.
+Some broken hosts have no daemon (no socket, nobody listening, nobody answering), some make or start captures only
+after the client has given up, and some have a clock that jumps or is not the one by which they start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Client:
-    """One `kinetoctl trace` and what it left. began_ns, took_s: of its process."""
+    """One `kinetoctl trace` and its results. began_ns, took_s: of the client's process."""
 
     document: dict[str, Any]
     exit_code: int
@@ -77,7 +77,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Begin:
-    """Of one process: when its window began by the machine's time, and when its daemon was told to begin.
+    """When the window of one process began by the machine's time, and when its daemon was told to begin.
 
     clock_error_ns, uncertainty_ns: of the clock by which it was told.
     """
@@ -89,7 +89,7 @@ class Begin:
 
 
 def trace(fleet: Fleet, folder: Path) -> Client:
-    """Records all processes of all hosts at once; the traces stay where they are."""
+    """Records all processes of all hosts at once; the traces stay on their hosts."""
     where = ("--hosts", f"@{fleet.hosts_file()}", "--rank", "all")
     command = kinetoctl("--output", "json", "trace", *where, "--duration", DURATION, "--warmup", WARMUP, "--no-fetch")
     began_ns, begin, rss = time.time_ns(), time.monotonic(), 0
@@ -109,7 +109,7 @@ def trace(fleet: Fleet, folder: Path) -> Client:
 
 
 def captures_of(host: FleetHost, label: str) -> list[pb.Capture]:
-    """What the host's own daemon says of the client's capture, once it has ended there."""
+    """What the host's own daemon reports of the client's capture, once the capture has ended there."""
     with grpc.insecure_channel(host.address) as channel:
         stub = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
         request = pb.ListCapturesRequest(labels={"kineto.fleet": label})
@@ -124,7 +124,7 @@ def verdicts_of(targets: Sequence[pb.Target]) -> dict[int, tuple[str, str]]:
 
 
 def compared(fleet: Fleet, client: Client) -> tuple[Counter[str], list[Begin], list[str]]:
-    """Verdicts of hosts that are fine, how they began, and what the client says that is not so."""
+    """Verdicts of hosts that are fine, how they began, and what the client reported wrongly."""
     verdicts: Counter[str] = Counter()
     begins, problems = list[Begin](), list[str]()
     told = {entry["host"]: entry for entry in client.document["hosts"]}
@@ -153,7 +153,7 @@ def compared(fleet: Fleet, client: Client) -> tuple[Counter[str], list[Begin], l
 
 
 def measured(fleet: Fleet, agents: int, client: Client) -> tuple[list[Goal], list[str]]:
-    """The figures of one run, and its problems."""
+    """The figures of one run, and the problems found."""
     verdicts, begins, problems = compared(fleet, client)
     fine = [host for host in fleet.hosts if host.kind == FINE]
     fan_out_s = FAN_OUT_S if len(fine) == len(fleet.hosts) else None
@@ -179,19 +179,19 @@ def measured(fleet: Fleet, agents: int, client: Client) -> tuple[list[Goal], lis
 
 
 def spread_ns(begins: Sequence[Begin]) -> int:
-    """Between the first window and the last."""
+    """Time between the beginnings of the first and the last window, in ns."""
     times = [begin.window_ns for begin in begins]
     return max(times) - min(times) if times else 0
 
 
 def broken_hosts(hosts: int) -> dict[int, str]:
-    """Evenly spread, of every kind."""
+    """Broken hosts of every kind, evenly spread."""
     count = max(len(BROKEN_KINDS), round(hosts * BROKEN_SHARE))
     return {number * hosts // count: BROKEN_KINDS[number % len(BROKEN_KINDS)] for number in range(count)}
 
 
 def run(hosts: int, agents: int, broken: Mapping[int, str], within: Path | None) -> bool:
-    """One fleet and one capture; whether the goals were met."""
+    """Runs one fleet and one capture; returns whether the goals were met."""
     begin = time.monotonic()
     with (
         running_fleet(hosts, agents=agents, broken=broken, shifts_s=SHIFTS_S, within=within) as fleet,
@@ -211,19 +211,19 @@ def run(hosts: int, agents: int, broken: Mapping[int, str], within: Path | None)
 
 
 def said_of(entry: Mapping[str, Any]) -> str:
-    """What the client says is wrong with a host, or with all processes of it; empty: nothing."""
+    """What the client reports as wrong with a host, or with all of its processes; empty for nothing."""
     targets = entry["capture"]["targets"] if entry["capture"] is not None else []
     reasons = {target["reason"] for target in targets}
     return str(entry["error"] or ("" if "" in reasons else "; ".join(sorted(reasons))))
 
 
 def broken_kind(name: str, broken: Mapping[int, str]) -> str:
-    """How the host of this name was made."""
+    """Kind of fault with which the host of this name was made."""
     return broken.get(int(name.removeprefix("node")), FINE)
 
 
 def main() -> int:
-    """Runs, prints, and says by the exit status whether the goals were met."""
+    """Runs, prints, and returns the exit status: 0 if the goals were met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=HOSTS, help=f"default: {HOSTS}")
     parser.add_argument("--agents", type=int, default=AGENTS, help=f"on each host (default: {AGENTS})")

@@ -1,12 +1,12 @@
 """Damaged input through every door of the service: `fuzz_service.py [--seconds N] [--seed N] [DOOR…]`.
 
 The doors: raw (what targets recorded, through the decode worker), link (frames of agents to a daemon), agent (frames
-of a daemon to an agent), calls (gRPC). Each runs in a process of its own, beside the others, for so long. A crash, a
-hang, an error of the service's own in its log or answer, and growth of memory or descriptors are failures. What failed
-is kept in build/fuzz, and `--replay FILE DOOR` does it again.
+of a daemon to an agent), calls (gRPC). Each runs in a process of its own, beside the others, for the given time. A
+crash, a hang, an internal error of the service in its log or answer, and growth of memory or descriptors are
+failures. Failing cases are kept in build/fuzz, and `--replay FILE DOOR` runs one again.
 
-Here the processes themselves are looked at, as they run for a while. The parsers behind the doors, each alone and led
-by coverage, are `make fuzz`.
+This campaign tests the running processes for a while. `make fuzz` tests the parsers behind the doors, each alone and
+guided by coverage.
 """
 
 import argparse
@@ -34,7 +34,7 @@ START_S = 180.0  # what the start and the end of a door may add
 
 
 def one(name: str, seed: int, seconds: float) -> int:
-    """One door in this process: how it went, and the exit status."""
+    """Fuzzes one door in this process: prints how it went, returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         try:
             with DOORS[name](Path(folder)) as door:
@@ -46,7 +46,7 @@ def one(name: str, seed: int, seconds: float) -> int:
 
 
 def replayed(name: str, path: Path) -> int:
-    """One case that was kept."""
+    """Replays one case that was kept."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, DOORS[name](Path(folder)) as door:
         print(door.play(kept(path)))
         door.settle()
@@ -54,13 +54,13 @@ def replayed(name: str, path: Path) -> int:
 
 
 def started(name: str, seed: int, seconds: float) -> "subprocess.Popen[bytes]":
-    """A door in a process of its own."""
+    """Starts fuzzing a door in a process of its own."""
     words = [sys.executable, __file__, "--one", "--seed", str(seed), "--seconds", str(seconds), name]
     return subprocess.Popen(words)
 
 
 def all_of(names: list[str], seed: int, seconds: float) -> int:
-    """All these doors beside each other."""
+    """Fuzzes all these doors in parallel."""
     print(f"seed {seed}, {seconds:.0f} s each")
     running = {name: started(name, seed, seconds) for name in names}
     failed = [name for name, process in running.items() if _status(process, seconds)]
@@ -78,7 +78,7 @@ def _status(process: "subprocess.Popen[bytes]", seconds: float) -> int:
 
 
 def main() -> int:
-    """Run it."""
+    """Runs the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()))

@@ -1,12 +1,12 @@
-"""One user takes all the daemon gives, in every way at once, while another one traces: as root.
+"""One user takes all that the daemon gives, in every way at once, while another user traces; needs root.
 
     .venv/bin/python tests/campaign/hostile.py --seconds 600
 
-First the other one alone, for a fifth of the time; then beside as many programs of the hostile one that only compute,
-as long; then with the attack. Prints latencies of all and each goal; exit status 1 if one is missed. What programs cost
-that only compute is no fault of the daemon's. All programs of the hostile one run with --nice on the last CPU: how the
-CPUs are shared between users is the kernel's affair (systemd gives each user the same), and a machine of two has
-nothing else to keep them apart.
+The other user first traces alone, for a fifth of the time; then as long beside the same number of programs of the
+hostile user that only compute; then during the attack. Prints the latencies of all phases and each goal; exit status
+1 if one is missed. The daemon is not to blame for the cost of programs that only compute. All programs of the hostile
+user run with --nice on the last CPU: sharing the CPUs between users is the kernel's task (systemd gives each user the
+same), and a machine with two CPUs has no other way to separate them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEARABLE = 2.0
 
 @dataclass
 class Phase:
-    """What the one who is not hostile has seen. Times in ms."""
+    """What the user who is not hostile has observed. Times in ms."""
 
     calls_ms: list[float] = field(default_factory=list)
     traces_ms: list[float] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Phase:
 
 
 def percentile(values: list[float], part: float) -> float:
-    """Nearest rank."""
+    """Percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0.0
 
@@ -70,7 +70,7 @@ class Ada:
         self._daemon, self._user, self._tracer, self._agent = daemon, user, tracer, agent
 
     def run(self, seconds: float) -> Phase:
-        """For so long."""
+        """Runs for the given time."""
         phase, end = Phase(), time.monotonic() + seconds
 
         def repeat(action: str, period_s: float) -> None:
@@ -123,7 +123,7 @@ class Ada:
         return hashlib.sha256(b"".join(chunk.data for chunk in chunks)).hexdigest()  # type: ignore[attr-defined]
 
     def lost(self, *phases: Phase) -> int:
-        """Captures that cannot be fetched any more, or are others."""
+        """Captures that can no longer be fetched, or whose content has changed."""
         after = Phase()
         made = {capture_id: digest for phase in phases for capture_id, digest in phase.captures.items()}
         return sum(self._fetched(after, capture_id) != digest for capture_id, digest in self._paced(made))
@@ -143,7 +143,7 @@ class Ada:
 
 
 def as_eve(nice: int) -> list[str]:
-    """Before a command of hers."""
+    """Prefix for commands that run as eve."""
     capability = "-all,+dac_read_search"
     return [
         "nice", "-n", str(nice), "taskset", "-c", str(max(os.sched_getaffinity(0))),
@@ -154,7 +154,7 @@ def as_eve(nice: int) -> list[str]:
 
 @contextlib.contextmanager
 def burners(seconds: float, nice: int) -> Iterator[None]:
-    """Programs of hers that only compute."""
+    """Starts programs of eve that only compute."""
     command = [*as_eve(nice), "timeout", str(seconds + 60), sys.executable, "-S", "-c", "while True: pass"]
     programs = [subprocess.Popen(command) for _ in KINDS]
     try:
@@ -167,7 +167,7 @@ def burners(seconds: float, nice: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attackers(address: str, seconds: float, nice: int) -> Iterator[dict[str, Counter[str]]]:
-    """Eve's programs."""
+    """Starts eve's attacking programs."""
     programs = [
         subprocess.Popen(
             [*as_eve(nice), sys.executable, hostile_floods.__file__, kind, address, str(seconds)],
@@ -201,7 +201,7 @@ def shown(name: str, phase: Phase) -> None:
 
 
 def main() -> int:
-    """Run it."""
+    """Runs the campaign."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--seconds", type=float, default=600)
     options.add_argument("--nice", type=int, default=10)

@@ -1,13 +1,13 @@
-"""Many agents, many captures and a steady client on one daemon, then nothing to do: what it costs, against goals.
+"""Measures what many agents, many captures and a steady client cost one daemon, and then idleness, against goals.
 
     .venv/bin/python tests/campaign/load.py [--minutes 10] [--idle-s 60]
 
 64 light Python programs with real agents, the collector and the fake libcupti work under one real daemon. A client
 starts 20 captures a minute of one, eight or all of them, watches each to its end, and fetches a trace. A process of
-its own calls ListProcesses five times a second. Afterwards the daemon's CPU time is measured while nobody wants
-anything, with the agents and without them. Exit status 1 if a goal is missed. Latencies are those of the machine and
-whatever else runs on it; CPU time, memory and verdicts are the daemon's. Where control groups may be made (as root),
-the daemon has one with the unit's CPUQuota= and the programs have another one, as under systemd.
+its own calls ListProcesses five times a second. Afterwards the daemon's CPU time is measured while nobody makes
+requests, with the agents and without them. Exit status 1 if a goal is missed. Latencies depend on the machine and on
+whatever else runs on it; CPU time, memory and verdicts are the daemon's own. Where control groups may be made (as
+root), the daemon has one with the unit's CPUQuota= and the programs have another one, as under systemd.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ while not over.wait(0.1):
 
 @dataclass(frozen=True)
 class Answer:
-    """One of ListProcesses. at: when it was there, monotonic; found: processes."""
+    """One answer of ListProcesses. at: when it arrived, monotonic; found: number of processes."""
 
     at: float
     latency_ms: float
@@ -81,7 +81,7 @@ class Answer:
 
 @contextlib.contextmanager
 def agents(daemon: Daemon) -> Iterator[list[int]]:
-    """The programs, busy ones first, once the daemon knows them all."""
+    """Starts the programs and yields their pids, busy ones first, once the daemon knows them all."""
     environ = daemon.client_environ()
     environ["PYTHONPATH"] += os.pathsep + str(REPOSITORY / "tests")
     environ["KINETO_CUPTI_LIBRARY"] = str(fake_cupti())
@@ -108,7 +108,7 @@ def agents(daemon: Daemon) -> Iterator[list[int]]:
 
 
 def ask_steadily(address: str) -> int:
-    """ListProcesses until standard input ends; prints each latency in ms."""
+    """Calls ListProcesses until standard input ends; prints each latency in ms."""
     over = threading.Event()
 
     def await_end() -> None:
@@ -129,7 +129,7 @@ def ask_steadily(address: str) -> int:
 
 @contextlib.contextmanager
 def asking(daemon: Daemon, answers: list[Answer]) -> Iterator[None]:
-    """ListProcesses all the time, by a process of its own; latencies in ms and sizes go to `answers`."""
+    """Keeps a process of its own calling ListProcesses; its latencies in ms and sizes go to `answers`."""
     command = [sys.executable, __file__, "--ask", daemon.address]
     with subprocess.Popen(
         command, env=daemon.client_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -153,12 +153,12 @@ def asking(daemon: Daemon, answers: list[Answer]) -> Iterator[None]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed."""
+    """The smallest value that at least the given share of the values does not exceed."""
     return sorted(values)[max(0, -int(-len(values) * share // 1) - 1)]
 
 
 def under_load(daemon: Daemon, pids: list[int], minutes: float) -> list[Goal]:
-    """Captures and ListProcesses for so long."""
+    """Makes captures and calls of ListProcesses for the given time."""
     captures = Captures(daemon, Plan(pids, busy=BUSY_AGENTS, period_s=60 / CAPTURES_A_MINUTE))
     captures.run(seconds=3 * 60 / CAPTURES_A_MINUTE)  # what is done once only is not growth
     before = settled_descriptors(daemon)
@@ -200,7 +200,7 @@ def under_load(daemon: Daemon, pids: list[int], minutes: float) -> list[Goal]:
 
 
 def cpu_groups(stack: contextlib.ExitStack) -> tuple[CpuGroup, CpuGroup] | None:
-    """The daemon's and the programs'; None where none can be made."""
+    """Control groups of the daemon and of the programs; None if none can be made."""
     try:
         own = stack.enter_context(cpu_group(f"kinetod-load-{os.getpid()}"))
         own.limit(*CPU_QUOTA)
@@ -211,7 +211,7 @@ def cpu_groups(stack: contextlib.ExitStack) -> tuple[CpuGroup, CpuGroup] | None:
 
 
 def settled_descriptors(daemon: Daemon) -> int:
-    """The daemon's open descriptors once they have stayed the same for ten seconds, or the last number."""
+    """The daemon's open descriptors once their number has been stable for ten seconds, or the last number."""
     seen: Counter[int] = Counter()
     for _ in range(int(SETTLED_S)):
         count = len(open_files(daemon.pid))
@@ -223,7 +223,7 @@ def settled_descriptors(daemon: Daemon) -> int:
 
 
 def idle(daemon: Daemon, seconds: float, name: str) -> list[Goal]:
-    """CPU time while nobody asks for anything."""
+    """Measures CPU time while nobody makes requests."""
     threading.Event().wait(10)  # what the last calls have left behind
     began, front, others = time.monotonic(), cpu_ns(daemon.pid), sum(map(cpu_ns, children(daemon.pid)))
     threading.Event().wait(seconds)
@@ -236,7 +236,7 @@ def idle(daemon: Daemon, seconds: float, name: str) -> list[Goal]:
 
 
 def main() -> int:
-    """Runs, prints, and says by the exit status whether the goals were met."""
+    """Runs, prints, and returns the exit status: 0 if the goals were met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of captures (default: 10)")
     parser.add_argument("--idle-s", type=float, default=60.0, help="of idleness, each time (default: 60)")

@@ -1,6 +1,6 @@
 """Writes our traces of the recorded H200 buffers, and Kineto's own of the same workloads, for read_traces.py.
 
-Also Kineto's traces as we write them: taken apart into columns, their operators related to their kernels by us.
+It also writes Kineto's traces in our form: we read them into columns and relate their operators to their kernels.
 
 usage: make_traces.py FOLDER      (in the project's environment)
 """
@@ -22,7 +22,7 @@ WORKLOADS = ("mlp", "graph", "streams")
 
 
 def main() -> int:
-    """FOLDER/{ours,kineto,merged}-WORKLOAD/trace.json.gz"""
+    """Writes FOLDER/{ours,kineto,merged}-WORKLOAD/trace.json.gz."""
     folder = Path(sys.argv[1])
     for workload in WORKLOADS:
         ours, kinetos, merged = (folder / f"{who}-{workload}" for who in ("ours", "kineto", "merged"))

@@ -2,8 +2,8 @@
 
     python tests/campaign/own_gil.py [--count 20]
 
-Prints a line for each Python and kind of trace. The exit status is 1 if a program was lost or changed, or if a sampled
-trace lacks the stacks of an interpreter. Some two minutes for each Python.
+Prints a line for each Python and kind of trace. The exit status is 1 if a program was lost or changed, or if a
+sampled trace lacks the stacks of an interpreter. Each Python takes some two minutes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ KINDS: dict[str, list[str]] = {"samples": [], "exact calls": ["--with-stack=trac
 
 
 def judge(daemon: Daemon, python: Path, kind: str, count: int) -> bool:
-    """Whether all went well; prints what came of it."""
+    """Returns whether all went well; prints the outcome."""
     with own_gil_target(python) as target:
         traces = [target.trace(daemon, "1s", KINDS[kind]) for _ in range(count)]
         end = target.finish()
@@ -36,7 +36,7 @@ def judge(daemon: Daemon, python: Path, kind: str, count: int) -> bool:
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the campaign; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=20, help="traces of each kind")
     count = parser.parse_args().count

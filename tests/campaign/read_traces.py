@@ -1,9 +1,10 @@
-"""Do HTA and the TensorBoard plug-in see in our traces what they see in Kineto's own of the same workloads?
+"""Checks that HTA and the TensorBoard plug-in see the same in our traces as in Kineto's of the same workloads.
 
 usage: read_traces.py FOLDER      (in an environment with HolisticTraceAnalysis and torch-tb-profiler; `make campaign`)
 
-"ours" are traces of other runs than Kineto's: numbers of kernels and launches must agree, times need not. "merged"
-are Kineto's runs written by us, operators and all: everything must agree, times, operators and their kernels too.
+"ours" are traces of runs other than Kineto's: the numbers of kernels and launches must agree, but times need not.
+"merged" are Kineto's runs written by us, including operators: everything must agree, including times, operators and
+their kernels.
 """
 
 import logging
@@ -19,7 +20,7 @@ SYNCHRONIZATIONS = {"Stream Wait Event", "Event Sync", "Stream Sync", "Context S
 
 
 def with_hta(trace: Path) -> dict[str, Any]:
-    """What HTA counts, and under "whole" what it makes of the times."""
+    """What HTA counts and, under "whole", what it makes of the times."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={0: str(trace)})
@@ -50,7 +51,7 @@ def _operators(analysis: Any) -> dict[str, int]:
 
 
 def with_plugin(trace: Path) -> dict[str, Any]:
-    """What the TensorBoard plug-in counts, and under "whole" its views."""
+    """What the TensorBoard plug-in counts and, under "whole", its views."""
     from torch_tb_profiler.io.cache import Cache
     from torch_tb_profiler.profiler.loader import RunLoader
 
@@ -77,7 +78,7 @@ def _without_stack(row: dict[str, Any]) -> str:
 
 
 def differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Where two results differ, one line each."""
+    """Differences between two results, one line each."""
     if isinstance(first, dict) and isinstance(second, dict):
         names = sorted(set(first) | set(second), key=str)
         return [line for name in names for line in differences(first.get(name), second.get(name), f"{path}/{name}")]
@@ -85,7 +86,7 @@ def differences(first: Any, second: Any, path: str = "") -> list[str]:
 
 
 def main() -> int:
-    """Prints one line for each reader and workload; 1 if a pair differs."""
+    """Prints one line for each reader and workload; returns 1 if a pair differs."""
     folder, differ = Path(sys.argv[1]).resolve(), 0  # HTA refuses a relative path
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)

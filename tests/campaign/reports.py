@@ -1,9 +1,10 @@
-"""Reports of many ranks out of an object store, through a Dask cluster of two worker processes; with figures.
+"""Makes reports of many ranks from an object store, through a Dask cluster of two worker processes; with figures.
 
 usage: reports.py [RANKS]      (in the project's environment; 256)
 
-The traces are those of tests/data/h200/ddp4, stored as columns and uploaded as by the daemons of RANKS / 4 hosts, each
-rank's with its own number. One rank's object is removed and one rank has failed: both are named, all others are there.
+The traces are those of tests/data/h200/ddp4, stored as columns and uploaded as if by the daemons of RANKS / 4 hosts,
+each rank with its own number. One rank's object is removed and one rank has failed: the report must name both and
+have all others.
 """
 
 import json
@@ -42,7 +43,7 @@ class Peak:
 
     @contextmanager
     def of(self, processes: dict[str, psutil.Process]) -> Iterator[None]:
-        """While the block runs."""
+        """Samples while the block runs."""
         thread = threading.Thread(target=self._sample, args=(processes,))
         thread.start()
         try:
@@ -61,7 +62,7 @@ class Peak:
 
 
 def put(s3: S3, folder: Path, ranks: int) -> str:
-    """Uploads all of them; the URL below which they are."""
+    """Uploads all traces; returns the URL below which they are stored."""
     url = f"s3://{BUCKET}/cluster"
     traces = [open_trace(path) for path in sorted(DDP.glob("*.json.gz"))]
     for host in range(ranks // PER_HOST):
@@ -98,7 +99,7 @@ def report(url: str, environ: dict[str, str], workers: list[int], *options: str)
 
 
 def main() -> int:
-    """1 if a rank is missing that should be there, or the other way round."""
+    """Runs the campaign; returns 1 if a rank is missing that should be there, or the other way round."""
     from distributed import Client, LocalCluster
 
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 256

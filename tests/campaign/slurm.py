@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/campaign/slurm.py
 
-As root, with Debian's slurm-wlm and munge. Everything twice where control groups can be made (cgroup v1): with
+Runs as root, with Debian's slurm-wlm and munge. Everything runs twice if control groups can be made (cgroup v1): with
 proctrack/linuxproc, where the environment says which process is in which job, and with proctrack/cgroup, where the
 kernel does. Exit status 1 if something is not as it should be.
 """
@@ -37,7 +37,7 @@ from support.waiting import until
 
 
 class Missed(Exception):
-    """Something is not as it should be."""
+    """A check of the campaign has failed."""
 
 
 def same(what: str, found: object, expected: object) -> None:
@@ -57,7 +57,7 @@ def targets(result: Result) -> list[tuple[str, dict[str, Any]]]:
 
 
 def traced(cluster: Cluster, name: str, *options: str, uid: int = ADA) -> list[str]:
-    """The node and the step's Python of each process that was traced, all of which are to be done."""
+    """The node and the step's Python of each traced process; all of them must be DONE."""
     result = cluster.trace(name, "--no-fetch", *options, uid=uid)
     found = targets(result)
     if result.code not in (0, 4) or any(target["verdict"] != "VERDICT_DONE" for _, target in found):
@@ -66,7 +66,7 @@ def traced(cluster: Cluster, name: str, *options: str, uid: int = ADA) -> list[s
 
 
 def failing(cluster: Cluster, name: str, code: int, text: str) -> None:
-    """An error with this exit status and these words."""
+    """Expects an error with this exit status and these words."""
     result = cluster.trace(name, "--no-fetch")
     same(f"exit status of {name}", result.code, code)
     within(text, result.stderr + result.stdout)
@@ -125,7 +125,7 @@ def arrays(cluster: Cluster) -> None:
 
 
 def unprepared(cluster: Cluster) -> None:
-    """Jobs that want no agent from their start get one when they are traced."""
+    """Jobs that did not request an agent at their start get one when they are traced."""
     job = cluster.submit(
         "--nodes=2", "--ntasks-per-node=1", "--export=ALL,KINETO_AGENT=0", "--wrap", f"srun {TASK} bare"
     )
@@ -140,7 +140,7 @@ def unprepared(cluster: Cluster) -> None:
 
 
 def gpus(cluster: Cluster) -> None:
-    """Prolog and Epilog keep the map of GPUs and jobs on each node."""
+    """Prolog and Epilog maintain the map of GPUs and jobs on each node."""
     job = cluster.submit("--nodes=2", "--gres=gpu:2", "--wrap", f"srun {TASK}")
     cluster.ready([job], 2)
     for node in cluster.nodes:
@@ -152,7 +152,7 @@ def gpus(cluster: Cluster) -> None:
 
 
 def the_end(cluster: Cluster) -> None:
-    """A job that ends in a capture leaves what was recorded, and no agent."""
+    """A job that ends during a capture leaves what was recorded, and no agent."""
     job = cluster.submit("--nodes=2", "--ntasks-per-node=1", "--wrap", f"srun {TASK}")
     cluster.ready([job], 2)
     arguments = ("trace", "--slurm-job", str(job), "--duration", "50s", "--no-fetch", "-o", "json")
@@ -178,7 +178,7 @@ def the_end(cluster: Cluster) -> None:
 
 
 def what_does_not_run(cluster: Cluster) -> None:
-    """Jobs that wait, stand still or that nobody knows are errors that say so."""
+    """Jobs that wait, are suspended or do not exist give errors that say so."""
     job = cluster.submit("--begin=now+1hour", "--wrap", "true")
     failing(cluster, str(job), 5, f"Slurm job {job} is PENDING (BeginTime): it has no processes yet")
     failing(cluster, "999999", 3, "Slurm knows no job 999999")
@@ -189,7 +189,7 @@ def what_does_not_run(cluster: Cluster) -> None:
 
 
 def owners(cluster: Cluster) -> None:
-    """The owner of a job traces others' processes in it if the kernel says that they are; nobody traces the owner's."""
+    """A job's owner may trace others' processes that the kernel attributes to the job; nobody may trace the owner's."""
     node = cluster.nodes[0]
     job = cluster.submit("--ntasks=1", "-w", node, "--wrap", f"srun {TASK} adas")
     cluster.ready([job], 1)

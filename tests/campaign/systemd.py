@@ -3,8 +3,8 @@
     python tests/campaign/systemd.py [--package FILE] [--output FILE]
 
 Builds the package unless one is given, boots a throw-away copy of this machine (an overlay and systemd-nspawn), and
-prints one line for each thing that must hold. The exit status is 1 if one does not, 3 if nothing can be booted here.
-About two minutes, and as long for the package.
+prints one line for each check. The exit status is 1 if a check fails, 3 if nothing can be booted here. The campaign
+takes about two minutes, and building the package as long again.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PACKAGED_AGENT = "/opt/kinetod/lib/python3.11/site-packages"
 
 
 class Campaign:
-    """What is checked, in this order."""
+    """The checks, in this order."""
 
     def __init__(self, inside: Machine, package: Path) -> None:
         self.inside = inside
@@ -43,7 +43,7 @@ class Campaign:
         self.rows: list[tuple[str, str]] = []
 
     def check(self, name: str, work: Callable[[], object]) -> None:
-        """One line of the report."""
+        """Prints one line of the report."""
         try:
             said = work()
             result = f"ok  {said if isinstance(said, str) else ''}".rstrip()
@@ -55,7 +55,7 @@ class Campaign:
         print(f"{name:66} {result}", flush=True)
 
     def run(self) -> None:
-        """Everything."""
+        """Runs all checks."""
         self.check("the bill of materials lists all that is in the package", lambda: f"{listed(self.package)} packages")
         self.check("install: dpkg -i starts both units", self.install)
         self.check("the front end has no capability, a filter, and its own user", self.front_end)
@@ -109,7 +109,7 @@ class Campaign:
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "0"), status
 
     def target(self, name: str, uid: int, *properties: str) -> int:
-        """A process of that user."""
+        """Starts a target process of that user."""
         given = ("--property=Type=exec", "--setenv=RANK=3", "--setenv=SLURM_JOB_ID=77", *properties)
         self.inside.run(
             "systemd-run", f"--unit={name}", f"--uid={uid}", "--collect", *given, "/usr/bin/python3", "-c", LOOP
@@ -270,7 +270,7 @@ class Campaign:
 
 
 def listed(package: Path) -> int:
-    """Holds the package's bill of materials against the lock and its files; how many packages it lists."""
+    """Compares the package's bill of materials with the lock and its files; returns how many packages it lists."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["dpkg-deb", "--extract", str(package), folder], check=True)
         prefix = Path(folder) / "opt/kinetod"
@@ -290,13 +290,13 @@ def listed(package: Path) -> int:
 
 
 def built() -> Path:
-    """The package of this source."""
+    """Builds the package from this source."""
     done = subprocess.run([str(ROOT / "deploy/packages/build.sh"), "deb"], check=True, capture_output=True, text=True)
     return Path(done.stdout.split()[-1])
 
 
 def main() -> int:
-    """See the top of this file."""
+    """Runs the campaign (see the top of this file)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path)
     parser.add_argument("--output", type=Path, help="also write the report there")

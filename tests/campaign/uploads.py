@@ -1,11 +1,11 @@
-"""Uploads through kills and cut connections: nothing lost, nothing half taken for whole. Prints figures.
+"""Uploads through kills and cut connections: nothing may be lost, nothing partial may pass for whole. Prints figures.
 
     python tests/campaign/uploads.py [ROUNDS]
 
-Each round: some captures of random sizes are in the store of a new daemon that keeps no local copies. The daemon is
-killed with SIGKILL at random moments, while the way to the S3 server cuts connections after random amounts. After each
-kill every manifest in the bucket must describe whole objects, and every capture must be whole on one side at least.
-At the end each capture is fetched through the daemon and compared.
+In each round, some captures of random sizes are in the store of a new daemon that keeps no local copies. The daemon
+is killed with SIGKILL at random moments, while a proxy before the S3 server cuts connections after random amounts.
+After each kill every manifest in the bucket must describe whole objects, and every capture must be whole on one side
+at least. At the end each capture is fetched through the daemon and compared.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ UPLOADED_S = 120.0
 
 @dataclass
 class Figures:
-    """Of all rounds."""
+    """Figures of all rounds."""
 
     kills: int = 0
     cuts: int = 0
@@ -47,7 +47,7 @@ class Figures:
 
 
 def contents(rng: random.Random) -> dict[str, bytes]:
-    """Of a round's captures, by id."""
+    """Contents of a round's captures, by id."""
     return {f"c{number}": rng.randbytes(rng.choice(SIZES)) for number in range(1, 6)}
 
 
@@ -66,7 +66,7 @@ def environ(proxy: Proxy, number: int) -> dict[str, str]:
 
 
 def check_bucket(s3: S3, number: int, expected: dict[str, bytes]) -> set[str]:
-    """The captures whose manifest is there, which must be whole."""
+    """Checks the captures whose manifest is in the bucket; they must be whole. Returns them."""
     whole = set()
     for name in s3.names():
         prefix, _, capture_id, *rest = name.split("/")
@@ -81,7 +81,7 @@ def check_bucket(s3: S3, number: int, expected: dict[str, bytes]) -> set[str]:
 
 
 def check_sides(s3: S3, daemon: Daemon, number: int, expected: dict[str, bytes]) -> None:
-    """Every capture is whole in the bucket or here."""
+    """Checks that every capture is whole in the bucket or here."""
     whole = check_bucket(s3, number, expected)
     for capture_id, content in expected.items():
         if capture_id not in whole:
@@ -90,7 +90,7 @@ def check_sides(s3: S3, daemon: Daemon, number: int, expected: dict[str, bytes])
 
 
 def await_uploads(daemon: Daemon, expected: dict[str, bytes]) -> None:
-    """Until each is uploaded and the local copy is gone."""
+    """Waits until each capture is uploaded and its local copy is gone."""
     stub = daemon.stub()
 
     def done() -> bool:
@@ -105,7 +105,7 @@ def await_uploads(daemon: Daemon, expected: dict[str, bytes]) -> None:
 
 
 def run_round(s3: S3, rng: random.Random, number: int, figures: Figures) -> None:
-    """One daemon and its lives."""
+    """Runs one daemon through all its restarts."""
     expected = contents(rng)
     with tempfile.TemporaryDirectory() as folder, proxy_to(s3.port) as proxy:
         store = Store(Path(folder))
@@ -134,7 +134,7 @@ def run_round(s3: S3, rng: random.Random, number: int, figures: Figures) -> None
 
 
 def main() -> int:
-    """Raises AssertionError at the first loss."""
+    """Runs the campaign. Raises AssertionError at the first loss."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     figures = Figures()
     began = time.monotonic()

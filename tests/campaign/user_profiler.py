@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/campaign/user_profiler.py [--captures 200] [--kind NAME]... [--mode FAKE | CPU | CUDA]
 
-Prints each capture and a summary; exit status 1 if anything crashed, an own trace was not whole or a verdict untrue.
-Without --mode: CUDA where torch has it, else the fake libcupti.
+Prints each capture and a summary; exit status 1 if anything crashed, one of the loop's own traces was not whole, or a
+verdict was untrue. Without --mode, it uses CUDA if torch has it, else the fake libcupti.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.service.daemon import running_daemon
 
 
 def main() -> int:
-    """Run it."""
+    """Runs the campaign."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captures", type=int, default=200)
     parser.add_argument(

@@ -1,1 +1,1 @@
-"""What campaigns put together: hosts under load, faults, hostile users, fleets."""
+"""Building blocks of campaigns: hosts under load, faults, hostile users, fleets."""

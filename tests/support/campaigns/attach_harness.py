@@ -1,9 +1,9 @@
-"""Starts targets that check themselves, attaches to them, counts what becomes of each attach and of each target.
+"""Starts targets that check themselves, attaches to them, and counts the outcomes of attaches and targets.
 
 Theory of operation
-    An Attacher makes one attach and tells its outcome. A RunningTarget is one process of support.attach_targets and
-    the page that it shares with us: it is ready, it goes on, it ends when told. `campaign` puts the two together;
-    its Row is what the tables and the assertions are made of.
+    An Attacher makes one attach and reports its outcome. A RunningTarget is one process of support.attach_targets and
+    the page that it shares with us, which shows that it is ready, makes progress, and ends when told. `campaign`
+    combines the two; tables and assertions are made from its Row.
     success   code of ours ran in the target
     refused   an AttachError that says why, and the target goes on
     failed    anything else that was said
@@ -48,8 +48,8 @@ NO_HARM = ("success", "refused")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attach. Times in ns: from the request until code of ours ran, and until the agent ran; for which a
-    thread stood still.
+    """One attach. Times in ns: from the request until our code ran, and until the agent ran; and for how long a
+    thread was stopped.
     """
 
     outcome: str
@@ -66,14 +66,14 @@ class Attacher(Protocol):
     name: str
 
     def attach(self, pid: int) -> Attempt:
-        """Attach once, and detach where the attacher can."""
+        """Attaches once, and detaches if the attacher can."""
 
     def close(self) -> None:
-        """Ends the processes that it has started."""
+        """Ends the processes that the attacher has started."""
 
 
 class Ended(Exception):
-    """The target ended by itself, or does not end: `outcome` is lost or hung."""
+    """The target ended by itself, or does not end. `outcome` is lost or hung."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -140,7 +140,7 @@ class RunningTarget:
             raise Ended("hung", f"no lap in {HANG_S:g} s")
 
     def take_longest_ns(self) -> int:
-        """The longest lap since the last call."""
+        """The longest lap since the last call, in ns."""
         longest = self.words[LONGEST]
         self.words[LONGEST] = 0
         return longest
@@ -155,7 +155,7 @@ class RunningTarget:
         return self._errors.read_text("utf-8", "replace")
 
     def end(self) -> tuple[int, bytes]:
-        """Tell the target to end. Returns its exit status and output. Raises Ended."""
+        """Tells the target to end. Returns its exit status and output. Raises Ended."""
         self.words[STOP] = 1
         if self.kind.startswith("for_good"):
             with contextlib.suppress(ProcessLookupError):
@@ -167,12 +167,12 @@ class RunningTarget:
         return self.process.returncode, output
 
     def finish(self) -> list[str]:
-        """End the target. Returns what it found wrong. Raises Ended."""
+        """Ends the target. Returns what it found wrong. Raises Ended."""
         self.check()
         return self._judge(*self.end())
 
     def report(self) -> list[str]:
-        """Like finish, of a target that has ended after its laps."""
+        """Does what finish does, for a target that has ended after its laps."""
         output, _ = self.process.communicate(timeout=scaled(HANG_S))
         return self._judge(self.process.returncode, output)
 
@@ -190,7 +190,7 @@ class RunningTarget:
 
 @dataclass(slots=True)
 class Row:
-    """What became of the attaches to one kind of target."""
+    """Outcomes of the attaches to one kind of target."""
 
     kind: str
     python: str
@@ -254,7 +254,7 @@ def table(rows: Sequence[Row]) -> str:
 def campaign(
     kind: str, attacher: Attacher, count: int, python: str | Path = sys.executable, *, seed: int | None = None
 ) -> Row:
-    """So many attaches to one target of this kind. A target that is lost is replaced."""
+    """Makes the given number of attaches to one target of this kind. A lost target is replaced."""
     chance = random.Random(seed)
     row = Row(kind, version_of(python), attacher.name)
     pause = _pauser(chance)
@@ -295,12 +295,12 @@ def _left(target: RunningTarget, held: tuple[int, int]) -> str:
 
 
 def _pauser(chance: random.Random) -> Callable[[], None]:
-    """Waits that have no other purpose than to be of random length."""
+    """Waits that only serve to last a random time."""
     return lambda: time.sleep(chance.uniform(0, MOST_PAUSE_S))
 
 
 def edges(when: str, attacher: Attacher, count: int, python: str | Path = sys.executable, *, most_s: float) -> Row:
-    """One attach to each of so many processes at a random moment within `most_s` after their start, or end."""
+    """Makes one attach to each of several processes at a random moment within `most_s` after their start, or end."""
     from support.attach_targets.edges import OUTPUT, STATUS
 
     chance = random.Random()
@@ -338,7 +338,7 @@ def version_of(python: str | Path) -> str:
 
 
 def pythons() -> Iterator[Path]:
-    """Every CPython from the agent's floor on that this machine has, one of a kind."""
+    """Every CPython on this machine from the agent's lowest supported version on, one of each kind."""
     from support.machine import newer_pythons
 
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -354,7 +354,7 @@ def pythons() -> Iterator[Path]:
 
 
 def machine_library() -> Path | None:
-    """Path of machine.c, compiled; None where it cannot be compiled."""
+    """Path of machine.c, compiled; None if it cannot be compiled."""
     global _library
     if _library is None and platform.machine() == "x86_64" and shutil.which("cc"):
         folder = TESTS.parent / "build" / "attach-targets"

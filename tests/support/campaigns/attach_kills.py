@@ -1,9 +1,9 @@
 """Kills the helper process at random moments of an attach.
 
 Theory of operation
-    Each moment has a helper of its own, which has imported everything (it has answered a request that it refuses).
-    A first attach that is left alone tells how long one takes; the others are killed at a random point of that time
-    and a little beyond. Between them the target must go on; at the end an ordinary attach must succeed.
+    Each moment has a helper of its own, which has imported everything (it has answered a request that it refuses). A
+    first, undisturbed attach shows how long one takes; the others are killed at a random point of that time and a
+    little beyond. Between them the target must go on; at the end an ordinary attach must succeed.
 """
 
 import json
@@ -44,7 +44,7 @@ class LoneHelper:
         self.answer()
 
     def ask(self, pid: int) -> None:
-        """Send the request for an attach."""
+        """Sends the request for an attach."""
         request = {
             "id": 1,
             "pid": pid,
@@ -57,7 +57,7 @@ class LoneHelper:
         self._socket.send(json.dumps(request).encode())
 
     def answer(self) -> None:
-        """Wait for the answer; a channel that comes with it is closed."""
+        """Waits for the answer; closes a channel that comes with it."""
         _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 16384, 4)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -70,7 +70,7 @@ class LoneHelper:
 
 
 def kill_moments(kind: str, count: int, python: str | Path = sys.executable) -> Row:
-    """A Row of one ordinary attach after so many that were killed. A killed attach counts as refused."""
+    """A Row of one ordinary attach after the given number of killed ones. A killed attach counts as refused."""
     row = Row(kind, version_of(python), "kill -9")
     chance = random.Random()
     with RunningTarget(kind, python) as target:

@@ -91,7 +91,7 @@ class Outcome:
 
 
 class _Steps:
-    """Answers what stops at a step: at once, or when the chosen step's action is done."""
+    """Answers whatever stops at a step: at once, or when the chosen step's action is done."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -123,7 +123,7 @@ class _Steps:
 
 
 class _Target:
-    """The process of ada that is traced."""
+    """Ada's process, which is traced."""
 
     def __init__(self, race: Race, uid: int, *, agent: bool) -> None:
         become = [str(race.become), str(uid), race.python, "-I", "-S", str(race.bobs)]
@@ -167,7 +167,7 @@ class _Target:
 
 
 class Race:
-    """A deployment and ada. steps: whether it can be stopped."""
+    """A deployment and ada. steps: whether the deployment can be stopped at steps."""
 
     def __init__(self, deployment: str, *, steps: bool) -> None:
         self.deployment = deployment
@@ -285,7 +285,7 @@ class Race:
         self._ada.call(self.daemon.address, "DeleteCapture", pb.DeleteCaptureRequest(id=capture_id))
 
     def audited(self) -> list[dict[str, object]]:
-        """The lines of the audit log that are whole."""
+        """The complete lines of the audit log."""
         whole = self.audit.read_text().rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines()]
 

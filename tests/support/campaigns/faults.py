@@ -1,12 +1,12 @@
-"""A host under load, whose parts are killed: the daemon and its agents, the captures that were begun, what must hold.
+"""A host under load whose parts are killed: the daemon, its agents, the captures begun, and what must hold.
 
 Theory of operation
-    A `Site` is one daemon and some programs with an agent, which work all the time. A fault happens at a moment of
-    the captures that run; then `Site.settle` waits until each of them has its verdict and compares that with what was
-    done to its target. A capture is begun with an idempotency key: where the daemon died before it answered, asking
-    again says what had become of it.
+    A `Site` is one daemon and some programs with an agent, which work all the time. A fault happens at some moment of
+    the running captures; then `Site.settle` waits until each of them has its verdict and compares it with what was
+    done to its target. A capture is begun with an idempotency key: if the daemon died before it answered, asking
+    again shows what became of the capture.
 
-    What must hold after each fault is in `faults_checks.py`.
+    `faults_checks.py` says what must hold after each fault.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ PLAIN_WORK = WORK.replace("import kineto_agent\nkineto_agent.start()\n", "").rep
 
 @dataclass
 class Begun:
-    """One capture that somebody asked for."""
+    """One capture that was requested."""
 
     key: str
     spec: pb.CaptureSpec
@@ -106,7 +106,7 @@ class Site:
     # what there is
 
     def add_agent(self, program: str = WORK) -> Program:
-        """A working program; one with an agent connects by itself."""
+        """Adds a working program; one with an agent connects by itself."""
         process = subprocess.Popen(
             [sys.executable, "-c", program],
             env=self.daemon.client_environ(),
@@ -120,7 +120,7 @@ class Site:
         return process
 
     def remove_agent(self, process: Program) -> None:
-        """Kills it, if it lives, and forgets it."""
+        """Kills the agent's program, if it still runs, and forgets it."""
         process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout):
@@ -134,7 +134,7 @@ class Site:
         return {process.pid for process in self.agents}
 
     def children(self, module: str) -> list[psutil.Process]:
-        """The daemon's processes of this module."""
+        """The daemon's child processes that run this module."""
         found = []
         for child in psutil.Process(self.daemon.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -148,7 +148,7 @@ class Site:
     # captures
 
     def begin(self, *pids: int, milliseconds: int = 300) -> Begun:
-        """Asks for a capture; a daemon that is gone, or refuses, is no error here."""
+        """Requests a capture; a daemon that is gone, or refuses, is no error here."""
         self._keys += 1
         spec = pb.CaptureSpec(
             selector=pb.Selector(pids=pids), duration_ns=milliseconds * MILLISECOND_NS, keep_agent_ns=1
@@ -184,9 +184,10 @@ class Site:
         return died
 
     def serves_again(self, since: float) -> None:
-        """It answers calls within SERVES_S of that moment, and then its agents come back.
+        """Waits until the daemon answers calls, within SERVES_S of that moment, and its agents are back.
 
-        By the wall clock where the cores are ours; where others have them too, as if they had not.
+        The limit applies to the wall clock if the cores are ours; if others use them too, it is corrected for their
+        load.
         """
         until(self._answers, "it serves", AGENTS_BACK_S, state=self.daemon.log)
         took_s = time.monotonic() - since
@@ -214,7 +215,7 @@ class Site:
     # afterwards
 
     def settle(self, grounds: Grounds) -> list[pb.Capture]:
-        """Every capture has its verdict, which is true; every file is whole and somebody's. The captures."""
+        """Waits until every capture has a true verdict and every file is whole and somebody's. Returns the captures."""
         stub = self.daemon.stub()
         captures = []
         for begun in self.begun:
@@ -234,7 +235,7 @@ class Site:
         return captures
 
     def forget(self) -> None:
-        """Deletes the captures, so that the store stays small; nothing of them may stay."""
+        """Deletes the captures, so that the store stays small; nothing of them may remain."""
         stub = self.daemon.stub()
         for begun in self.begun:
             if begun.id:
@@ -244,7 +245,7 @@ class Site:
         assert left == []
 
     def _deleted(self, stub: ProfilerStub, capture_id: str) -> bool:
-        """Deletes the capture. False while its end is not stored yet, after a full disk."""
+        """Deletes the capture. Returns False while its end is not stored yet, after a full disk."""
         try:
             stub.DeleteCapture(pb.DeleteCaptureRequest(id=capture_id), timeout=CALL_S)
         except grpc.RpcError as exc:
@@ -253,19 +254,19 @@ class Site:
         return True
 
     def measure(self) -> Figures:
-        """Memory and descriptors of the daemon now."""
+        """Measures the daemon's memory and descriptors now."""
         return figures_of(self.daemon.pid)
 
     def _measure_at_rest(self) -> Figures | None:
-        """None while a process of KEPT is away, with its pipes, or one too many is there, or descriptors change.
+        """None while a process of KEPT and its pipes are missing, there is one too many, or descriptors change.
 
-        The daemon starts a process that was killed while it was idle at its next look only.
+        If an idle process was killed, the daemon starts it again only at its next check.
         """
         figures = self.measure()
         return figures if self._processes() == KEPT and self.measure().names == figures.names else None
 
     def note_before(self) -> None:
-        """The figures at rest, with which later ones are compared."""
+        """Records the figures at rest, with which later ones are compared."""
         self.tally.before = until(self._measure_at_rest, "the daemon is at rest", state=self._processes)
 
     def note_after(self) -> None:
@@ -297,7 +298,7 @@ def _reason(error: grpc.RpcError) -> str:
 def site(
     *options: str, agents: int = 2, environ: Mapping[str, str] | None = None, state_dir: Path | None = None
 ) -> Iterator[Site]:
-    """A running one with so many agents, connected."""
+    """Runs a site with the given number of connected agents."""
     environ = {"KINETOD_ACCESS_REQUESTS_PER_SECOND": "10000", **(environ or {})}
     workers = ("--decode-workers", str(KEPT["kinetod.captures.result.decode_worker"]))
     with running_daemon(*workers, *options, environ=environ, state_dir=state_dir) as daemon:

@@ -23,10 +23,10 @@ GROWTH_MIB = 24.0  # of the allocator's own, over hundreds of captures; figures 
 
 @dataclass(frozen=True)
 class Grounds:
-    """What was done, and therefore may be said. Times are Unix ns.
+    """What was done to the targets, and therefore may appear in verdicts. Times are Unix ns.
 
-    killed_ns: targets that are dead, with a time after their death. daemon_killed_ns: a time before the daemon's.
-    reasons, reasons_of: codes that any target, or one of that pid, may have besides.
+    killed_ns: dead targets, with a time after their death. daemon_killed_ns: a time before the daemon's death.
+    reasons, reasons_of: further codes that any target, or the one of that pid, may have.
     """
 
     killed_ns: Mapping[int, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Grounds:
     refusals: frozenset[str] = frozenset()
 
     def may_refuse(self, pids: Sequence[int]) -> frozenset[str]:
-        """Codes with which a request for a capture of these may have been refused."""
+        """Codes with which a request for a capture of these targets may have been refused."""
         return self.refusals.union(*(self.reasons_of.get(pid, frozenset()) for pid in pids))
 
 
@@ -58,7 +58,7 @@ class Figures:
 
 
 def figures_of(pid: int) -> Figures:
-    """Figures of a process; connections of clients are not counted."""
+    """Figures of a process; connections of clients do not count."""
     process = psutil.Process(pid)
     names = tuple(open_files(pid).values())
     return Figures(
@@ -71,7 +71,7 @@ def figures_of(pid: int) -> Figures:
 
 
 def slower_than_idle() -> float:
-    """How many times longer computation takes at present than alone, by a trial or by the load of each core."""
+    """By what factor computation is slower now than alone, measured by a trial or by the load of each core."""
     began, before = time.monotonic(), os.times()
     subprocess.run([sys.executable, "-c", "import grpc, numpy"], check=True)
     after = os.times()
@@ -122,7 +122,7 @@ def _status_of(verdicts: "set[pb.Verdict]") -> "pb.CaptureStatus":
 
 
 def check_files(stub: ProfilerStub, state_dir: Path) -> int:
-    """Every file of every capture verifies, and every file in the store is one's; how many DONE traces there are."""
+    """Checks that all files verify and each file in the store is a capture's. Returns the number of DONE traces."""
     captures = stub.ListCaptures(pb.ListCapturesRequest(page_size=1000), timeout=10).captures
     expected = Counter[str]()
     done = 0

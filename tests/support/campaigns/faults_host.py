@@ -34,7 +34,7 @@ class CannotMount(Exception):
 
 @contextlib.contextmanager
 def small_disk(mib: int = DISK_MIB) -> Iterator[Path]:
-    """A file system of its own. Raises CannotMount."""
+    """Makes a file system of its own. Raises CannotMount."""
     folder = Path(tempfile.mkdtemp(prefix="kinetod-disk-"))
     command = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "kinetod-faults", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode != 0:
@@ -49,13 +49,13 @@ def small_disk(mib: int = DISK_MIB) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def on_small_disk(agents: int = 2) -> Iterator[Site]:
-    """A host whose store lies on one. Raises CannotMount."""
+    """Runs a host whose store lies on a small disk. Raises CannotMount."""
     with small_disk() as disk, site(*ROOM, agents=agents, state_dir=disk / "state") as host:
         yield host
 
 
 def fill_disk(host: Site, chance: random.Random, *, longest_full_s: float = LONGEST_FULL_S) -> None:
-    """Fills the disk to the last byte, and makes room again some seconds later."""
+    """Fills the disk to the last byte, and frees space again some seconds later."""
     host.begin(*host.pids())
     pause(chance.uniform(0, LONGEST_S))
     filler = host.daemon.state_dir.parent / "filler"
@@ -73,7 +73,7 @@ def fill_disk(host: Site, chance: random.Random, *, longest_full_s: float = LONG
 
 
 def remove_store(host: Site, chance: random.Random) -> None:
-    """The whole state folder: captures that run are told of it, the next ones are stored as ever."""
+    """Removes the whole state folder: running captures are told, and the next ones are stored as usual."""
     host.begin(*host.pids())
     ends: list[pb.Capture] = []
     watching = threading.Thread(target=_watch, args=(host, ends))
@@ -111,7 +111,7 @@ def _watch(host: Site, ends: list[pb.Capture]) -> None:
 
 @contextlib.contextmanager
 def with_own_clock(agents: int = 2) -> Iterator[tuple[Site, ShiftedClock]]:
-    """A host whose clock can be set."""
+    """Runs a host whose clock can be set."""
     with tempfile.TemporaryDirectory(prefix="kinetod-clock-") as folder:
         clock = ShiftedClock(Path(folder))
         with site(agents=agents, environ=clock.environ()) as host:
@@ -129,7 +129,7 @@ def set_clock(host: Site, clock: ShiftedClock, chance: random.Random) -> None:
 
 
 def remove_sockets(host: Site, chance: random.Random) -> None:
-    """Removes the sockets of agents and clients; who is connected stays, and others can connect soon."""
+    """Removes the sockets of agents and clients; existing connections stay, and new ones are possible again soon."""
     host.begin(*host.pids())
     pause(chance.uniform(0, LONGEST_S))
     for path in (host.daemon.agent_socket, host.daemon.rpc_socket):

@@ -26,7 +26,7 @@ def pause(seconds: float) -> None:
 
 
 def kill_daemon(site: Site, chance: random.Random) -> None:
-    """The daemon itself, also while it answers the request for a capture."""
+    """Kills the daemon itself, also while it answers the request for a capture."""
     first, *others = sorted(site.pids())
     asking = site.begin_in_background(first)
     site.begin(*others)
@@ -55,7 +55,7 @@ def kill_target(site: Site, chance: random.Random) -> None:
 
 
 def kill_worker(site: Site, chance: random.Random) -> None:
-    """A decode worker, at work or not: what it did is done again by another."""
+    """Kills a decode worker, at work or not; another one repeats its work."""
     crashes = site.daemon.log().count("crashed its worker")
     site.begin(*site.pids())
     pause(chance.uniform(0.2, LONGEST_S))
@@ -92,7 +92,7 @@ def kill_helper(site: Site, chance: random.Random) -> None:
 
 
 def kill(*processes: psutil.Process) -> None:
-    """They have ended afterwards: where others have the cores, one that was killed is seen alive for a while."""
+    """Kills the processes and waits until they have ended: on busy cores, a killed one seems alive for a while."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -1,5 +1,4 @@
-"""One moment at which those who talk to the daemon do not do their part: readers that do not read, connections that say
-nothing."""
+"""One moment at which the daemon's peers do not do their part: readers do not read, connections are silent."""
 
 import contextlib
 import os
@@ -43,13 +42,13 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def with_short_deadline(agents: int = 2) -> Iterator[Site]:
-    """A host whose daemon does not wait long for agents."""
+    """Runs a host whose daemon does not wait long for agents."""
     with site(*AGENT_DEADLINE, agents=agents) as host:
         yield host
 
 
 def slow_client(host: Site, _chance: random.Random, *, unread_s: float = UNREAD_S) -> None:
-    """A client that asked for streams and reads none of them; others are served, and its death frees everything."""
+    """Adds a client that requests streams and reads none; others are served, and its death frees everything."""
     command = [sys.executable, "-c", _CLIENT, host.daemon.address, str(STREAMS)]
     with subprocess.Popen(
         command, env=host.daemon.client_environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -68,7 +67,7 @@ def slow_client(host: Site, _chance: random.Random, *, unread_s: float = UNREAD_
 
 
 def slow_agent(host: Site, chance: random.Random) -> None:
-    """An agent that reads nothing for a while: its target has failed, the others are traced, and it comes back."""
+    """Makes an agent read nothing for a while: its target fails, the others are traced, and it comes back."""
     victim = chance.choice(host.agents)
     victim.send_signal(signal.SIGSTOP)
     try:
@@ -82,7 +81,7 @@ def slow_agent(host: Site, chance: random.Random) -> None:
 
 
 def silent_connections(host: Site, _chance: random.Random, *, count: int = SILENT, hang_up: bool = False) -> None:
-    """So many on the agents' and on the clients' socket. hang_up: they go by themselves, else the daemon ends them."""
+    """Opens silent connections to agents' and clients' sockets; they close themselves (hang_up), or the daemon does."""
     _raise_file_limit(2 * count + 256)
     before = host.measure()
     with contextlib.ExitStack() as stack:

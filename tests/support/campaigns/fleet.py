@@ -4,7 +4,7 @@
         stub_of(fleet.hosts[0].address)
 
 Each host has a Unix socket, a store and agents of its own (`fleet_hosts`, `fleet_agents`). Several hosts share a
-process, and with that a clock, which may be shifted.
+process and therefore a clock, which may be shifted.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. pids: by which its daemon knows its agents; shift_s: how far its clock is ahead of the machine's."""
+    """One host. pids: those by which its daemon knows its agents; shift_s: its clock's lead over the machine's."""
 
     name: str
     folder: Path
@@ -57,14 +57,14 @@ class FleetHost:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All hosts, in the order of their ranks. pids: of the processes that play them."""
+    """All hosts, in the order of their ranks. pids: of the processes that simulate them."""
 
     folder: Path
     hosts: Sequence[FleetHost]
     pids: Sequence[int]
 
     def hosts_file(self) -> Path:
-        """For `kinetoctl --hosts`: one line for each host, its name and its address."""
+        """Makes a file for `kinetoctl --hosts`: one line for each host, with its name and its address."""
         path = self.folder / "hosts"
         path.write_text("".join(f"{host.name} {host.address}\n" for host in self.hosts))
         return path
@@ -86,12 +86,12 @@ def running_fleet(
     step_ns: int = STEP_NS,
     within: Path | None = None,
 ) -> Iterator[Fleet]:
-    """As many hosts with as many agents each, until the end of the block.
+    """Runs the given number of hosts and agents until the end of the block.
 
-    broken: of hosts by number, how each is: SLOW, LATE, UNSTEADY, FAR, or one of DEAD. slow_s: by which a slow one
-    makes, and a late one starts captures too late. shifts_s: the hosts are spread over one process for each of these,
-    whose clock is so many seconds ahead. workers: that decode, in each process. step_ns: of an iteration. within: the
-    folder for all files, which must have a short path.
+    broken: how each broken host, by its number, is broken: SLOW, LATE, UNSTEADY, FAR, or one of DEAD. slow_s: delay
+    with which a slow host makes captures, and a late one starts them. shifts_s: the hosts are spread over one process
+    for each value, whose clock is that many seconds ahead. workers: number of decoders in each process. step_ns:
+    length of an iteration. within: the folder for all files, which must have a short path.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="fleet-", dir=within))
@@ -118,7 +118,7 @@ def running_fleet(
 
 
 class _Group:
-    """Hosts of one process, with one clock."""
+    """Hosts of one process, which share one clock."""
 
     def __init__(self, folder: Path, place: int, shift_s: int) -> None:
         self.folder = folder / f"group{place}"
@@ -185,7 +185,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _fail(host: FleetHost, stack: contextlib.ExitStack) -> None:
-    """A host without a daemon."""
+    """Makes a host without a daemon."""
     if host.kind == ABSENT:
         return
     listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

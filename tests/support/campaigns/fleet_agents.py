@@ -3,9 +3,9 @@
     python -m support.campaigns.fleet_agents    with a `Plan` as one line of JSON on standard input
 
 Theory of operation
-    A daemon knows its agents by their processes. So the connections of one agent of every host are made by a child
-    that does nothing else and lives as long as we do: N children are N agents on each host. The connections are handed
-    to the one process that plays all agents on one event loop.
+    A daemon knows its agents by their processes. So a child process makes the connections of one agent of every host,
+    does nothing else, and lives as long as we do: N children are N agents on each host. The children hand the
+    connections to the one process that plays all agents on one event loop.
     An agent obeys `kineto_agent.control.session`, so requests are answered as the real agent answers them. Its source
     records a few stack samples at the end of the window; its iterations pass at the pace of the plan, whatever happens.
     "ready" is printed once every daemon has welcomed its agents. The end of standard input ends everything.
@@ -39,7 +39,7 @@ CONNECTED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """sockets: one of each host's daemon; first_rank: of the first agent of each host."""
+    """sockets: one of each host's daemon; first_rank: rank of the first agent of each host."""
 
     sockets: list[str]
     first_rank: list[int]
@@ -52,7 +52,7 @@ class Plan:
 
 
 class FakeAgent:
-    """One agent. on_welcome: the daemon has taken it."""
+    """One agent. on_welcome: called when the daemon has accepted it."""
 
     def __init__(
         self, sock: socket.socket, pid: int, rank: int, plan: Plan, began_ns: int, on_welcome: Callable[[], None]
@@ -241,7 +241,7 @@ class FakeAgent:
 
 @contextlib.contextmanager
 def connections(plan: Plan) -> Iterator[list[list[tuple[int, socket.socket]]]]:
-    """One list for each agent of a host: the pid that the daemons know it by, and its sockets in the plan's order."""
+    """One list for each agent of a host: the pid by which the daemons know it, and its sockets in the plan's order."""
     children: list[tuple[int, socket.socket]] = []
     try:
         for _ in range(plan.agents):
@@ -282,7 +282,7 @@ def _connect_all(plan: Plan, channel: socket.socket) -> None:
 
 
 async def play(plan: Plan, connected: Sequence[Sequence[tuple[int, socket.socket]]]) -> None:
-    """All agents, until standard input ends."""
+    """Plays all agents until standard input ends."""
     loop = asyncio.get_running_loop()
     awaited = plan.agents * len(plan.sockets)
     welcomed, over = asyncio.Event(), asyncio.Event()
@@ -309,7 +309,7 @@ async def play(plan: Plan, connected: Sequence[Sequence[tuple[int, socket.socket
 
 
 def main() -> int:
-    """Reads the plan, connects, plays."""
+    """Reads the plan, connects, and plays the agents."""
     plan = Plan(**json.loads(sys.stdin.readline()))
     assert all(Path(path).is_socket() for path in plan.sockets)
     with connections(plan) as connected:

@@ -3,10 +3,9 @@
     python -m support.campaigns.fleet_hosts    with a `Plan` as one line of JSON on standard input
 
 Theory of operation
-    Each host is made of the parts that kinetod is made of (`kinetod.app`), without live attach. Decode workers, threads
-    for files and the reader of GPUs are shared. What is wrong with a host is wrong in its own service: the calls of
-    others go their usual way.
-    "ready" is printed once all are served. The end of standard input ends everything.
+    Each host is made of the parts that kinetod is made of (`kinetod.app`), without live attach. Decode workers,
+    threads for files and the reader of GPUs are shared. A broken host is broken in its own service only: calls to the
+    others work as usual. "ready" is printed once all are served. The end of standard input ends everything.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ FINE, SLOW, LATE, UNSTEADY, FAR = "fine", "slow", "late", "unsteady", "far"  # w
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """folders: one for each host, named as the host; kinds: how each of them is."""
+    """folders: one for each host, named like the host; kinds: how each host behaves."""
 
     folders: list[str]
     kinds: list[str]
@@ -65,7 +64,7 @@ class Plan:
 
 
 class SlowService(ProfilerService):
-    """Makes captures after a while."""
+    """Makes captures with a delay."""
 
     delay_s = 0.0
 
@@ -76,7 +75,7 @@ class SlowService(ProfilerService):
 
 
 class LateService(ProfilerService):
-    """Starts captures after a while."""
+    """Starts captures with a delay."""
 
     delay_s = 0.0
 
@@ -94,7 +93,7 @@ class UnsteadyService(ProfilerService):
         self._jumps = itertools.cycle((1, -1))
 
     async def GetClock(self, request: Any, context: Any) -> Any:
-        """Another time than that by which captures start."""
+        """Returns a time other than that by which captures start."""
         return _moved(await super().GetClock(request, context), next(self._jumps) * 10**9)
 
 
@@ -102,7 +101,7 @@ class FarService(ProfilerService):
     """Has a clock that is a day ahead of the host's own."""
 
     async def GetClock(self, request: Any, context: Any) -> Any:
-        """Another time than that by which captures start."""
+        """Returns a time other than that by which captures start."""
         return _moved(await super().GetClock(request, context), DAY_NS)
 
 
@@ -121,7 +120,7 @@ def _moved(clock: pb.Clock, by_ns: int) -> pb.Clock:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the hosts of this process have in common."""
+    """What the hosts of this process share."""
 
     workers: WorkerPool
     executor: ThreadPoolExecutor
@@ -143,7 +142,7 @@ def config_of(folder: Path) -> Config:
 async def start_host(
     folder: Path, kind: str, shared: Shared, stack: contextlib.AsyncExitStack
 ) -> Callable[[], Awaitable[None]]:
-    """Serves it; returns what ends it."""
+    """Serves the host; returns the function that ends it."""
     settings = Settings(config_of(folder))
     config = settings.current
     store = await asyncio.to_thread(Store, config.state_dir)

@@ -1,11 +1,11 @@
-"""Figures of a campaign beside what they may be."""
+"""Figures of a campaign and their limits."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure and what it may be at most; None: shown only."""
+    """One figure and its upper limit; None: shown only."""
 
     name: str
     value: float

@@ -1,9 +1,9 @@
-"""A user of this host who takes as much of a daemon as it gives.
+"""A user of this host who takes as much from a daemon as it gives.
 
 with Hostile(61001, daemon.address) as ada:
     assert ada.do("hold_health", connections=10, streams=100)["refused"] == 900
 
-Each action runs in a process of that user, and what it holds it holds until the end.
+Each action runs in a process of that user, and keeps what it holds until the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROFILER = "/kineto.v1.Profiler/"
 
 
 class Hostile:
-    """The process, as its parent sees it. uid: None, the user of the test itself."""
+    """The process, as its parent sees it. uid: None for the user of the test itself."""
 
     def __init__(self, uid: int | None, address: str) -> None:
         capability = "-all,+dac_read_search"  # Python may lie in a folder of root
@@ -74,7 +74,7 @@ class Hostile:
 
 
 class _Attack:
-    """Actions. Each returns how many calls went on and how many were refused, by what they were told."""
+    """Actions. Each returns how many calls went on and how many were refused, by the answer that they got."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -82,7 +82,7 @@ class _Attack:
         self._calls: list[Any] = []  # a call that nobody refers to is cancelled
 
     def channel(self) -> grpc.Channel:
-        """A connection of its own."""
+        """Opens a new connection, shared with no other channel."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         self._channels.append(grpc.insecure_channel(self._address, options=options))
         return self._channels[-1]
@@ -93,11 +93,11 @@ class _Attack:
         return self._hold(HEALTH_WATCH, request, connections, streams)
 
     def hold_watches(self, count: int) -> Counter[str]:
-        """Holds as many calls of WatchHost as it gets."""
+        """Holds as many calls of WatchHost as the daemon admits."""
         return self._hold(f"{PROFILER}WatchHost", pb.WatchHostRequest().SerializeToString(), 1, count)
 
     def hold_silent(self, connections: int, streams: int) -> Counter[str]:
-        """Calls whose request never comes."""
+        """Holds calls whose request never comes."""
         return self._hold(f"{PROFILER}GetHost", None, connections, streams)
 
     def _hold(self, path: str, request: bytes | None, connections: int, streams: int) -> Counter[str]:
@@ -147,7 +147,7 @@ class _Attack:
         return found
 
     def check(self, count: int) -> Counter[str]:
-        """Health checks, one after the other."""
+        """Makes health checks, one after the other."""
         found: Counter[str] = Counter()
         method: Any = self.channel().unary_unary(HEALTH_CHECK)
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""One way each to overdo it, as a program: hostile_floods.py KIND ADDRESS SECONDS. Prints what it was told, as JSON.
+"""One kind of flood, as a program: hostile_floods.py KIND ADDRESS SECONDS. Prints the answers it got, as JSON.
 
 calls        every method, with and without sense, as fast as answers come, on many connections
 streams      watches of everything, and calls whose request never comes, as many as are let in, again and again
@@ -68,7 +68,7 @@ found: Counter[str] = Counter()
 
 
 async def call(channel: grpc.aio.Channel, path: str, request: bytes | None, timeout_s: float) -> None:
-    """Makes one and counts its end."""
+    """Makes one call and counts its outcome."""
     method: Any = channel.stream_stream(path)
     try:
         made = method(timeout=timeout_s)
@@ -85,7 +85,7 @@ async def call(channel: grpc.aio.Channel, path: str, request: bytes | None, time
 
 
 async def flooding(seconds: float = FLOOD_S) -> None:
-    """Waits for the part of a period in which there are floods."""
+    """Waits for the part of a period in which floods run."""
     while time.monotonic() % PERIOD_S > seconds:
         await asyncio.sleep(0.1)
 

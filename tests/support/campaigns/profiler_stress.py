@@ -1,6 +1,6 @@
-"""Captures in a row of a training loop that runs torch.profiler's schedule all the time (profiled_loop.py).
+"""Makes captures in a row of a training loop that runs torch.profiler's schedule all the time (profiled_loop.py).
 
-Every own trace of the loop must be whole, and every capture's verdict true:
+Every trace that the loop makes itself must be whole, and every capture's verdict true:
 
     DONE     what conflicts with the own profiler: its window meets no own session
     PARTIAL  USER_PROFILER_STARTED, and only of what conflicts
@@ -39,7 +39,7 @@ _TOLERANCE_NS = 2_000  # between two readings of the clock in one thread's turn
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of capture. types: none for what is recorded by default."""
+    """One kind of capture. types: none for the default activities."""
 
     name: str
     types: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ KINDS = (
 
 
 class Loop:
-    """The training loop in its process; `traces` are its own."""
+    """The training loop in its process; `traces` are those that it makes itself."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process = process
@@ -80,18 +80,18 @@ class Loop:
                 self.last = found
 
     def more(self, traces: int = 1) -> None:
-        """Wait for so many more own traces."""
+        """Waits for the given number of further traces of the loop's own."""
         wanted = len(self.traces) + traces
         until(lambda: len(self.traces) >= wanted or self.process.poll() is not None, "own traces", START_DEADLINE_S)
 
     def end(self) -> int:
-        """Ends the loop after its last own trace. Returns its exit status."""
+        """Ends the loop after its last trace. Returns its exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(START_DEADLINE_S)
 
     def close(self) -> None:
-        """After its end: everything that it said is in `traces` and `last`."""
+        """Closes the pipes of a loop that has ended; everything that it said is then in `traces` and `last`."""
         self._reader.join()
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
@@ -121,7 +121,7 @@ def loop(daemon: Daemon, mode: str) -> Iterator[Loop]:
 
 @dataclass
 class Report:
-    """What came of it. problems: none if all is well."""
+    """Outcome of the captures. problems: none if all is well."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -140,7 +140,7 @@ def offered(stub: ProfilerStub, pid: int) -> set[str]:
 
 
 def capture(stub: ProfilerStub, pid: int, kind: Kind, duration_ms: int) -> pb.Target:
-    """One capture to its end; its files are deleted."""
+    """Makes one capture to its end; deletes its files."""
     spec = pb.CaptureSpec(
         selector=pb.Selector(pids=[pid]),
         duration_ns=duration_ms * 10**6,
@@ -161,7 +161,7 @@ def stress(
     *,
     names: Sequence[str] = (),
 ) -> Report:
-    """`count` captures in a row, of the kinds `names` (all if empty) by turns."""
+    """Makes `count` captures in a row, of the kinds `names` (all if empty) in turn."""
     report = Report()
     with loop(daemon, mode) as running:
         pid = running.process.pid
@@ -188,7 +188,7 @@ def stress(
 
 
 def check(report: Report, running: Loop, status: int, mode: str) -> None:
-    """Everything that must hold."""
+    """Checks everything that must hold."""
     problems = report.problems
     if status != 0:
         said = running.log.read_text(errors="replace")[-6000:]
@@ -227,7 +227,7 @@ def untrue(kind: Kind, target: pb.Target, traces: list[dict[str, Any]]) -> list[
 
 
 def rss_problems(sizes: list[int]) -> list[str]:
-    """The memory of the loop's process.
+    """Problems with the memory of the loop's process.
 
     Each session of torch's profiler takes tens to hundreds of MB and gives them back to malloc, which keeps some:
     RSS goes up to a level, and up and down there. So the peaks of the third and the last quarter must be equal.
