@@ -30,7 +30,7 @@ from support.service import attach_service
 from support.service.calls_as import OK, CallsAs, plain_python
 from support.service.daemon import REPOSITORY, Daemon, watch_to_end
 from support.service.stepped import DAEMON_STEPS, HELPER_STEPS, IN_THE_STOP, SERVICE_STEPS
-from support.waiting import until
+from support.waiting import scaled, until
 
 ADA, BOB, FRONT_END = 61011, 61012, 64995
 SECRET = b"secret_of_bob"
@@ -248,7 +248,7 @@ class Race:
 
                 def act() -> None:
                     target.change()
-                    target.changed.wait(IN_THE_STOP_S if step in IN_THE_STOP else CHANGED_S)
+                    target.changed.wait(IN_THE_STOP_S if step in IN_THE_STOP else scaled(CHANGED_S))
 
                 self._steps.action = act
             else:
@@ -256,6 +256,8 @@ class Race:
                 timer.start()
             self._trace(target, outcome)
             outcome.reached = not step or (self._steps is not None and self._steps.reached.is_set())
+            if step in IN_THE_STOP and outcome.reached:  # it has been told to, and does so as soon as it may run again
+                target.changed.wait(scaled(CHANGED_S))
             outcome.changed = target.changed.is_set()
             if target.changed.is_set():
                 outcome.wrong += [each for each in target.traces_of_us() if not agent]

@@ -39,7 +39,7 @@ SERVICE_STEPS = {
 HELPER_STEPS = {
     "request": ("kinetod.attach.attach_types", "AttachRequest.check_process", BEFORE),
     "checked": ("kinetod.attach.attach_types", "AttachRequest.check_process", AFTER),
-    "memory": ("kinetod.attach.inspect.target_memory", "Memory.__init__", BEFORE),
+    "memory": ("kinetod.attach.inspect.target_memory", "TargetMemory.__init__", BEFORE),
     "image": ("kinetod.attach.inspect.target_image", "TargetImage.__init__", AFTER),
     "suitable": ("kinetod.attach.policy.preconditions", "check", AFTER),
     "placed": ("kinetod.attach.inject.injection", "_HandOver._place", AFTER),
