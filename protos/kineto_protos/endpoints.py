@@ -55,6 +55,18 @@ def parse_address(text: str) -> str:
     raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach this name or address."""
+    import ipaddress  # for `kinetoctl --help`, which needs none, it would take too long
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def vouched_for(path: Path, uid: int, run: Path = SYSTEM_PARENT) -> bool:
     """Whether the socket is in a folder of that user directly in /run, where only root creates folders."""
     if path.parent.parent != run:

@@ -5,7 +5,6 @@ with each call: to addresses that were passed to `show_token`, and, if KINETO_TO
 Unix sockets. `socket_folder` checks the owner of a Unix socket before every call, because a daemon may have restarted.
 """
 
-import ipaddress
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -197,9 +196,4 @@ def _is_loopback(address: str) -> bool:
     for scheme in _SCHEMES:
         address = address.removeprefix(scheme)
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return endpoints.is_loopback(host)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from kineto_protos.endpoints import is_loopback
+
 _SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
 
 
@@ -50,16 +52,6 @@ def parse_metrics_listen(text: str) -> ListenAddress:
         except ValueError:
             raise ValueError(f"expected an IP address of this host before the port, got {text!r}") from None
     return ListenAddress(host=host, port=int(port))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach this name or address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def checked_socket_path(text: str) -> Path:

@@ -5,9 +5,10 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kineto_protos.endpoints import is_loopback
+
 from kinetod.base.object_store_urls import missing_extra
 from kinetod.base.webhook_signature import secret_in
-from kinetod.config.addresses import is_loopback
 from kinetod.config.settings import Config
 from kinetod.permissions.role_grants import wrong_names
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from kineto_protos.endpoints import is_loopback
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -29,7 +30,7 @@ from kinetod import __version__
 from kinetod.access.peers import UnknownPeer, of_loopback
 from kinetod.base import metrics
 from kinetod.base.errors import StartError
-from kinetod.config.addresses import ListenAddress, is_loopback
+from kinetod.config.addresses import ListenAddress
 from kinetod.permissions.caller_limits import RESERVE, RequestRate, full, less
 
 log = logging.getLogger(__name__)
