@@ -8,6 +8,7 @@ item of a list or table is an ItemError, which knows the item.
 import json
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -40,14 +41,14 @@ class ItemError(ValueError):
         self.path = path
 
 
-class Kind(Generic[T_co]):
+class Kind(ABC, Generic[T_co]):
     """A kind of value. name: what documents call it."""
 
     name: str
 
+    @abstractmethod
     def parse(self, text: str) -> T_co:
         """Parses the text of an option or variable. Raises ValueError."""
-        raise NotImplementedError
 
     def check(self, value: object) -> T_co:
         """Converts a TOML value. Raises ValueError."""

@@ -98,10 +98,15 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     table = trace.table("cuda_sync")
     if not len(table):
         return []
-    fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
-    shown = np.where(table["device"] < 0, fallback, table["device"]).astype(np.int32)
-    columns = {**table.columns, "device": shown, "tid": sync_rows(table)}
+    columns = {**table.columns, "device": sync_devices(trace), "tid": sync_rows(table)}
     return _linked_or_not(table.kind, columns, is_in(table["correlation"], correlations))
+
+
+def sync_devices(trace: Trace) -> npt.NDArray[np.int32]:
+    """Returns the device on which each synchronization is shown: its own, else the first one with GPU work."""
+    device = trace.table("cuda_sync")["device"]
+    fallback = min((int(trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(trace.table(kind))), default=0)
+    return np.where(device < 0, fallback, device).astype(np.int32)
 
 
 def _gpu_annotations(table: Table, rows: Mapping[str, npt.NDArray[np.int64]]) -> list[Section]:

@@ -66,8 +66,8 @@ def _kernel(rows: Columns, names: FieldNames) -> Fields:
     ]
 
 
-_ONE_DEVICE = {"device": "device", "context": "context"}
-_TWO_DEVICES = {
+ONE_DEVICE = {"device": "device", "context": "context"}
+TWO_DEVICES = {
     "fromDevice": "src_device",
     "inDevice": "device",
     "toDevice": "dst_device",
@@ -154,18 +154,18 @@ class RowForm(NamedTuple):
     rows: Callable[[Columns], npt.NDArray[np.bool_]] | None = None
 
 
-_EVENT_TYPES = (1, 2)  # types of cuda_sync that name an event
+EVENT_TYPES = (1, 2)  # types of cuda_sync that name an event
 # Forms of the tables that _gpu_work cannot write.
 _FORMS = {
     "kernel": (RowForm(_kernel),),
     "gpu_memcpy": (
-        RowForm(partial(_memory, "gpu_memcpy", _ONE_DEVICE), lambda rows: rows["peer"] != 1),
-        RowForm(partial(_memory, "gpu_memcpy", _TWO_DEVICES), lambda rows: rows["peer"] == 1),
+        RowForm(partial(_memory, "gpu_memcpy", ONE_DEVICE), lambda rows: rows["peer"] != 1),
+        RowForm(partial(_memory, "gpu_memcpy", TWO_DEVICES), lambda rows: rows["peer"] == 1),
     ),
-    "gpu_memset": (RowForm(partial(_memory, "gpu_memset", _ONE_DEVICE)),),
+    "gpu_memset": (RowForm(partial(_memory, "gpu_memset", ONE_DEVICE)),),
     "cuda_sync": (
-        RowForm(partial(_sync, True), lambda rows: np.isin(rows["type"], _EVENT_TYPES)),
-        RowForm(partial(_sync, False), lambda rows: np.isin(rows["type"], _EVENT_TYPES, invert=True)),
+        RowForm(partial(_sync, True), lambda rows: np.isin(rows["type"], EVENT_TYPES)),
+        RowForm(partial(_sync, False), lambda rows: np.isin(rows["type"], EVENT_TYPES, invert=True)),
     ),
     **{kind: (RowForm(partial(_api, kind)),) for kind in API_TABLES},
 }

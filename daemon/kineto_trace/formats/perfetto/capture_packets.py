@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Texts
 from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
-from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python
+from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python, sync_devices
+from kineto_trace.formats.chrome.device_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart
 from kineto_trace.formats.perfetto.perfetto_proto import UNIT_BYTES, Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
@@ -200,26 +201,17 @@ class CaptureParts:
             fields.unsigned("device", table["device"])
             fields.unsigned("context", table["context"])
             return
-        for name, column, mask in (
-            ("device", "device", ~peer),
-            ("context", "context", ~peer),
-            ("fromDevice", "src_device", peer),
-            ("inDevice", "device", peer),
-            ("toDevice", "dst_device", peer),
-            ("fromContext", "src_context", peer),
-            ("inContext", "context", peer),
-            ("toContext", "dst_context", peer),
-        ):
-            fields.optional(name, np.where(mask, table[column].astype(np.int64), -1), -1)
+        for ends, mask in ((ONE_DEVICE, ~peer), (TWO_DEVICES, peer)):
+            for name, column in ends.items():
+                fields.optional(name, np.where(mask, table[column].astype(np.int64), -1), -1)
 
     def _sync(self, table: Table) -> PacketPart:
         fields = self._fields()
-        devices = [int(self._trace.table(kind)["device"].min()) for kind in GPU_TABLES if len(self._trace.table(kind))]
-        device = np.where(table["device"] < 0, min(devices, default=0), table["device"]).astype(np.int32)
+        device = sync_devices(self._trace)
         kinds, place = np.unique(table["name"], return_inverse=True)
         named = [self._annotations.ready({"cuda_sync_kind": self._trace.strings[kind]}) for kind in kinds.tolist()]
         fields.ready(place.reshape(-1).astype(np.uint32), named)
-        event = np.isin(table["type"], (1, 2))
+        event = np.isin(table["type"], EVENT_TYPES)
         for name, column in (
             ("wait_on_stream", table["wait_on_stream"]),
             ("wait_on_cuda_event_record_corr_id", table["wait_on_correlation"]),
