@@ -6,6 +6,9 @@ what is missing. Here whatever a source raises becomes a SourceError.
 If one of the sources cannot run beside the program's own torch.profiler, the guard (sources/torch/profiler_guard.py)
 is installed from before the start until the sources have stopped. Its lock makes checking that profiler and starting
 one step. `give_way` is the only method that the program's threads call.
+
+Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
+for them.
 """
 
 import time
@@ -17,6 +20,8 @@ from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
+from kineto_agent.steps import step_marks
+from kineto_agent.steps.counting import StepCounter
 from kineto_agent.system.debuglog import log, log_exception
 
 Announce = Callable[[wire.Arena, int], None]
@@ -25,6 +30,13 @@ Announce = Callable[[wire.Arena, int], None]
 class _Part(NamedTuple):
     name: str
     session: SourceSession
+
+
+class IterationCounts(NamedTuple):
+    """Where the iterations of the program are counted. wake: has Recording.mark_iterations called soon."""
+
+    counter: StepCounter
+    wake: Callable[[], None]
 
 
 def _as_source_error(name: str, exc: Exception) -> SourceError:
@@ -76,8 +88,17 @@ def _taken(session: SourceSession) -> Optional[Takeover]:
 class Recording:
     """What the sources do for one capture. Used by the agent's thread."""
 
-    def __init__(self, plan: RecordingPlan, request: wire.Start, guard: Optional[ProfilerGuard] = None) -> None:
+    def __init__(
+        self,
+        plan: RecordingPlan,
+        request: wire.Start,
+        guard: Optional[ProfilerGuard] = None,
+        iterations: Optional[IterationCounts] = None,
+    ) -> None:
         self._plan = plan
+        self._iterations = iterations  # None: not recorded, or no longer
+        self._marks: Optional[step_marks.StepMarkSession] = None
+        self._announcer: Announce = lambda _message, _descriptor: None
         self._request = request
         self._guard = ProfilerGuard(self.give_way) if guard is None else guard
         self._yielding: Tuple[_Part, ...] = ()  # those that have to give way
@@ -86,6 +107,7 @@ class Recording:
         self._prepared: List[_Part] = []
         self._running: List[_Part] = []
         self._outcomes: Dict[str, SourceOutcome] = {}
+        self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
         self.problems: List[Refusal] = []
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
@@ -117,6 +139,29 @@ class Recording:
             raise ProfilerInTheWay(reason)
         if not self._running:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
+        self._announcer = announce
+        if self._iterations is not None and self._iterations.counter.count < 0:
+            self._iterations.counter.copy_every(1, self._iterations.wake)
+        self.mark_iterations()
+
+    def mark_iterations(self) -> None:
+        """Record the iterations that have begun since the last call. Never raises."""
+        if self._iterations is None or not self._running or self._iterations.counter.count < 0:
+            return
+        try:
+            if self._marks is not None:
+                self._marks.copy()
+                return
+            limit = self._request.buffer_limit_bytes
+            self._marks = step_marks.StepMarkSession(self._iterations.counter, self._iterations.wake, limit)
+            part = _Part(step_marks.NAME, self._marks)
+            self._prepared.append(part)
+            self._announce(part, self._announcer)
+            if part in self._prepared:
+                self._start(part)
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._note(_as_source_error(step_marks.NAME, exc))
+            self._iterations = None
 
     def _in_the_way_now(self, yielding: List[_Part]) -> str:
         state = self._guard.state() if yielding else UserProfiler.IDLE
@@ -145,6 +190,7 @@ class Recording:
     def _start(self, part: _Part) -> None:
         try:
             part.session.start()
+            self._covered_ns[part.name] = [time.time_ns(), 0]
             self._running.append(part)
         except Exception as exc:  # noqa: BLE001 - translated
             self._note(_as_source_error(part.name, exc))
@@ -156,6 +202,7 @@ class Recording:
             return
         self.gave_way_ns = time.time_ns()
         for part in reversed(parts):  # as in stop()
+            self._end(part, self.gave_way_ns)
             try:
                 part.session.give_way()
             except Exception:  # noqa: BLE001 - never into the program
@@ -173,6 +220,8 @@ class Recording:
 
     def _look_at(self, part: _Part) -> None:
         taken = _taken(part.session)
+        if taken is not None:
+            self._end(part, taken.time_ns)
         if taken is not None and not self.gave_way_ns:
             self.gave_way_ns = taken.time_ns
             self.gave_way_to = "another profiler of the program (in %s)" % taken.who
@@ -183,8 +232,13 @@ class Recording:
     def stop(self) -> None:
         """Stop every source that runs. Never raises."""
         self._note_unannounced()
+        self.mark_iterations()
+        if self._iterations is not None:
+            self._iterations.counter.copy_every(None)
+            self._iterations = None
         while self._running:
             part = self._running.pop()
+            ended_ns = time.time_ns()
             try:
                 outcome = self._outcomes[part.name] = part.session.stop()
                 self._look_at(part)
@@ -192,8 +246,15 @@ class Recording:
                     self._note(SourceError("INCOMPLETE", "%s: %s" % (part.name, outcome.incomplete)))
             except Exception as exc:  # noqa: BLE001 - translated
                 self._note(_as_source_error(part.name, exc))
+            self._end(part, ended_ns)
         self._yielding = ()
         self._guard.remove()
+
+    def _end(self, part: _Part, time_ns: int) -> None:
+        """Note when a source ended, unless it had ended before."""
+        covered = self._covered_ns.get(part.name)
+        if covered is not None:  # it has begun
+            covered[1] = covered[1] or time_ns
 
     def _note_unannounced(self) -> None:
         """Note a Kineto session that the guard could not see in advance, such as one requested through dynolog."""
@@ -233,7 +294,7 @@ class Recording:
         result: Dict[str, Any] = {}
         for name, outcome in self._outcomes.items():
             counts = outcome.counts._asdict()
-            counts["metadata"] = outcome.metadata
+            counts["metadata"] = {**outcome.metadata, "covered_ns": self._covered_ns[name]}
             result[name] = counts
         return result
 

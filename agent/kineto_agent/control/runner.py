@@ -22,15 +22,15 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
 
-from kineto_agent.control import events, self_description
+from kineto_agent.control import events, program_settings, self_description
 from kineto_agent.control.link import Link, LinkClosed
-from kineto_agent.control.recording import ProfilerInTheWay, Recording, profiler_in_the_way
+from kineto_agent.control.recording import IterationCounts, ProfilerInTheWay, Recording, profiler_in_the_way
 from kineto_agent.control.session import Session
 from kineto_agent.protocol import wire
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
-from kineto_agent.steps.counting import RING_ITERATIONS, StepCounter, median_ns, step_ratio
+from kineto_agent.steps.counting import StepCounter, median_ns, step_ratio
 from kineto_agent.system import descriptors, env
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import close_ours, identity
@@ -96,6 +96,7 @@ class Agent:
         self._stop: Optional[_Stop] = None
         self._cpu_base_ns = 0
         self._steps_before_ns: List[int] = []  # the lengths of iterations
+        self._settings: Dict[str, program_settings.Value] = {}  # of the program, at the start of the capture
         self._ahead_ns = _clock_ahead_ns()
 
     # ------------------------------------------------------------ the program's threads
@@ -126,6 +127,7 @@ class Agent:
         """In a forked child: let go of the link. The agent is of no further use; the sources clean up by themselves."""
         self._thread = None
         self._counter.watch(None)
+        self._counter.copy_every(None)
         self._link.abandon()
         self._close_pipe()
 
@@ -166,6 +168,8 @@ class Agent:
             else:
                 self._link_ready(mask)
         self._check_profiler()
+        if self._recording is not None:
+            self._recording.mark_iterations()
         self._check_timer()
         self._check_step()
 
@@ -346,9 +350,11 @@ class Agent:
 
     def _start_sources(self, command: events.StartSources) -> None:
         assert self._plan is not None
+        self._settings = program_settings.program_settings(self._counter.steppers())
         self._told_of_profiler = False
         self._ahead_ns = _clock_ahead_ns()
-        recording = self._recording = Recording(self._plan, command.request, self._guard)
+        iterations = IterationCounts(self._counter, self._wake)
+        recording = self._recording = Recording(self._plan, command.request, self._guard, iterations)
         try:
             recording.start(self._announce)
         except ProfilerInTheWay as exc:
@@ -404,7 +410,8 @@ class Agent:
         self._counter.watch(command.iteration, self._wake)
 
     def _report(self, command: events.ReportState) -> None:
-        self._send(wire.State(command.capture_id, command.state.value, command.time_ns))
+        settings = self._settings if command.state is events.SessionState.COLLECT else {}
+        self._send(wire.State(command.capture_id, command.state.value, command.time_ns, settings))
 
     def _reject(self, command: events.Reject) -> None:
         log("capture %s rejected: %s", command.capture_id, command.reason)
@@ -427,14 +434,6 @@ class Agent:
         if outcome == "done" and problem is not None:
             outcome, reason_code, reason = "partial", problem.reason_code, problem.reason
         warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
-        iterations = self._iterations(command)
-        starts = iterations.get("starts", ())
-        oldest = self._counter.count - RING_ITERATIONS + 2  # the oldest that may still be known
-        if starts and starts[0][1] > command.window_start_ns and starts[0][0] <= oldest:
-            warnings.append(
-                "iterations before %d are not marked in the trace: only the latest %d are remembered"
-                % (starts[0][0], RING_ITERATIONS)
-            )
         return wire.Result(
             capture_id=command.capture_id,
             outcome=outcome,
@@ -445,13 +444,9 @@ class Agent:
             sources=recording.counts() if recording is not None else {},
             overhead=self._overhead(command),
             threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
-            iterations=iterations,
+            iterations={},
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
         )
-
-    def _iterations(self, command: events.Conclude) -> Dict[str, Any]:
-        starts = self._counter.begun(command.window_start_ns, command.window_end_ns) if command.window_end_ns else []
-        return {"thread": self._counter.thread, "starts": starts} if starts else {}
 
     def _overhead(self, command: events.Conclude) -> Dict[str, Any]:
         recording = self._recording

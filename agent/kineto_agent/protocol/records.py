@@ -14,6 +14,7 @@ Formats
     TORCH_PROFILER     The bytes of one Chrome trace as Kineto writes it, in the order of the buffers' sequence.
     FILE               Likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
+    STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -63,6 +64,7 @@ TORCH_OPS_FORMAT = "torch_ops/1"
 TORCH_PROFILER_FORMAT = "kineto_json/1"
 FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
+STEP_MARKS_FORMAT = "step_marks/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
@@ -90,12 +92,16 @@ STACK_SAMPLE_FIELDS = {
     "time": "q",  # Unix ns
     "thread": "I",  # system thread id
     "node": "I",  # 0: no Python frame
-    "state": "I",  # STACK_… and perhaps STACK_HOLDS_GIL
+    "state": "I",  # STACK_…, perhaps STACK_HOLDS_GIL, and from STACK_WAIT_SHIFT on one of WAIT_…
     "cpu_us": "I",  # CPU time since the thread's previous sample
 }
 STACK_SAMPLE = packed(STACK_SAMPLE_FIELDS)
 STACK_UNKNOWN, STACK_RUNNING, STACK_WAITS_FOR_GIL, STACK_IDLE = range(4)  # states, at the moment of the sample
-STACK_STATE_MASK, STACK_HOLDS_GIL = 0xFF, 0x100
+STACK_STATE_MASK, STACK_HOLDS_GIL, STACK_WAIT_SHIFT, STACK_WAIT_MASK = 0xFF, 0x100, 16, 0xFF
+# What an idle thread waits for, by the system call that it is in; WAIT_CPU: a running one that has no processor now.
+(
+    WAIT_UNKNOWN, WAIT_SLEEP, WAIT_LOCK, WAIT_POLL, WAIT_IO, WAIT_CHILD, WAIT_DRIVER, WAIT_MEMORY, WAIT_CPU,
+) = range(9)  # fmt: skip
 PYTHON_CODE = struct.Struct("<IBII")  # first line, LINES_…, bytes of the file's name, bytes of the qualified name
 LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
 STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)
@@ -176,3 +182,13 @@ COMMS_NUMBERS = struct.Struct("<iiiiqqb")
 MEMORY_EVENT_FIELDS = {"time": "q", "address": "Q", "bytes": "Q", "stream": "Q", "device": "i", "action": "I"}
 MEMORY_EVENT = packed(MEMORY_EVENT_FIELDS)
 MEMORY_ALLOCATED, MEMORY_FREED, MEMORY_RESERVED, MEMORY_RELEASED, MEMORY_OUT_OF_MEMORY = range(1, 6)  # actions
+
+# ------------------------------------------------------------ training iterations
+
+STEP_MARK_FIELDS = {
+    "time": "q",  # Unix ns at which it began
+    "number": "q",
+    "thread": "I",  # system thread id that steps
+    "reserved": "I",
+}
+STEP_MARK = packed(STEP_MARK_FIELDS)

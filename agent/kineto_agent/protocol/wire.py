@@ -9,8 +9,8 @@ Theory of operation
     daemon -> agent   Welcome, Refuse, Describe, Start, Cancel, Release
 
     Both sides treat what arrives as untrusted: `decode` raises `WireError` on anything that is not
-    exactly a known message with the right types. Unknown keys are skipped, so that a newer peer may
-    add fields; anything else changes `PROTOCOL_VERSION`.
+    exactly a known message with the right types. Unknown keys are skipped and fields with a default may
+    be missing, so that a newer peer may add such fields; anything else changes `PROTOCOL_VERSION`.
 
 Times are Unix nanoseconds, durations nanoseconds. Runs on CPython 3.9 and later, standard library only.
 """
@@ -107,11 +107,13 @@ class State(NamedTuple):
     """A transition. state: WAIT_FOR_REQUEST, WARMUP, COLLECT or PROCESS.
 
     WAIT_FOR_REQUEST with a capture's id says: accepted, waiting for its start time or iteration.
+    settings: with COLLECT, those of control/program_settings.py.
     """
 
     capture_id: str
     state: str
     time_ns: int
+    settings: Dict[str, Any] = {}  # noqa: RUF012 - a default of a NamedTuple, never changed
 
 
 class Arena(NamedTuple):
@@ -130,8 +132,9 @@ class Result(NamedTuple):
     """The end of a capture. Sent when every source has stopped and all buffers are READY.
 
     outcome: "done", "partial", "failed" or "cancelled". window_*: what was meant to be kept.
-    sources: per source {"records", "dropped", "bytes", "metadata"}; metadata["way"] says for people how it recorded.
-    iterations: {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}, empty if it never steps.
+    sources: per source {"records", "dropped", "bytes", "metadata"}; metadata["way"] says for people how it recorded,
+    metadata["covered_ns"] from when on and until when (Unix ns).
+    iterations: empty; of earlier agents {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}.
     overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio"}.
     """
 
@@ -235,6 +238,8 @@ def decode(frame: bytes) -> Message:
     fields = {}
     for name, kind in cls.__annotations__.items():
         if name not in values:
+            if name in cls._field_defaults:
+                continue  # an older peer does not know it
             raise WireError("%s.%s is missing" % (cls.__name__, name))
         if not _CHECKS[kind](values[name]):
             raise WireError("%s.%s has a wrong type: %.80r" % (cls.__name__, name, values[name]))

@@ -93,9 +93,7 @@ class ArenaWriter:
 
     def append(self, layout: struct.Struct, *values: int) -> bool:
         """Write one record into the current buffer. Returns False if it was dropped because no buffer is free."""
-        if self._current >= 0 and self._fill + layout.size > self.buffer_bytes:
-            self.publish()
-        if self._current < 0 and not self._borrow():
+        if not self.has_room(layout.size):
             self.drop()
             return False
         offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
@@ -103,6 +101,12 @@ class ArenaWriter:
         self._fill += layout.size
         self._fill_records += 1
         return True
+
+    def has_room(self, size: int) -> bool:
+        """Whether a record of so many bytes can be written now."""
+        if self._current >= 0 and self._fill + size > self.buffer_bytes:
+            self.publish()
+        return self._current >= 0 or self._borrow()
 
     def room(self) -> Optional[memoryview]:
         """The rest of the current buffer, never empty, for the caller to fill and release; None: no buffer is free."""

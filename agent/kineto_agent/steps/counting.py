@@ -7,18 +7,22 @@ Theory of operation
     current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this.
 
     `count` is the number of finished iterations and so the number of the running one; -1 before the first.
-    Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS.
+    Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS. While a
+    capture records, the agent's thread copies them out of the ring before they are overwritten (step_marks.py).
 
     Everything here runs in the program's training thread: no lock, no raise, about a microsecond. A pipe is
-    written only when somebody waits for this very iteration.
+    written only when somebody waits for this very iteration, or when it is time to copy: about once a second.
+    `_due_at` is the first iteration at which anything but counting is to be done. Both threads may change it; whoever
+    does looks afterwards whether the other has changed what it follows from.
 """
 
 import _thread
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-RING_ITERATIONS = 1024
+RING_ITERATIONS = 2048
+MARKS_AT_ONCE = RING_ITERATIONS // 4  # copying them takes half a millisecond with the GIL
 _MASK = RING_ITERATIONS - 1
 _NEVER = 1 << 62
 _BASELINE_ITERATIONS = 256  # the median of so many is steady, and sorting them is cheap
@@ -74,8 +78,11 @@ class StepCounter:
         self._ident = 0  # Python's identifier of that thread
         self._authority = 0
         self._counts: Dict[int, List[Any]] = {}  # id of an optimizer or profiler -> [count, weak reference]
-        self._wake: Callable[[], None] = _ignore
-        self._wake_at = _NEVER
+        self._wake: Callable[[], None] = _ignore  # for the watched iteration
+        self._watched = self._woken_for = _NEVER
+        self._copy: Callable[[], None] = _ignore  # tells that the ring is to be copied
+        self._copy_at = self._copy_every = _NEVER
+        self._due_at = _NEVER
 
     def step(self) -> None:
         """Count an iteration; called by the program."""
@@ -124,47 +131,68 @@ class StepCounter:
             self._ident, self.thread = ident, _thread.get_native_id()
         self._ring[count & _MASK] = self._time_ns()
         self.count = count
-        if count >= self._wake_at:
-            self._wake_at = _NEVER
+        if count >= self._due_at:
+            self._act(count)
+
+    def _act(self, count: int) -> None:
+        """Wake whoever waits for this iteration."""
+        watched = self._watched
+        wakes, copies = watched != self._woken_for and count >= watched, count >= self._copy_at
+        if wakes:
+            self._woken_for = watched
+        if copies:
+            self._copy_at = count + self._copy_every
+        self._set_due()
+        if wakes:
             self._wake()
+        if copies:
+            self._copy()
+
+    def _set_due(self) -> None:
+        while True:
+            watched, woken_for, copy_at = self._watched, self._woken_for, self._copy_at
+            self._due_at = copy_at if watched == woken_for else min(watched, copy_at)
+            if (watched, woken_for, copy_at) == (self._watched, self._woken_for, self._copy_at):
+                return
 
     # ------------------------------------------------------------ for the agent's thread
 
     def watch(self, iteration: Optional[int], wake: Callable[[], None] = _ignore) -> bool:
         """Call `wake` once when this iteration begins; None cancels that. Returns True if it has begun already."""
-        self._wake_at = _NEVER
+        self._watched = _NEVER
         self._wake = wake
-        if iteration is None:
-            return False
-        self._wake_at = iteration
-        return self.count >= iteration
+        if iteration is not None:
+            self._woken_for = _NEVER
+            self._watched = iteration
+        self._set_due()
+        return iteration is not None and self.count >= iteration
+
+    def copy_every(self, iterations: Optional[int], wake: Callable[[], None] = _ignore) -> None:
+        """Call `wake` after so many iterations, again and again; None ends that."""
+        self._copy = wake
+        self._copy_every = _NEVER if iterations is None else iterations
+        self._copy_at = _NEVER if iterations is None else self.count + iterations
+        self._set_due()
 
     def time_of(self, iteration: int) -> int:
         """When this iteration began (Unix ns), or 0 if that is unknown or forgotten."""
-        known = 0 <= self.count - iteration < RING_ITERATIONS - 1 and iteration >= 0
-        return self._ring[iteration & _MASK] if known else 0
+        time_ns = self._ring[iteration & _MASK]  # before the check: it may be overwritten right now
+        return time_ns if iteration >= 0 and 0 <= self.count - iteration < RING_ITERATIONS - 1 else 0
 
-    def begun(self, start_ns: int, end_ns: int) -> List[List[int]]:
-        """Number and start (Unix ns) of the iterations that overlap [start_ns, end_ns], and of the one after them.
-
-        Ascending; if there are more than RING_ITERATIONS, the latest.
-        """
-        found: List[List[int]] = []
-        for number in range(self.count, -1, -1):
-            time_ns = self.time_of(number)
-            if not time_ns or (found and time_ns > found[-1][1]):  # overwritten, or the wall clock was set back
-                break
-            if time_ns >= end_ns:
-                found.clear()
-            found.append([number, time_ns])
-            if time_ns <= start_ns:
-                break
-        found.reverse()
-        return found
+    def begun_since(self, iteration: int) -> Tuple[List[Tuple[int, int]], int]:
+        """Number and start (Unix ns) of this iteration and of those after it; how many of them are forgotten."""
+        last = self.count
+        numbers = range(max(iteration, last - RING_ITERATIONS + 2, 1), last + 1)  # none has the number 0
+        found = [(number, time_ns) for number in numbers for time_ns in (self.time_of(number),) if time_ns]
+        return found, last + 1 - max(iteration, 1) - len(found) if last >= iteration else 0
 
     def forget_thread(self) -> None:
         """In a forked child: the thread has a new number, although Python's identifier stays the same."""
         self._ident = 0
+
+    def steppers(self) -> List[Any]:
+        """Weak references to the optimizers or profilers that have stepped and live."""
+        return [reference for _count, reference in list(self._counts.values())]
 
     def durations_ns(self, start_ns: int, end_ns: int) -> List[int]:
         """The lengths of the latest iterations that lie within [start_ns, end_ns]."""

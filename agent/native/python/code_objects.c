@@ -25,13 +25,21 @@ static uint32_t code_bytes(const struct kc_sampler_layout *layout) {
     return FARTHER(last, FARTHER(layout->object_type, layout->object_size)) + (uint32_t)sizeof(uint64_t);
 }
 
+/* Freed memory keeps what it held until it is used again; only where the count of references stood, the allocators write
+ * at once: no number, or a pointer, which is longer. Bits 48 to 63 are flags from 3.14 on. Builds without a GIL have no
+ * such count, and another place for the type. */
+static bool is_alive(const struct kc_sampler_layout *layout, const uint8_t *object) {
+    const uint64_t references = word_in(object, 0);
+    return layout->object_type != sizeof references || ((uint32_t)references != 0 && (uint16_t)(references >> 32) == 0);
+}
+
 static bool read_code(const struct kc_sampler_layout *layout, const uint8_t *object, struct code_identity *code) {
     code->filename = word_in(object, layout->code_filename);
     code->name = word_in(object, layout->code_name);
     code->lines = word_in(object, layout->code_lines);
     memcpy(&code->first_line, object + layout->code_first_line, sizeof code->first_line);
     code->units = layout->code_bytecode != 0 ? (uint32_t)word_in(object, layout->object_size) : 0;
-    return word_in(object, layout->object_type) == layout->code_type;
+    return word_in(object, layout->object_type) == layout->code_type && is_alive(layout, object);
 }
 
 static uint64_t mix(uint64_t value, uint64_t with) { return (value ^ with) * 0x9E3779B97F4A7C15u + (value >> 29); }

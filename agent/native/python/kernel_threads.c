@@ -35,21 +35,87 @@ static size_t read_file(const char *path, char *text, size_t bytes) {
     return size > 0 ? (size_t)size : 0;
 }
 
-enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes) {
+/* arm64 has only the newer ones of some calls. */
+static enum task_wait wait_of_older_call(long number, uint64_t first, uint64_t second) {
+    switch (number) {
+#ifdef SYS_poll
+    case SYS_poll: return second == 0 ? TASK_SLEEPS : TASK_POLLS;
+    case SYS_select: /* without descriptors: how older Pythons sleep */ return first == 0 ? TASK_SLEEPS : TASK_POLLS;
+    case SYS_epoll_wait: return TASK_POLLS;
+    case SYS_open: return TASK_IN_IO;
+#endif
+    default: (void)first, (void)second; return TASK_WAIT_UNKNOWN;
+    }
+}
+
+static enum task_wait wait_of_call(long number, uint64_t first, uint64_t second) {
+    switch (number) {
+    case -1: /* in the kernel, but in no call */
+    case SYS_mmap:
+    case SYS_munmap:
+    case SYS_mremap:
+    case SYS_mprotect:
+    case SYS_madvise:
+    case SYS_brk: return TASK_PAGES;
+    case SYS_nanosleep:
+    case SYS_clock_nanosleep: return TASK_SLEEPS;
+    case SYS_futex:
+    case SYS_flock:
+    case SYS_semtimedop: return TASK_LOCKED;
+    case SYS_ppoll: return second == 0 ? TASK_SLEEPS : TASK_POLLS;
+    case SYS_pselect6: return first == 0 ? TASK_SLEEPS : TASK_POLLS;
+    case SYS_epoll_pwait:
+    case SYS_recvfrom:
+    case SYS_recvmsg:
+    case SYS_sendto:
+    case SYS_sendmsg:
+    case SYS_accept4:
+    case SYS_accept:
+    case SYS_connect: return TASK_POLLS;
+    case SYS_read:
+    case SYS_readv:
+    case SYS_pread64:
+    case SYS_preadv:
+    case SYS_write:
+    case SYS_writev:
+    case SYS_pwrite64:
+    case SYS_pwritev:
+    case SYS_sendfile:
+    case SYS_fsync:
+    case SYS_fdatasync:
+    case SYS_openat:
+    case SYS_ftruncate:
+    case SYS_fallocate:
+    case SYS_getdents64:
+    case SYS_io_getevents: return TASK_IN_IO;
+    case SYS_wait4:
+    case SYS_waitid: return TASK_AWAITS_CHILD;
+    case SYS_ioctl: return TASK_IN_DRIVER;
+    default: return wait_of_older_call(number, first, second);
+    }
+}
+
+enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes, enum task_wait *wait) {
     char path[64];
     char text[256];
+    *wait = TASK_WAIT_UNKNOWN;
     snprintf(path, sizeof path, "/proc/self/task/%u/syscall", tid);
     if (read_file(path, text, sizeof text) == 0) {
         return TASK_UNKNOWN;
     }
     if (strncmp(text, "running", 7) == 0) { /* it would run, but others do */
+        *wait = TASK_READY;
         return TASK_RUNNING;
     }
     char *end;
     const long number = strtol(text, &end, 10);
-    const uint64_t address = strtoull(end, NULL, 16);
-    return number == SYS_futex && gil != 0 && address >= gil && address < gil + gil_bytes ? TASK_WAITS_FOR_GIL
-                                                                                          : TASK_IDLE;
+    const uint64_t first = strtoull(end, &end, 16);
+    const uint64_t second = strtoull(end, NULL, 16);
+    if (number == SYS_futex && gil != 0 && first >= gil && first < gil + gil_bytes) {
+        return TASK_WAITS_FOR_GIL;
+    }
+    *wait = wait_of_call(number, first, second);
+    return TASK_IDLE;
 }
 
 /* ---- the list ---- */

@@ -10,6 +10,19 @@
 
 enum task_state { TASK_UNKNOWN = 0, TASK_RUNNING = 1, TASK_WAITS_FOR_GIL = 2, TASK_IDLE = 3 };
 
+/* What a thread waits for: of an idle one from its system call, TASK_READY of one that runs. As in records.py. */
+enum task_wait {
+    TASK_WAIT_UNKNOWN = 0,
+    TASK_SLEEPS = 1, /* for a time */
+    TASK_LOCKED = 2, /* a lock, a condition, a semaphore: futex */
+    TASK_POLLS = 3,  /* sockets, pipes, events */
+    TASK_IN_IO = 4,  /* reads or writes */
+    TASK_AWAITS_CHILD = 5,
+    TASK_IN_DRIVER = 6, /* ioctl */
+    TASK_PAGES = 7,     /* a page fault, or a change of its address space */
+    TASK_READY = 8,     /* a processor */
+};
+
 struct task {
     uint32_t tid;
     uint32_t looks_at_name; /* so many times its name has been read */
@@ -19,6 +32,7 @@ struct task {
     bool present;
     bool truncated; /* its stack was */
     enum task_state state;
+    enum task_wait wait;
     uint32_t node;
     uint64_t tick;      /* of its latest sample */
     uint64_t cpu_ns;    /* at its latest look */
@@ -40,6 +54,6 @@ void tasks_refresh(struct tasks *tasks);
 struct task *tasks_find(struct tasks *tasks, uint32_t tid);
 
 /* What a thread is doing that gets no CPU time right now. [gil, gil + gil_bytes) holds the GIL's lock. */
-enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes);
+enum task_state task_state_off_cpu(uint32_t tid, uint64_t gil, uint32_t gil_bytes, enum task_wait *wait);
 
 #endif

@@ -29,6 +29,7 @@
 #define PUBLISH_PERIOD_NS (250 * NS_PER_MS) /* a killed process loses no more than this */
 #define INTERPRETERS_MOST 256u
 #define GIL_HELD 256u /* bit in the state of a sample */
+#define WAIT_SHIFT 16 /* what it waits for, likewise */
 /* interval, holder, locked, switch number; twice a condition variable and a mutex */
 #define GIL_BYTES ((uint32_t)(32 + 2 * (sizeof(pthread_cond_t) + sizeof(pthread_mutex_t))))
 
@@ -133,7 +134,8 @@ static void write_sample(struct sampler *sampler, const struct tick *tick, struc
     const struct record record = {.time_ns = tick->time_ns,
                                   .tid = task->tid,
                                   .node = task->node,
-                                  .state = (uint32_t)task->state | (holds_gil ? GIL_HELD : 0),
+                                  .state = (uint32_t)task->state | (holds_gil ? GIL_HELD : 0) |
+                                           (uint32_t)task->wait << WAIT_SHIFT,
                                   .cpu_us = used_us > UINT32_MAX ? UINT32_MAX : (uint32_t)used_us};
     if (!task->named) {
         task->named = true;
@@ -155,13 +157,14 @@ static uint64_t cpu_used(struct task *task, uint64_t cpu_ns) {
     return cpu_ns - task->cpu_ns;
 }
 
-static enum task_state state_now(const struct task *task, uint64_t cpu_ns, uint64_t used_ns, const struct tick *tick,
+static enum task_state state_now(struct task *task, uint64_t cpu_ns, uint64_t used_ns, const struct tick *tick,
                                  uint64_t gil) {
     uint64_t now;
+    task->wait = TASK_WAIT_UNKNOWN;
     if (thread_cpu_ns(task->tid, &now) && now > cpu_ns) {
         return TASK_RUNNING;
     }
-    const enum task_state state = task_state_off_cpu(task->tid, gil, GIL_BYTES);
+    const enum task_state state = task_state_off_cpu(task->tid, gil, GIL_BYTES, &task->wait);
     if (state != TASK_UNKNOWN || tick->elapsed_ns == 0) {
         return state;
     }

@@ -150,7 +150,8 @@ def test_operators_nest_as_in_torchs_trace(recorded: Recorded) -> None:
 
 def test_the_trace_says_what_was_asked_for(recorded: Recorded) -> None:
     assert recorded.ours["record_shapes"] == 1
-    (counts,) = recorded.target.counts
+    counts, steps = recorded.target.counts
     assert counts.way.startswith("observer, torch ")
+    assert (steps.source, steps.dropped) == ("steps", 0)
     assert recorded.target.summary.activities["cpu_op"] == len(of(recorded.ours, "cpu_op"))
     assert (recorded.target.verdict, list(recorded.target.warnings)) == (pb.VERDICT_PARTIAL, [])

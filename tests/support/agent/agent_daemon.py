@@ -21,6 +21,9 @@ from kineto_agent.protocol.records import (
     STACK_HOLDS_GIL,
     STACK_NODE,
     STACK_SAMPLE,
+    STACK_STATE_MASK,
+    STACK_WAIT_MASK,
+    STACK_WAIT_SHIFT,
 )
 
 from support.agent.line_at import line_at
@@ -40,6 +43,7 @@ class Sample(NamedTuple):
     state: int  # STACK_RUNNING, …
     holds_gil: bool
     cpu_us: int
+    wait: int = 0  # WAIT_SLEEP, …
 
 
 class ArenaReader:
@@ -89,7 +93,8 @@ class ArenaReader:
             frames = _frames(strings, node)
             names, lines = tuple(name for name, _ in frames), tuple(line for _, line in frames)
             held = bool(state & STACK_HOLDS_GIL)
-            found.append(Sample(time_ns, tid, names, lines, state & ~STACK_HOLDS_GIL, held, cpu_us))
+            wait = state >> STACK_WAIT_SHIFT & STACK_WAIT_MASK
+            found.append(Sample(time_ns, tid, names, lines, state & STACK_STATE_MASK, held, cpu_us, wait))
         return found
 
     def close(self) -> None:

@@ -7,12 +7,13 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 from kineto_agent.control.link import Link
 from kineto_agent.control.runner import Agent
 from kineto_agent.protocol import wire
+from kineto_agent.protocol.records import STEP_MARK
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
@@ -184,6 +185,12 @@ def training(counter: StepCounter, pause_s: float) -> Iterator[threading.Thread]
         trainer.join()
 
 
+def marks(connection: Connection) -> List[Tuple[int, int, int]]:
+    """Number, start and thread of the iterations that the last arena holds."""
+    records = b"".join(connection.arenas[-1].take())
+    return [(number, time_ns, thread) for time_ns, number, thread, _ in STEP_MARK.iter_unpack(records)]
+
+
 def test_an_iteration_window_holds_exactly_those_iterations(process: Process) -> None:
     connection = process.connect()
     times: List[int] = []
@@ -198,27 +205,53 @@ def test_an_iteration_window_holds_exactly_those_iterations(process: Process) ->
     assert result.window_end_ns == times[first + 9]
     ratio = result.overhead["step_ratio"]
     assert ratio == 0 or ratio >= 0.9  # on a busy machine the pace says nothing
-    assert result.iterations["thread"] == trainer.native_id
-    assert result.iterations["starts"] == [[number, times[number - 1]] for number in range(first, first + 11)]
+    found = marks(connection)
+    assert {thread for _, _, thread in found} == {trainer.native_id}
+    assert [(number, time_ns) for number, time_ns, _ in found if first <= number <= first + 10] == [
+        (number, times[number - 1]) for number in range(first, first + 11)
+    ]
 
 
-def test_of_a_thousand_iterations_and_more_the_latest_are_told(process: Process) -> None:
+def test_of_a_thousand_iterations_and_more_all_are_marked(process: Process) -> None:
     connection = process.connect()
     with training(process.counter, pause_s=0.0002):
         until(lambda: process.counter.count > 20, "the training has begun")
-        connection.send(start_request(duration_ns=None, iterations=1500))
+        connection.send(start_request(duration_ns=None, iterations=3000))
         result = connection.expect(wire.Result)
-        count = process.counter.count
     assert result.outcome == "done"
-    starts = result.iterations["starts"]
-    numbers = [number for number, _start in starts]
+    found = marks(connection)
+    numbers = [number for number, _, _ in found]
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
-    assert starts[-1][1] == result.window_end_ns
-    assert 1024 - (count - numbers[-1]) - 2 <= len(starts) <= 1024  # what came since took the place of the oldest
-    told = [warning for warning in result.warnings if "iterations" in warning]  # a busy machine has more to tell
-    assert told == [
-        "iterations before %d are not marked in the trace: only the latest 1024 are remembered" % starts[0][0]
-    ]
+    inside = [time_ns for _, time_ns, _ in found if result.window_start_ns <= time_ns <= result.window_end_ns]
+    assert (inside[0], inside[-1], len(inside)) == (result.window_start_ns, result.window_end_ns, 3001)
+    assert result.sources["steps"]["dropped"] == 0
+
+
+def test_a_process_whose_first_iteration_comes_during_the_capture_gets_its_marks(process: Process) -> None:
+    connection = process.connect()
+    connection.collect()
+    with training(process.counter, pause_s=0.005):
+        until(lambda: process.counter.count > 20, "the training has begun")
+        connection.send(wire.Cancel("c1", True))
+        result = connection.expect(wire.Result)
+    assert [number for number, _, _ in marks(connection)][:20] == list(range(1, 21))
+    assert result.sources["steps"]["dropped"] == 0
+
+
+def test_a_source_says_from_when_on_and_until_when_it_recorded(process: Process) -> None:
+    connection = process.connect()
+    requested_ns = time.time_ns()
+    connection.send(start_request())
+    result = connection.expect(wire.Result)
+    began_ns, ended_ns = result.sources["python_stacks"]["metadata"]["covered_ns"]
+    assert requested_ns <= began_ns <= result.window_start_ns
+    assert result.window_end_ns <= ended_ns <= time.time_ns()
+
+
+def test_a_process_without_iterations_has_no_source_for_them(process: Process) -> None:
+    connection = process.connect()
+    connection.send(start_request())
+    assert list(connection.expect(wire.Result).sources) == ["python_stacks"]
 
 
 def test_a_later_start_time_is_acknowledged_and_kept(process: Process) -> None:
@@ -270,6 +303,7 @@ def test_sources_report_counts_warnings_and_their_cost(process: Process) -> None
     connection.send(start_request(activity_types=["kernel"], duration_ns=1))
     result = connection.expect(wire.Result)
     assert result.outcome == "done"
+    del result.sources["failing"]["metadata"]["covered_ns"]
     assert result.sources == {"failing": {"records": 5, "bytes": 50, "dropped": 1, "metadata": {"k": 1}}}
     assert (result.warnings, result.overhead["detach_ns"]) == (["careful"], 7)
     connection.send(wire.Release("c1"))

@@ -244,3 +244,14 @@ def test_a_torch_that_is_imported_during_the_capture_is_heard_of_too(
     until(lambda: Profile._prepare_trace is not PREPARE, "the agent has seen it")
     Profile()._prepare_trace()
     assert process.result().reason_code == "USER_PROFILER_STARTED"
+
+
+def test_a_source_that_gave_way_covers_the_time_until_then(process: Process) -> None:
+    process.capture()
+    process.connection.expect_state("WARMUP")
+    process.connection.expect_state("COLLECT")
+    before_ns = time.time_ns()
+    Profile()._prepare_trace()
+    after_ns = time.time_ns()
+    covered_ns = process.result().sources["gpu"]["metadata"]["covered_ns"]
+    assert covered_ns[0] <= before_ns <= covered_ns[1] <= after_ns

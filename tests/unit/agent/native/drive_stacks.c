@@ -131,7 +131,8 @@ static void make_interpreter(void) {
     lines.size = 4;
     for (uint32_t i = 0; i < 3; i++) {
         set_text(&names[i], called[i]);
-        codes[i] = (struct fake_code){.type = (uint64_t)(uintptr_t)&code_type,
+        codes[i] = (struct fake_code){.references = 1,
+                                      .type = (uint64_t)(uintptr_t)&code_type,
                                       .size = 64,
                                       .filename = &file,
                                       .name = &names[i],
@@ -280,6 +281,30 @@ static void nonsense_is_survived(void) {
     interpreters[0].threads = NULL;
 }
 
+/* Its memory still holds the function, but what that points to may be another's by now. written: what allocators leave
+ * in the first word of freed memory: nothing, a pointer, or the end of a list that is protected by the address. */
+static void a_freed_function_is_not_believed(void) {
+    static struct fake_code next_free;
+    const uint64_t written[] = {0, (uint64_t)(uintptr_t)&next_free, (uint64_t)(uintptr_t)&next_free >> 12};
+    struct kc_sampler_stop_result result;
+    struct fake_code freed = codes[0];
+    struct fake_frame frame = {.code = &freed, .instruction = freed.bytecode};
+    struct fake_thread thread = {.frame = &frame};
+    link_thread(&thread, &interpreters[0]);
+    for (uint32_t i = 0; i < sizeof written / sizeof *written; i++) {
+        freed.references = written[i];
+        uint32_t rounds = 0;
+        do { /* ticks that were missed count, too */
+            (void)open_sampler(1000, 1u << 20);
+            await_ticks(5);
+            close_sampler(&result);
+            CHECK(result.counts.records == 0);
+        } while (result.torn_samples == 0 && ++rounds < 50);
+        CHECK(result.torn_samples > 0);
+    }
+    interpreters[0].threads = NULL;
+}
+
 struct flip {
     struct fake_thread *thread;
     struct fake_frame *frames[2];
@@ -338,6 +363,7 @@ int main(void) {
     make_interpreter();
     threads_come_and_go();
     nonsense_is_survived();
+    a_freed_function_is_not_believed();
     a_circle_that_comes_and_goes_is_survived();
     a_full_table_is_counted();
     (void)open_sampler(1000, 1u << 20); /* the exit handler ends it */

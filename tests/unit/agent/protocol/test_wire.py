@@ -29,6 +29,7 @@ MESSAGES: List[wire.Message] = [
     wire.Cancel("c1", True),
     wire.Release("c1"),
     wire.State("c1", "WARMUP", 1),
+    wire.State("c1", "COLLECT", 1, {"torch.num_threads": 2}),
     wire.Arena("c1", "cupti", "cupti/1", {"version": 26}),
     wire.Result(
         "c1",
@@ -145,3 +146,11 @@ def test_random_damage_gives_a_message_or_a_wire_error_and_nothing_else() -> Non
             outcomes["error"] += 1
     assert sum(outcomes.values()) == 3000
     assert outcomes["error"] > 1000
+
+
+def test_a_state_of_an_older_agent_has_no_settings() -> None:
+    frame = wire.encode(wire.State("c1", "COLLECT", 1))
+    payload = frame[wire.HEADER_BYTES :].replace(b',"settings":{}', b"")
+    header = bytearray(frame[: wire.HEADER_BYTES])
+    header[8:12] = struct.pack("<I", len(payload))
+    assert wire.decode(bytes(header) + payload) == wire.State("c1", "COLLECT", 1)

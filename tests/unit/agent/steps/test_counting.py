@@ -184,31 +184,35 @@ def stepped_at(*times: int) -> StepCounter:
     return counter
 
 
-def test_the_iterations_of_a_window_come_with_the_ones_at_its_borders() -> None:
-    counter = stepped_at(100, 200, 300, 400, 500, 600)  # iterations 1 to 6
-    assert counter.begun(250, 450) == [[2, 200], [3, 300], [4, 400], [5, 500]]
-    assert counter.begun(200, 400) == [[2, 200], [3, 300], [4, 400]]
+def test_iterations_are_told_from_any_one_on() -> None:
+    counter = stepped_at(100, 200, 300)  # iterations 1 to 3
+    assert counter.begun_since(2) == ([(2, 200), (3, 300)], 0)
+    assert counter.begun_since(0) == ([(1, 100), (2, 200), (3, 300)], 0)
+    assert counter.begun_since(4) == ([], 0)
+    assert StepCounter().begun_since(1) == ([], 0)
 
 
-def test_a_window_before_or_after_all_iterations_has_its_neighbour() -> None:
-    counter = stepped_at(100, 200, 300)
-    assert counter.begun(10, 50) == [[1, 100]]
-    assert counter.begun(400, 500) == [[3, 300]]
-    assert StepCounter().begun(1, 2) == []
-
-
-def test_of_too_many_iterations_the_latest_are_told() -> None:
+def test_forgotten_iterations_are_counted() -> None:
     counter = StepCounter(Clock())
     for _ in range(5000):
         counter.step()
-    begun = counter.begun(1, 1 << 60)
-    assert len(begun) <= RING_ITERATIONS
-    assert begun[-1] == [5000, 50_000]
-    assert [number for number, _ in begun] == list(range(begun[0][0], 5001))
+    begun, forgotten = counter.begun_since(1)
+    assert begun[-1] == (5000, 50_000)
+    assert [number for number, _ in begun] == list(range(forgotten + 1, 5001))
+    assert forgotten == 5000 - RING_ITERATIONS + 1
 
 
-def test_a_clock_that_was_set_back_ends_the_list() -> None:
-    assert stepped_at(900, 950, 100, 200).begun(1, 1000) == [[3, 100], [4, 200]]
+def test_the_copying_thread_is_woken_again_and_again_beside_whoever_watches() -> None:
+    counter, woken = StepCounter(), []
+    counter.step()
+    counter.watch(5, lambda: woken.append(("watched", counter.count)))
+    counter.copy_every(3, lambda: woken.append(("copy", counter.count)))
+    for _ in range(11):
+        counter.step()
+    counter.copy_every(None)
+    for _ in range(11):
+        counter.step()
+    assert woken == [("copy", 4), ("watched", 5), ("copy", 7), ("copy", 10)]
 
 
 def test_the_thread_that_steps_is_noted() -> None:

@@ -197,7 +197,7 @@ def test_code_that_was_freed_and_whose_memory_is_anothers_keeps_its_own_name(rec
     names = ["made%d" % number for number in range(20)]
     for name in names:
         namespace: Dict[str, Callable[[Recorder], None]] = {}
-        exec("def %s(recorder): recorder.wait(1)" % name, namespace)
+        exec("def %s(recorder): recorder.wait(5)" % name, namespace)  # a sample may be torn
         namespace.pop(name)(recorder)
     samples = own(recorder.stop())
     seen = [name for sample in samples for name in sample.stack if name.startswith("made")]

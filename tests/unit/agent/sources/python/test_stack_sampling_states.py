@@ -3,13 +3,25 @@
 import ctypes
 import hashlib
 import os
+import select
+import subprocess
 import threading
 import time
 from collections import Counter
-from typing import Callable, Iterator, List
+from typing import Callable, Dict, Iterator, List
 
 import pytest
-from kineto_agent.protocol.records import STACK_IDLE, STACK_RUNNING, STACK_WAITS_FOR_GIL
+from kineto_agent.protocol.records import (
+    STACK_IDLE,
+    STACK_RUNNING,
+    STACK_WAITS_FOR_GIL,
+    WAIT_CHILD,
+    WAIT_CPU,
+    WAIT_IO,
+    WAIT_LOCK,
+    WAIT_POLL,
+    WAIT_SLEEP,
+)
 from support.agent.agent_daemon import Sample
 from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
 from support.machine import native
@@ -17,6 +29,14 @@ from support.waiting import until
 
 BUSY_S = 0.6
 SPINS, SLEEPS = 1, 2
+CPUS = sorted(os.sched_getaffinity(0))
+PIPE = os.pipe()  # nobody writes into it
+WAITS: Dict[int, Callable[[], object]] = {
+    WAIT_SLEEP: lambda: time.sleep(0.05),
+    WAIT_LOCK: lambda: threading.Event().wait(0.05),
+    WAIT_POLL: lambda: select.select([PIPE[0]], [], [], 0.05),
+    WAIT_CHILD: lambda: subprocess.run(["sleep", "0.05"], check=True),
+}
 
 
 @pytest.fixture
@@ -121,18 +141,19 @@ def test_a_loop_that_releases_the_gil_all_the_time_is_shown_as_it_is(recorder: R
     def light() -> None:
         os.stat("/")  # noqa: PTH116 - the bare system call
 
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
+    started = time.perf_counter()
+    while time.perf_counter() < started + 2:
         begin = time.perf_counter()
         heavy()
         middle = time.perf_counter()
         light()
         spent["heavy"] += middle - begin
         spent["light"] += time.perf_counter() - middle
+    took = time.perf_counter() - started  # more than 2 s if it had to wait for a processor at the end
     name = "test_a_loop_that_releases_the_gil_all_the_time_is_shown_as_it_is"
     own = [each for each in of_thread(recorder.stop(), threading.get_native_id()) if name in plain(each.stack)]
     seen = Counter(name for sample in own for name in plain(sample.stack) if name in spent)
-    assert abs(seen["heavy"] / len(own) - spent["heavy"] / 2) < 0.05
+    assert abs(seen["heavy"] / len(own) - spent["heavy"] / took) < 0.05
 
 
 @pytest.fixture
@@ -161,3 +182,50 @@ def test_a_thread_without_python_that_sleeps_costs_no_record(spinner: ctypes.CDL
     recorder.wait(40)
     assert len(of_thread(recorder.stop(), tid)) <= 1
     recorder.close()
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_idle_thread_says_what_it_waits_for(recorder: Recorder, wait: int) -> None:
+    other = Busy(WAITS[wait])
+    recorder.wait(100)
+    other.end()
+    idle = [sample for sample in of_thread(recorder.stop(), other.tid) if sample.state == STACK_IDLE]
+    assert len(idle) > 20
+    assert Counter(sample.wait for sample in idle).most_common(1)[0][0] == wait
+
+
+def test_a_read_that_waits_is_input(recorder: Recorder) -> None:
+    reader, writer = os.pipe()
+    tid = 0
+
+    def read() -> None:
+        nonlocal tid
+        tid = threading.get_native_id()
+        os.read(reader, 1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    recorder.wait(60)
+    os.write(writer, b"x")
+    thread.join()
+    samples = of_thread(recorder.stop(), tid)[5:-1]
+    assert {(sample.state, sample.wait) for sample in samples} == {(STACK_IDLE, WAIT_IO)}
+    os.close(reader)
+    os.close(writer)
+
+
+def test_threads_that_share_one_cpu_are_ready_and_not_idle(recorder: Recorder) -> None:
+    data = b"x" * (4 << 20)
+
+    def pinned() -> None:
+        os.sched_setaffinity(0, CPUS[:1])
+        hashlib.sha256(data).digest()
+
+    others = [Busy(pinned) for _ in range(4)]
+    recorder.wait(200)
+    for other in others:
+        other.end()
+    samples = recorder.stop()
+    seen = [sample for other in others for sample in of_thread(samples, other.tid)[2:-1]]
+    assert share(seen, STACK_RUNNING) > 0.8
+    assert sum(sample.wait == WAIT_CPU for sample in seen) > 0.4 * len(seen)  # three of four wait
