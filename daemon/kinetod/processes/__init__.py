@@ -1,1 +1,1 @@
-"""Reads from the kernel who a process is, whose it is, and which limits, container and job it belongs to."""
+"""Reads from the kernel who a process is, whose it is, its limits, container and job, and what it uses."""

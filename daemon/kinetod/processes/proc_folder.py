@@ -33,6 +33,10 @@ class ProcessFolder:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the descriptor."""
         os.close(self._fd)
 
     def open(self, name: str) -> int:
@@ -57,6 +61,14 @@ class ProcessFolder:
     def owner(self, name: str) -> int:
         """The user whom a file belongs to."""
         return os.stat(name, dir_fd=self._fd).st_uid
+
+    def entries(self, name: str) -> list[str]:
+        """The names in a folder."""
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            return os.listdir(fd)  # noqa: PTH208 - of a descriptor
+        finally:
+            os.close(fd)
 
     def links(self, name: str) -> list[str]:
         """Where the links of a folder lead; those that are gone meanwhile are left out."""

@@ -149,3 +149,28 @@ def test_one_that_never_stepped_does_not_keep_the_others_from_their_iterations(d
         assert by_pid[first.pid].summary.first_iteration == by_pid[second.pid].summary.first_iteration > 30
         assert by_pid[idle.pid].verdict == pb.VERDICT_DONE
         assert by_pid[idle.pid].summary.iterations == 0
+
+
+def test_a_trace_has_as_many_iterations_as_were_asked_for(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with training(daemon, 5, -1, 1) as process:
+        capture = captured(stub, [process], pb.IterationWindow(count=1500))
+        assert verdicts(capture) == [("VERDICT_DONE", "")]
+        (target,) = capture.targets
+        assert target.summary.iterations == 1500
+        steps = sorted(steps_of(stub, capture, target), key=lambda step: float(step["ts"]))
+        first = target.summary.first_iteration
+        assert [step["name"] for step in steps] == [f"ProfilerStep#{first + number}" for number in range(1500)]
+        assert not any("complete" in step["args"] for step in steps)
+
+
+def test_iterations_that_a_window_by_time_cuts_are_marked_and_not_counted(daemon: Daemon) -> None:
+    stub = daemon.stub()
+    with training(daemon, 5, -1, 200) as process:
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=SECOND_NS)
+        capture = watch_to_end(stub, stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=20).id)
+        assert verdicts(capture) == [("VERDICT_DONE", "")]
+        (target,) = capture.targets
+        steps = sorted(steps_of(stub, capture, target), key=lambda step: float(step["ts"]))
+        assert [step["args"].get("complete") for step in steps] == [False, *[None] * (len(steps) - 2), False]
+        assert target.summary.iterations == len(steps) - 2 > 0

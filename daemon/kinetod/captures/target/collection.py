@@ -171,6 +171,7 @@ class Collection:
         self.result: wire.Result | None = None
         self.died = False
         self.collect_ns = 0  # when the window began, by the agent's clock, which is this host's; 0: it has not
+        self.settings: dict[str, Any] = {}  # of the program, as its agent says; untrusted
         self._pid = pid
         self._config = config
         self._rejected: wire.Rejected | None = None
@@ -262,7 +263,7 @@ class Collection:
         if phase <= self.phase:
             return []
         if phase is Phase.COLLECT:
-            self.collect_ns = message.time_ns
+            self.collect_ns, self.settings = message.time_ns, message.settings
         return [*([ReadClock()] if phase is Phase.WARMUP else []), *self._enter(phase, now)]
 
     def _announced(self, _message: wire.Arena, _now: Now) -> list[Command]:

@@ -5,12 +5,14 @@ import errno
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kineto_agent.protocol import wire
+from kineto_agent.protocol.records import STEP_MARKS_FORMAT
 from kineto_protos.units import format_size
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
@@ -22,6 +24,7 @@ from kinetod.captures.target.arena_reader import ArenaCounts, ArenaReader, BadAr
 log = logging.getLogger(__name__)
 
 MAX_SOURCES = 8
+_MAX_LOSSES = 256  # stretches of time in which records were dropped; the last one takes the rest
 _SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -48,7 +51,21 @@ class _Source:
     reader: ArenaReader
     writer: RawWriter
     counts: ArenaCounts
+    counted_ns: int  # Unix time of these counts
     broken: bool = False  # a write failed in the middle: what follows would be unreadable
+    losing_ns: list[list[int]] = field(default_factory=list)  # from and until when records were dropped
+
+    def count(self) -> None:
+        """Takes the counts of now."""
+        dropped, before_ns = self.counts.dropped, self.counted_ns
+        self.counts, self.counted_ns = self.reader.counts(), time.time_ns()
+        if self.counts.dropped == dropped:
+            return
+        goes_on = self.losing_ns and self.losing_ns[-1][1] >= before_ns
+        if goes_on or len(self.losing_ns) >= _MAX_LOSSES:
+            self.losing_ns[-1][1] = self.counted_ns
+        else:
+            self.losing_ns.append([before_ns, self.counted_ns])
 
 
 class Spool:
@@ -91,7 +108,7 @@ class Spool:
         except OSError as exc:
             reader.close()
             raise _translated(exc, self.directory) from exc
-        self._sources[arena.source] = _Source(arena.format, reader, writer, reader.counts())
+        self._sources[arena.source] = _Source(arena.format, reader, writer, reader.counts(), time.time_ns())
 
     def _problem(self, arena: wire.Arena) -> str:
         if not _SOURCE_NAME.fullmatch(arena.source):
@@ -125,7 +142,7 @@ class Spool:
                 source.broken = True
                 raise _translated(exc, self.directory) from exc
             finally:
-                source.counts = source.reader.counts()
+                source.count()
 
     def _room(self) -> int:
         """Bytes that may be written before the disk reserve is reached. Raises DiskFull, StoreLost."""
@@ -145,7 +162,11 @@ class Spool:
         for name, source in self._sources.items():
             try:
                 source.writer.finish(
-                    metadata={**metadata.get(name, {}), "clocks": source.reader.clocks()},
+                    metadata={
+                        **metadata.get(name, {}),
+                        "clocks": source.reader.clocks(),
+                        "losing_ns": source.losing_ns,
+                    },
                     record_bytes=source.reader.record_bytes(),
                     records=source.counts.records,
                     dropped=source.counts.dropped,
@@ -166,8 +187,8 @@ class Spool:
         return sum(source.writer.bytes_written for source in self._sources.values())
 
     def copied_bytes(self) -> int:
-        """Bytes of records copied from all sources."""
-        return sum(source.reader.copied_bytes for source in self._sources.values())
+        """Bytes of activities copied from all sources: when iterations began is nothing by itself."""
+        return sum(each.reader.copied_bytes for each in self._sources.values() if each.format != STEP_MARKS_FORMAT)
 
     def close(self) -> None:
         """Unmaps and closes everything; the files remain."""

@@ -9,11 +9,14 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
 
 from kinetod.base.safe_text import clean
+from kinetod.captures.target.kernel_readings import KernelReadings
 
 _MAX_THREADS = 4096
 _MAX_ITERATIONS = 1024
 _MAX_ITERATION = 2**53  # beyond that readers of JSON would round
 _MAX_THREAD_ID = 2**31
+_MAX_SETTINGS = 128
+_MAX_SETTING = 2**53
 
 
 def describe_target(
@@ -27,13 +30,19 @@ def describe_target(
     window_ns: tuple[int, int],
     labels: Mapping[str, str],
     clock: pb.ClockOffset | None = None,
+    kernel: KernelReadings | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> TargetInfo:
     """The current content of target.json. window_ns: start and end, Unix ns. The result is untrusted.
 
-    clock: this host's clock offset as measured by the caller.
+    clock: this host's clock offset as measured by the caller. kernel: what was read of the process, once it has ended.
+    settings: the program's, from its agent; untrusted.
     """
     threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
     iterations = result.iterations if result else {}
+    counters = kernel.counters() if kernel is not None else None
+    kernel_names = kernel.thread_names() if kernel is not None else {}
+    agent_names = {int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()}
     return TargetInfo(
         capture_id=capture_id,
         host=host,
@@ -46,15 +55,28 @@ def describe_target(
         python_version=process.python_version,
         window_start_ns=window_ns[0],
         window_end_ns=window_ns[1],
-        threads={int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()},
+        threads={**kernel_names, **agent_names},
         labels=dict(labels),
         iterations=checked_iterations(iterations),
         iteration_thread=_thread_id(iterations.get("thread")),
         options=dict(start.options),
         clock_offset_ns=clock.offset_ns if clock is not None else None,
         clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
+        kernel_counters=counters.to_json() if counters is not None else {},
+        settings=checked_settings(settings or {}),
         complete=result is not None,
     )
+
+
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """The settings an agent reported; what is no plain value is left out."""
+    found: dict[str, bool | int | float | str] = {}
+    for name, value in list(settings.items())[:_MAX_SETTINGS]:
+        if isinstance(value, str):
+            found[clean(name, 80)] = clean(value, 200)
+        elif isinstance(value, (bool, int, float)) and abs(value) < _MAX_SETTING:  # neither NaN nor infinite
+            found[clean(name, 80)] = value
+    return found
 
 
 def checked_iterations(iterations: Mapping[str, Any]) -> list[list[int]]:

@@ -42,6 +42,7 @@ from kinetod.captures.target.collection import (
     MemoryTaken,
     NotSent,
     Now,
+    Phase,
     Publish,
     ReadClock,
     StopWanted,
@@ -57,6 +58,7 @@ from kinetod.captures.target.host_failures import (
     ending_of_trace_limit,
     with_exit_status,
 )
+from kinetod.captures.target.kernel_readings import KernelReadings
 from kinetod.captures.target.record_spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.source_counts import noted_ways, source_counts
@@ -106,6 +108,7 @@ class TargetRun:
         self._arenas: list[tuple[wire.Arena, int]] = []  # announced, not opened
         self._ways: dict[str, str] = {}  # how each source records, for people
         self._memory = MemoryShare(services.promises, target.pid)
+        self._kernel = KernelReadings(agent.key)
         self._counts_at = 0.0
         self._window_noted = False
         self._clock_offset_ns = clock_offset_ns()
@@ -189,6 +192,7 @@ class TargetRun:
             self.agent.detach(self._capture_id)
             for _, fd in self._arenas:
                 os.close(fd)
+            self._kernel.close()
             self._spool.close()
             self._memory.give_back()
 
@@ -224,6 +228,9 @@ class TargetRun:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
         if entered.state == pb.TARGET_STATE_COLLECT:
             self.target.collecting_ns = entered.since_ns
+            self._services.executor.submit(self._kernel.take)  # at once: the task may be busy with arenas
+        elif entered.state == pb.TARGET_STATE_PROCESS:
+            self._services.executor.submit(self._kernel.end)
         if entered.state >= pb.TARGET_STATE_PROCESS and self.target.collecting_ns and not self.target.collected_ns:
             self.target.collected_ns = entered.since_ns
         self._on_change()
@@ -235,6 +242,7 @@ class TargetRun:
         while (ending := collection.ending()) is None:
             period = DRAIN_PERIOD_S if self._spool.counts() else collection.deadline_s - self._loop.time()
             await self._wait(period)
+            await self._read_kernel()
             await self._open_arenas()
             await self._note_window()
             await self._drain()
@@ -242,7 +250,13 @@ class TargetRun:
             if self._loop.time() >= collection.deadline_s and collection.ending() is None:
                 self._handle(DeadlinePassed())
                 self._wake.set()
+        await self._in_thread(self._kernel.end)
         return ending
+
+    async def _read_kernel(self) -> None:
+        """Reads the kernel's counters of the process as long as the window lasts."""
+        if self._collection.phase is Phase.COLLECT and self._kernel.due():
+            await self._in_thread(self._kernel.take_if_due)
 
     async def _check_memory(self) -> None:
         if self._collection.stop is None and self._memory.due():
@@ -342,6 +356,8 @@ class TargetRun:
             window_ns=self._collection.window_ns(time.time_ns() if ended else 0),
             labels=self._labels,
             clock=self.clock,
+            kernel=self._kernel if ended else None,
+            settings=self._collection.settings,
         )
 
     # the end

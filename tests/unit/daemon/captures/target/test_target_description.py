@@ -4,7 +4,7 @@ import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
-from kinetod.captures.target.target_description import checked_iterations, describe_target
+from kinetod.captures.target.target_description import checked_iterations, checked_settings, describe_target
 from support.agent.agent_daemon import start_request
 from support.agent.scripted_agent import hello_message
 
@@ -46,6 +46,21 @@ def test_a_target_has_the_clock_that_was_measured_of_its_host() -> None:
     )
     assert (info.clock_offset_ns, info.clock_uncertainty_ns) == (-5, 2)
     assert (described().clock_offset_ns, described().clock_uncertainty_ns) == (None, None)
+
+
+def test_settings_that_are_no_plain_values_are_left_out() -> None:
+    given = {
+        "torch.num_threads": 2,
+        "a\n": "b\n",
+        "c": [1],
+        "d": None,
+        "e": float("nan"),
+        "f": 2**60,
+        "g": True,
+        "h": 1.5,
+    }
+    assert checked_settings(given) == {"torch.num_threads": 2, "a ": "b ", "g": True, "h": 1.5}
+    assert len(checked_settings({str(number): 1 for number in range(1000)})) == 128
 
 
 @pytest.mark.parametrize("thread", [None, "7", -1, 0, 2**31, True, 1.5, [7]])

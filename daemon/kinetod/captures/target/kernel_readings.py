@@ -1,0 +1,274 @@
+"""Reads the kernel's counters of one target again and again, and makes intervals of the readings.
+
+Theory of operation
+    The first `take` begins, when the window does, the following ones go on, and `end` takes the last reading. They run
+    in any of the daemon's threads, one at a time, and touch nothing but /proc. A reading is taken every PERIOD_S, or
+    less often: reading may cost MAX_LOAD of a core, and a recording has no more than MAX_READINGS (then every second
+    one is dropped and the period doubles). Counters only grow, so that nothing is lost by that but resolution.
+
+    Of each reading only the threads whose counters have changed are kept. If the process ends, what was read before
+    stays.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
+
+from kinetod.base.safe_text import clean
+from kinetod.processes.identity import ProcessKey, start_time_ns
+from kinetod.processes.kernel_counters import (
+    UNKNOWN,
+    ChildCounters,
+    CounterReader,
+    CpuLimits,
+    ProcessCounters,
+    ThreadEvents,
+    ThreadTimes,
+)
+
+PERIOD_S = 0.1
+CHILDREN_PERIOD_NS = 500_000_000  # between looks at child processes, which cost more
+MAX_LOAD = 0.01  # of one core
+MAX_READINGS = 1024
+MAX_ROWS = 200_000
+_MAX_NAMES = 4096
+_MAX_CHILDREN = 1024
+_NAME_CHARS = 64
+_NO_TIMES = ThreadTimes(0, 0, 0)
+_NO_EVENTS = ThreadEvents(0, 0, 0, 0)
+
+
+class Reading(NamedTuple):
+    """The counters at one moment. threads: those that have changed since the reading before."""
+
+    time_ns: int
+    threads: dict[int, ThreadTimes]
+    process: ProcessCounters
+
+
+class _Child(NamedTuple):
+    """A child process at the first and the last look at it."""
+
+    first_ns: int
+    first: ChildCounters
+    last_ns: int
+    last: ChildCounters
+
+
+@dataclass(slots=True)
+class _First:
+    """What is known from the first reading on."""
+
+    reader: CounterReader
+    limits: CpuLimits
+    events: dict[int, ThreadEvents] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class KernelReadings:
+    """The readings of one target. Methods block, may be called from any thread, and none raises."""
+
+    key: ProcessKey
+    clock: Callable[[], float] = time.monotonic
+    open_reader: Callable[[int], CounterReader] = CounterReader
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _first: _First | None = None
+    _readings: list[Reading] = field(default_factory=list)
+    _threads: dict[int, ThreadTimes] = field(default_factory=dict)  # at the latest reading
+    _seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # first and last reading of each thread, Unix ns
+    _children: dict[int, _Child] = field(default_factory=dict)  # by pid
+    _children_ns: int = 0  # the latest look at them
+    _events: dict[int, ThreadEvents] = field(default_factory=dict)  # at the end
+    _period_s: float = PERIOD_S
+    _due_s: float = 0.0
+    _ended: bool = False
+    _notes: list[str] = field(default_factory=list)
+
+    def due(self) -> bool:
+        """Tells whether a reading should be taken now."""
+        return not self._ended and self.clock() >= self._due_s
+
+    def take(self) -> None:
+        """Takes a reading; the first one begins the recording."""
+        with self._lock:
+            self._take()
+
+    def take_if_due(self) -> None:
+        """Takes a reading, unless another thread has just taken one."""
+        with self._lock:
+            if self.due():
+                self._take()
+
+    def end(self) -> None:
+        """Takes the last reading."""
+        with self._lock:
+            if self._first is not None and not self._ended:
+                self._take()
+            if self._first is not None and not self._ended:
+                with contextlib.suppress(OSError, ValueError):
+                    self._events = self._first.reader.thread_events()
+                    self._read_children(self._first.reader)
+            self._stop("")
+
+    def close(self) -> None:
+        """Ends the recording; what was read stays."""
+        with self._lock:
+            self._stop("")
+
+    def _take(self) -> None:
+        if self._ended:
+            return
+        begun = time.thread_time()
+        try:
+            if self._first is None:
+                first = self._first = self._begun()
+                self._read(first.reader)
+                first.events = first.reader.thread_events()  # later, since it takes longer
+                self._read_children(first.reader)
+            else:
+                self._read(self._first.reader)
+                if self._readings[-1].time_ns - self._children_ns >= CHILDREN_PERIOD_NS:
+                    self._read_children(self._first.reader)
+        except (OSError, ValueError, IndexError) as exc:
+            self._stop(f"the kernel's counters end early: {getattr(exc, 'strerror', None) or exc}")
+            return
+        if len(self._readings) >= MAX_READINGS:
+            self._thin_out()
+        spent = time.thread_time() - begun
+        self._due_s = self.clock() + max(self._period_s, spent / MAX_LOAD)
+
+    def thread_names(self) -> dict[int, str]:
+        """The kernel's names of all threads that were seen."""
+        names = self._first.reader.names if self._first is not None else {}
+        return {thread: clean(name, _NAME_CHARS) for thread, name in list(names.items())[:_MAX_NAMES]}
+
+    def counters(self) -> KernelCounters | None:
+        """The intervals; None if there are not two readings."""
+        if self._first is None or len(self._readings) < 2:
+            return None
+        readings, limits = self._readings, self._first.limits
+        process = np.array([reading.process for reading in readings], np.int64)
+        counted = np.maximum(np.diff(process, axis=0), 0)
+        counted[(process[1:] == UNKNOWN) | (process[:-1] == UNKNOWN)] = UNKNOWN
+        rows = np.array(self._rows() or np.empty((0, 5)), np.int64)
+        events = np.array(self._event_rows() or np.empty((0, 5)), np.int64)
+        throughout = (readings[0].time_ns, readings[-1].time_ns)
+        lives = [(thread, *life) for thread, life in sorted(self._seen.items()) if life != throughout]
+        return KernelCounters(
+            times=np.array([reading.time_ns for reading in readings], np.int64),
+            rows=dict(zip(("interval", "thread", *ThreadTimes._fields), rows.T, strict=True)),
+            events=dict(zip(("thread", *ThreadEvents._fields), events.T, strict=True)),
+            lives=dict(
+                zip(("thread", "first_ns", "last_ns"), np.array(lives or np.empty((0, 3)), np.int64).T, strict=True)
+            ),
+            process=dict(zip(PROCESS, counted.T, strict=True)),
+            children=self._child_columns(),
+            child_names=tuple(
+                clean(self._first.reader.child_names.get(pid, ""), _NAME_CHARS) for pid in self._seen_children()
+            ),
+            host_cores=limits.host_cores,
+            usable_cores=limits.usable_cores,
+            quota_cores=limits.quota_cores or 0.0,
+            quota_group=clean(limits.quota_group, 200),
+            notes=tuple(clean(note, 200) for note in self._notes),
+        )
+
+    def _begun(self) -> _First:
+        reader = self.open_reader(self.key.pid)
+        if start_time_ns(self.key.pid) != self.key.start_time_ns:
+            reader.close()
+            raise ProcessLookupError("the process has ended")
+        return _First(reader, reader.limits())
+
+    def _read(self, reader: CounterReader) -> None:
+        threads, now_ns = reader.threads(), time.time_ns()
+        if self._readings and now_ns <= self._readings[-1].time_ns:
+            return  # the clock was set back
+        if not threads and not self._readings:
+            self._notes.append("this kernel does not tell the CPU time of threads (/proc/PID/task/TID/schedstat)")
+        changed = {thread: times for thread, times in threads.items() if self._threads.get(thread) != times}
+        self._readings.append(Reading(now_ns, changed, reader.process()))
+        self._threads = threads
+        self._seen.update((thread, (self._seen.get(thread, (now_ns,))[0], now_ns)) for thread in threads)
+
+    def _read_children(self, reader: CounterReader) -> None:
+        now = self._readings[-1].time_ns
+        if now == self._children_ns:
+            return
+        self._children_ns = now
+        for pid, counters in reader.children().items():
+            before = self._children.get(pid)
+            if before is None or counters.cpu_ns < before.last.cpu_ns:  # a new one
+                self._children[pid] = _Child(now, counters, now, counters)
+            else:
+                self._children[pid] = before._replace(last_ns=now, last=counters)
+
+    def _thin_out(self) -> None:
+        """Drops every second reading but the first and the last one."""
+        kept = self._readings[:1]
+        for at in range(2, len(self._readings), 2):
+            dropped, reading = self._readings[at - 1], self._readings[at]
+            kept.append(reading._replace(threads={**dropped.threads, **reading.threads}))
+        if len(self._readings) % 2 == 0:
+            kept.append(self._readings[-1])
+        self._readings = kept
+        self._period_s *= 2
+
+    def _rows(self) -> list[tuple[int, ...]]:
+        """Interval, thread and what was counted."""
+        latest = dict(self._readings[0].threads)
+        rows: list[tuple[int, ...]] = []
+        for interval, reading in enumerate(self._readings[1:]):
+            for thread, times in reading.threads.items():
+                counted = _since(latest.get(thread, _NO_TIMES), times)
+                if any(counted[:2]):
+                    rows.append((interval, thread, *counted))
+                latest[thread] = times
+        if len(rows) > MAX_ROWS:
+            self._notes.append("there are too many threads: the busiest intervals of each are kept")
+            rows = sorted(sorted(rows, key=lambda row: -row[2] - row[3])[:MAX_ROWS])
+        return rows
+
+    def _seen_children(self) -> list[int]:
+        """The children that were looked at more than once."""
+        return [pid for pid, child in sorted(self._children.items()) if child.last_ns > child.first_ns][:_MAX_CHILDREN]
+
+    def _child_columns(self) -> dict[str, npt.NDArray[np.int64]]:
+        rows = []
+        for pid in self._seen_children():
+            child = self._children[pid]
+            counted = [
+                new - old if old != UNKNOWN and new >= old else UNKNOWN
+                for old, new in zip(child.first, child.last, strict=True)
+            ]
+            rows.append((pid, child.first_ns, child.last_ns, *counted))
+        columns = np.array(rows or np.empty((0, 7)), np.int64).T
+        return dict(zip(("pid", "first_ns", "last_ns", *ChildCounters._fields), columns, strict=True))
+
+    def _event_rows(self) -> list[tuple[int, ...]]:
+        assert self._first is not None
+        before = self._first.events
+        return [(thread, *_since(before.get(thread, _NO_EVENTS), now)) for thread, now in sorted(self._events.items())]
+
+    def _stop(self, note: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if note:
+            self._notes.append(note)
+        if self._first is not None:
+            self._first.reader.close()
+
+
+def _since(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, ...]:
+    """What was counted in between. A counter that has become smaller is that of another thread, a new one."""
+    if any(new < old for old, new in zip(before, now, strict=True)):
+        return tuple(now)
+    return tuple(new - old for old, new in zip(before, now, strict=True))

@@ -1,0 +1,238 @@
+"""What the kernel counts for a process and its threads: CPU time, waiting for a CPU, switches, page faults, I/O.
+
+Theory of operation
+    Everything is read from /proc and from the files of control groups, from outside: the process notices nothing.
+    Frequent readings are cheap: one small file (schedstat) per thread, and three for the process. Switches and page
+    faults of each thread need two larger files per thread, so they are read seldom.
+
+    A thread is named by the number that the process itself sees, as everywhere in a trace. Another user's `io` file
+    cannot be read without the right to trace the process; what cannot be read is UNKNOWN, never 0.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from kinetod.processes.cgroups import V2, Group, groups
+from kinetod.processes.identity import PROC
+from kinetod.processes.proc_folder import ProcessFolder, lines
+
+UNKNOWN = -1
+_TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+_MINOR_FAULTS, _MAJOR_FAULTS = 7, 9  # /proc/PID/stat, counted behind the name: fields 10 and 12 in proc(5)
+_BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # of the line "cpu" in /proc/stat: user, nice, system, irq, softirq, steal
+_US_NS = 1000
+
+
+class ThreadTimes(NamedTuple):
+    """Of one thread since its start. wait_ns: time in which it could have run and waited for a CPU."""
+
+    cpu_ns: int
+    wait_ns: int
+    switches: int  # how often it was put on a CPU
+
+
+class ThreadEvents(NamedTuple):
+    """Of one thread since its start."""
+
+    voluntary_switches: int  # it gave the CPU up to wait for something
+    involuntary_switches: int  # the CPU was taken from it
+    minor_faults: int
+    major_faults: int  # page faults that waited for storage
+
+
+class ProcessCounters(NamedTuple):
+    """Of the process since its start, of its control groups and of the whole host. UNKNOWN: cannot be read."""
+
+    cpu_ns: int  # of all its threads, ended ones included
+    minor_faults: int
+    major_faults: int
+    read_bytes: int  # that storage had to deliver
+    written_bytes: int  # to storage
+    read_chars: int  # by read calls, from whatever: files in memory, pipes, sockets
+    written_chars: int  # by write calls
+    quota_periods: int  # of the control groups with a CPU quota
+    throttled_periods: int  # periods in which the quota was used up
+    throttled_ns: int  # time that the groups' threads spent throttled, summed over CPUs
+    host_busy_ns: int  # CPU time of everything on this host
+
+
+class ChildCounters(NamedTuple):
+    """Of one child process since its start. UNKNOWN: cannot be read."""
+
+    cpu_ns: int
+    wait_ns: int  # of its threads, as in ThreadTimes
+    major_faults: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuLimits:
+    """How much CPU a process may use. quota_cores: of the tightest control group; None: no group limits it."""
+
+    host_cores: int
+    usable_cores: int  # its main thread may run on (affinity); UNKNOWN: cannot be read
+    quota_cores: float | None = None
+    quota_group: str = ""
+
+
+class CounterReader:
+    """Reads the counters of one process. Every method raises OSError once the process is gone. Blocking."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid, self._proc = pid, proc
+        self._folder = ProcessFolder(pid, proc)
+        self._quotas = [group for group in groups(pid, "cpu", proc) if quota_cores(group) is not None]
+        self._numbers: dict[str, int] = {}  # of each thread, as the process sees it, by the daemon's
+        self.names: dict[int, str] = {}  # the kernel's, by the number that the process sees
+        self.child_names: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Frees the descriptor."""
+        self._folder.close()
+
+    def threads(self) -> dict[int, ThreadTimes]:
+        """The threads that live now."""
+        found: dict[int, ThreadTimes] = {}
+        entries = self._folder.entries("task")
+        for ended in self._numbers.keys() - set(entries):  # another thread may get its number
+            del self._numbers[ended]
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):  # it has just ended
+                values = self._folder.read(f"task/{entry}/schedstat").split()
+                found[self._number(entry)] = ThreadTimes(int(values[0]), int(values[1]), int(values[2]))
+        return found
+
+    def thread_events(self) -> dict[int, ThreadEvents]:
+        """The threads that live now."""
+        found: dict[int, ThreadEvents] = {}
+        for entry in self._folder.entries("task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError, IndexError, KeyError):
+                status = _fields(self._folder.read(f"task/{entry}/status"))
+                stat = _behind_name(self._folder.read(f"task/{entry}/stat"))
+                found[self._number(entry)] = ThreadEvents(
+                    int(status["voluntary_ctxt_switches"]),
+                    int(status["nonvoluntary_ctxt_switches"]),
+                    int(stat[_MINOR_FAULTS]),
+                    int(stat[_MAJOR_FAULTS]),
+                )
+        return found
+
+    def process(self) -> ProcessCounters:
+        """The process as a whole."""
+        stat = _behind_name(self._folder.read("stat"))
+        moved = _io(self._folder)
+        throttled = [_throttling(group) for group in self._quotas]
+        return ProcessCounters(
+            cpu_ns=_process_cpu_ns(self._pid),
+            minor_faults=int(stat[_MINOR_FAULTS]),
+            major_faults=int(stat[_MAJOR_FAULTS]),
+            read_bytes=moved.get("read_bytes", UNKNOWN),
+            written_bytes=moved.get("write_bytes", UNKNOWN),
+            read_chars=moved.get("rchar", UNKNOWN),
+            written_chars=moved.get("wchar", UNKNOWN),
+            quota_periods=sum(each[0] for each in throttled),
+            throttled_periods=sum(each[1] for each in throttled),
+            throttled_ns=sum(each[2] for each in throttled),
+            host_busy_ns=_host_busy_ns(self._proc),
+        )
+
+    def children(self) -> dict[int, ChildCounters]:
+        """The child processes that live now, by their pid for the daemon."""
+        found: dict[int, ChildCounters] = {}
+        for entry in self._folder.entries("task"):
+            with contextlib.suppress(OSError):  # it has just ended, or this kernel does not list children
+                for pid in map(int, self._folder.read(f"task/{entry}/children").split()):
+                    with contextlib.suppress(OSError, ValueError, IndexError), ProcessFolder(pid, self._proc) as child:
+                        found[pid] = self._child(pid, child)
+        return found
+
+    def _child(self, pid: int, folder: ProcessFolder) -> ChildCounters:
+        stat = folder.read("stat")
+        self.child_names[pid] = stat[stat.find(b"(") + 1 : stat.rfind(b")")].decode("utf-8", "replace")
+        waits = (int(folder.read(f"task/{entry}/schedstat").split()[1]) for entry in folder.entries("task"))
+        return ChildCounters(
+            cpu_ns=_process_cpu_ns(pid),
+            wait_ns=sum(waits),
+            major_faults=int(_behind_name(stat)[_MAJOR_FAULTS]),
+            read_bytes=_io(folder).get("read_bytes", UNKNOWN),
+        )
+
+    def limits(self) -> CpuLimits:
+        """The limits of CPU use."""
+        try:
+            usable = len(os.sched_getaffinity(self._pid))
+        except OSError:
+            usable = UNKNOWN
+        tightest = min(self._quotas, key=_cores, default=None)
+        return CpuLimits(
+            host_cores=os.cpu_count() or UNKNOWN,
+            usable_cores=usable,
+            quota_cores=quota_cores(tightest) if tightest is not None else None,
+            quota_group=tightest.path if tightest is not None else "",
+        )
+
+    def _number(self, entry: str) -> int:
+        """The thread's number in its own PID namespace. Notes the name of a new thread."""
+        number = self._numbers.get(entry)
+        if number is None:
+            status = _fields(self._folder.read(f"task/{entry}/status"))
+            number = self._numbers[entry] = int(status.get("NSpid", entry).split()[-1])
+            self.names[number] = status.get("Name", "")
+        return number
+
+
+def quota_cores(group: Group) -> float | None:
+    """The CPU quota of a control group; None if it has none."""
+    if group.version == V2:
+        quota, _, period = group.text("cpu.max").partition(" ")
+    else:
+        quota, period = group.text("cpu.cfs_quota_us"), group.text("cpu.cfs_period_us")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
+
+
+def _io(folder: ProcessFolder) -> Mapping[str, int]:
+    """The file `io`; empty if it may not be read."""
+    try:
+        return {name: int(text) for name, text in _fields(folder.read("io")).items()}
+    except PermissionError:
+        return {}
+
+
+def _cores(group: Group) -> float:
+    return quota_cores(group) or 0.0
+
+
+def _throttling(group: Group) -> tuple[int, int, int]:
+    """Periods, throttled periods and the throttled time in ns."""
+    counts = group.numbers("cpu.stat")
+    name, unit = ("throttled_usec", _US_NS) if group.version == V2 else ("throttled_time", 1)
+    return counts.get("nr_periods", 0), counts.get("nr_throttled", 0), counts.get(name, 0) * unit
+
+
+def _process_cpu_ns(pid: int) -> int:
+    """The CPU clock of a process, which anybody may read."""
+    try:
+        return time.clock_gettime_ns((~pid << 3) | 2)  # CPUCLOCK_SCHED; what clock_getcpuclockid(3) makes
+    except OSError:
+        return UNKNOWN
+
+
+def _host_busy_ns(proc: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with (proc / "stat").open("rb") as file:
+            fields = file.readline().split()
+        return sum(int(fields[number]) for number in _BUSY_FIELDS) * _TICK_NS
+    return UNKNOWN
+
+
+def _fields(content: bytes) -> dict[str, str]:
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines(content)) if value}
+
+
+def _behind_name(stat: bytes) -> list[bytes]:
+    return stat.rpartition(b")")[2].split()

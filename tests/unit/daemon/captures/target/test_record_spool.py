@@ -1,0 +1,51 @@
+"""What the spool counts as recorded."""
+
+import os
+from pathlib import Path
+
+import pytest
+from kineto_agent.protocol import wire
+from kineto_agent.protocol.records import PYTHON_STACKS_FORMAT, STACK_SAMPLE, STEP_MARK, STEP_MARKS_FORMAT
+from kineto_agent.sources.arena_writer import ArenaWriter
+from kineto_trace.spool.raw_records import read_source
+from kinetod.captures.target.record_spool import Spool
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "layout", "counted"),
+    [("steps", STEP_MARKS_FORMAT, STEP_MARK, 0), ("python_stacks", PYTHON_STACKS_FORMAT, STACK_SAMPLE, 24)],
+)
+def test_a_target_of_which_only_iterations_are_known_has_recorded_nothing(
+    tmp_path: Path, name: str, format: str, layout: object, counted: int
+) -> None:
+    writer = ArenaWriter(name, 1 << 16, 0)
+    writer.append(layout, *[1] * (4 if name == "steps" else 5))  # type: ignore[arg-type]
+    writer.finish()
+    spool = Spool(
+        tmp_path, buffer_limit_bytes=1 << 20, max_trace_bytes=1 << 20, min_free_bytes=0, free_bytes=lambda: 1 << 30
+    )
+    spool.open(wire.Arena("c1", name, format, {}), os.dup(writer.fd))
+    spool.drain(last=True)
+    assert (spool.counts()[name].records, spool.copied_bytes()) == (1, counted)
+    spool.close()
+    writer.close()
+
+
+def test_the_time_in_which_records_were_dropped_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100, 200, 300, 400, 500, 600])
+    monkeypatch.setattr("kinetod.captures.target.record_spool.time.time_ns", lambda: next(times))
+    writer = ArenaWriter("torch_ops", 1 << 16, 0)
+    spool = Spool(
+        tmp_path, buffer_limit_bytes=1 << 20, max_trace_bytes=1 << 20, min_free_bytes=0, free_bytes=lambda: 1 << 30
+    )
+    spool.open(wire.Arena("c1", "torch_ops", "torch_ops/1", {}), os.dup(writer.fd))  # at 100
+    for dropped in (0, 3, 1, 0, 2):  # before the drains at 200, 300, …
+        for _ in range(dropped):
+            writer.drop()
+        spool.drain(last=True)
+    spool.finish({"torch_ops": {"covered_ns": [100, 600]}})
+    source = read_source(tmp_path / "raw" / "torch_ops")
+    assert (source.metadata["covered_ns"], source.metadata["losing_ns"]) == ([100, 600], [[200, 400], [500, 600]])
+    assert source.dropped == 6
+    spool.close()
+    writer.close()

@@ -1,0 +1,100 @@
+"""What the kernel counts for a process is read as it is; what cannot be read is unknown, never 0."""
+
+import os
+from pathlib import Path
+
+import pytest
+from kinetod.processes.cgroups import V1, V2
+from kinetod.processes.kernel_counters import UNKNOWN, CounterReader, ThreadEvents, ThreadTimes
+from support.machine.cgroups import Written
+from support.service import subjects
+
+STAT = "7 (a) b) S 1 7 7 0 -1 4194304 {minor} 0 {major} 0 10 20 0 0 20 0 2 0 100 0 0\n"
+STATUS = "Name:\t{name}\nNSpid:\t{tid}\t{inner}\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t6\n"
+IO = "rchar: 100\nwchar: 200\nsyscr: 1\nsyscw: 2\nread_bytes: 300\nwrite_bytes: 400\ncancelled_write_bytes: 0\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A process 7 with two threads, which it calls 1 and 2 itself."""
+    made = Written(tmp_path, version=V1).proc
+    (made / "stat").write_text("cpu  100 1 10 900 5 2 3 4 0 0\ncpu0 0\n")
+    (made / "7/stat").write_text(STAT.format(minor=50, major=3))
+    (made / "7/io").write_text(IO)
+    for tid, inner, name, times in ((7, 1, "python", "1000 200 30"), (8, 2, "loader", "5 6 7")):
+        task = made / f"7/task/{tid}"
+        task.mkdir(parents=True)
+        (task / "schedstat").write_text(times + "\n")
+        (task / "status").write_text(STATUS.format(name=name, tid=tid, inner=inner))
+        (task / "stat").write_text(STAT.format(minor=tid, major=1))
+    return made
+
+
+def test_threads_have_the_numbers_and_names_that_the_process_itself_sees(proc: Path) -> None:
+    reader = CounterReader(7, proc)
+    assert reader.threads() == {1: ThreadTimes(1000, 200, 30), 2: ThreadTimes(5, 6, 7)}
+    assert reader.thread_events() == {1: ThreadEvents(5, 6, 7, 1), 2: ThreadEvents(5, 6, 8, 1)}
+    assert reader.names == {1: "python", 2: "loader"}
+    reader.close()
+
+
+def test_a_process_is_counted_as_a_whole(proc: Path) -> None:
+    found = CounterReader(7, proc).process()
+    assert (found.minor_faults, found.major_faults) == (50, 3)
+    assert (found.read_bytes, found.written_bytes, found.read_chars, found.written_chars) == (300, 400, 100, 200)
+    assert found.host_busy_ns == 120 * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def test_io_that_may_not_be_read_is_unknown(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = CounterReader(7, proc)
+    read = reader._folder.read
+
+    def refused(name: str) -> bytes:
+        if name == "io":
+            raise PermissionError(13, "refused")
+        return read(name)
+
+    monkeypatch.setattr("kinetod.processes.proc_folder.ProcessFolder.read", lambda _self, name: refused(name))
+    assert reader.process().read_bytes == UNKNOWN
+
+
+def test_a_thread_that_has_just_ended_is_left_out(proc: Path) -> None:
+    (proc / "7/task/8/schedstat").unlink()
+    assert list(CounterReader(7, proc).threads()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("version", "limited", "stat"),
+    [
+        (V2, {"cpu.max": "150000 100000"}, "nr_periods 10\nnr_throttled 4\nthrottled_usec 7"),
+        (V1, {"cpu.cfs_quota_us": 150000, "cpu.cfs_period_us": 100000},
+         "nr_periods 10\nnr_throttled 4\nthrottled_time 7000"),
+    ],
+)  # fmt: skip
+def test_the_quota_of_the_control_group_and_its_throttling_are_read(
+    tmp_path: Path, version: int, limited: dict[str, object], stat: str
+) -> None:
+    made = Written(tmp_path, version=version)
+    made.group("jobs", {**limited, "cpu.stat": stat})
+    made.group("jobs/one", {"cpu.max": "max 100000", "cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000})
+    (made.proc / "7/stat").write_text(STAT.format(minor=0, major=0))
+    (made.proc / "7/io").write_text(IO)
+    reader = CounterReader(7, made.proc)
+    limits, found = reader.limits(), reader.process()
+    assert (limits.quota_cores, limits.quota_group) == (1.5, "/jobs")
+    assert (found.quota_periods, found.throttled_periods, found.throttled_ns) == (10, 4, 7000)
+
+
+def test_real_children_are_found_with_their_cpu_time() -> None:
+    with subjects.python() as pid:
+        found = CounterReader(os.getpid())
+        assert found.children()[pid].cpu_ns > 0
+        assert found.child_names[pid].startswith("python")
+
+
+def test_a_real_process_that_computes_gets_cpu_time() -> None:
+    with subjects.python() as pid:
+        reader = CounterReader(pid)
+        times = reader.threads()[pid]
+        assert 0 < times.cpu_ns <= reader.process().cpu_ns
+        assert reader.limits().usable_cores == len(os.sched_getaffinity(pid))
