@@ -13,6 +13,7 @@ CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 NATIVE = ROOT / "tests" / "fuzz" / "native"
 SERVICE = ROOT / "daemon" / "native"
 AGENT = ROOT / "agent" / "native"
+LONG_RUN_MB = 4096  # ASan keeps something of each input that Python plays: 600 MiB of 25,000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,13 @@ PYTHON_TARGETS = (
     PythonTarget(name="arena", door="shared memory that a target hands over", packages=_SERVICE),
     PythonTarget(
         name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
-        longest=60_000,
+        longest=60_000, memory_mb=LONG_RUN_MB,
     ),
     PythonTarget(name="decoder_answer", door="what a decoder that was taken over answers", packages=_SERVICE),
     PythonTarget(name="trace_file", door="trace files of every form, plain and compressed, as they are opened",
                  packages=_TRACE),
     PythonTarget(name="chrome_again", door="Chrome traces: what is read is written as JSON and reads back the same",
-                 packages=_TRACE),
+                 packages=_TRACE, memory_mb=LONG_RUN_MB),
     PythonTarget(name="columns", door="stored traces: trace.json, Parquet, texts", packages=_TRACE, longest=60_000),
     PythonTarget(name="manifest", door="manifests of uploaded captures, and reports of their hosts' clocks",
                  packages=_TRACE),

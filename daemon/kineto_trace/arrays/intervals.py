@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+NOTHING = -1
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -38,6 +40,18 @@ class Union(NamedTuple):
     def within(self, low: Ints, high: Ints) -> Ints:
         """Returns for each [low, high) how much of it (ns) the union covers."""
         return self.before(high) - self.before(low)
+
+
+def containing(start: Ints, end: Ints, time: Ints) -> Ints:
+    """Returns for each time the place of the interval that it lies in; NOTHING: none.
+
+    start: ascends. Of intervals that overlap only the one that began last is looked at.
+    """
+    if not len(start):
+        return np.full(len(time), NOTHING)
+    at = np.searchsorted(start, time, side="right") - 1
+    found: Ints = np.where((at >= 0) & (time < end[at]), at, NOTHING)
+    return found
 
 
 def union(start: Ints, end: Ints) -> Union:

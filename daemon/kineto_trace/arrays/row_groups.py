@@ -53,6 +53,16 @@ def sums(group_number: Ints, values: npt.NDArray[Any], count: int) -> Ints:
     return total
 
 
+def in_subtrees(chosen: npt.NDArray[np.bool_], stop: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tells for each node of a tree in preorder whether it, or one above it, is chosen. stop: as of subtree_sums."""
+    change = np.zeros(len(stop) + 1, np.int64)
+    places = np.flatnonzero(chosen)
+    np.add.at(change, places, 1)
+    np.add.at(change, stop[places], -1)
+    found: npt.NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
+    return found
+
+
 def subtree_sums(values: npt.NDArray[Any], stop: npt.NDArray[Any]) -> Ints:
     """Returns for each node of a tree in preorder the sum over its subtree. stop: the node after the subtree."""
     running = np.zeros(len(values) + 1, np.int64)

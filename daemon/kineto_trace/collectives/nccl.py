@@ -3,8 +3,9 @@
 Theory of operation
     PyTorch describes a collective in arguments of its kernel (in older versions of the operator around the launch):
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name",
-    "Process Group Ranks", "Seq". Where there are none, the kernel's name still says what it is, of which type, and
-    by which algorithm and protocol: ncclDevKernel_AllReduce_Sum_f32_RING_LL.
+    "Process Group Ranks", "Seq". Where there are none, the kernel's name still says what it is, and of which type:
+    ncclDevKernel_AllReduce_Sum_f32_RING_LL. The name tells neither algorithm nor protocol: NCCL compiles one kernel per
+    operation and type, calls it ..._RING_LL, and runs every algorithm and protocol in it.
 
     Kernels of several ranks belong to one collective if they have the same process group (name and ranks) and
     sequence number; the numbers of transfers between two ranks are counted apart. Without sequence numbers the n-th
@@ -71,8 +72,6 @@ _BYTES = {
 }
 _SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d+)"?')
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_([A-Za-z]+)")
-_ALGORITHM = re.compile(r"_(NVLS_TREE|NVLS|TREE|RING|COLLNET_DIRECT|COLLNET_CHAIN|COLLNET|PAT)(?=[_(]|$)")
-_PROTOCOL = re.compile(r"_(LL128|LL|SIMPLE)(?=[_(]|$)")
 _TYPE = re.compile(
     r"_(f8e4m3|f8e5m2|bf16|f16|f32|f64|u8|i8|u32|i32|u64|i64|float|half|double|u?int\d+)(?:_t)?(?=[_(]|$)"
 )
@@ -90,8 +89,6 @@ class CollectiveDescription:
     dtype: str | None
     in_bytes: int | None
     out_bytes: int | None
-    algorithm: str | None
-    protocol: str | None
 
     @property
     def bytes(self) -> int | None:
@@ -213,7 +210,6 @@ def _number(value: Any, missing: int) -> int:
 def describe(arguments: Mapping[str, Any], kernel: str) -> CollectiveDescription:
     """Returns what the arguments and the name of a kernel state; the arguments take precedence."""
     named = _KERNEL.search(kernel)
-    algorithm, protocol = _ALGORITHM.search(kernel), _PROTOCOL.search(kernel)
     of_kernel = _TYPE.search(kernel)
     dtype = arguments.get("dtype") or (of_kernel[1] if of_kernel else None)
     width = _BYTES.get(str(dtype).lower()) if dtype else None
@@ -231,8 +227,6 @@ def describe(arguments: Mapping[str, Any], kernel: str) -> CollectiveDescription
         dtype=None if dtype is None else str(dtype),
         in_bytes=_size(arguments, "In", width),
         out_bytes=_size(arguments, "Out", width),
-        algorithm=algorithm[1] if algorithm else None,
-        protocol=protocol[1] if protocol else None,
     )
 
 

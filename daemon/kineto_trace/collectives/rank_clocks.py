@@ -7,7 +7,8 @@ Theory of operation
     uncertainty.
 
     Processes of one host have one clock: ranks of the reference's host of which nothing else is known are right to
-    TIMESTAMP_NS, unless their collectives contradict that (hosts can have the same name).
+    TIMESTAMP_NS, unless their collectives contradict that (hosts can have the same name). Ranks of another host get the
+    clock of the one among them that collectives tell best.
 
     What counts in a merged file is how far ranks are off each other. So everything is told relative to one rank, the
     reference: the one with the smallest uncertainty, of equal ones the first. It keeps its offset.
@@ -43,6 +44,7 @@ from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import MAX_OFFSET_NS
 
 BLOCKING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
+MEETINGS = BLOCKING | {"all_to_all"}  # no rank can leave one before all others have entered it
 MIN_COLLECTIVES = 8  # shared by two ranks
 MAX_ODD_SHARE = 0.1  # of those: more outliers than that are a contradiction
 ODD_SPREADS = 10  # an outlier is farther from the median than so many median deviations
@@ -90,7 +92,8 @@ class RankCollectives:
     """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
 
     compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
-    NOTHING: none. ordinal: counts those of one process group and name from 0 on. clock: as the trace says it.
+    NOTHING: none. launch: when it was launched; when it began, if that is unknown. stream: equal numbers for kernels of
+    one stream. kernels: their number; 0: it ran on the host. clock: as the trace says it.
     """
 
     host: str
@@ -99,8 +102,9 @@ class RankCollectives:
     end: Ints
     description: Ints
     sequence: Ints
-    ordinal: Ints
     step: Ints
+    launch: Ints
+    stream: Ints
     compute_ns: Ints
     kernels: Ints
     descriptions: tuple[CollectiveDescription, ...]
@@ -209,7 +213,25 @@ def align(
     if found is None or len(ranks) == 1:
         return Alignment(known, reference)
     moved = [_moved(*pair) for pair in zip(found, clocks, strict=True)]
-    return _Refinement(ranks, known, moved, reference, same_host).result()
+    refined = _Refinement(ranks, known, moved, reference, same_host).result()
+    return replace(refined, clocks=_by_host(refined.clocks, clocks, hosts))
+
+
+def _by_host(refined: Sequence[RankClock], given: Sequence[RankClock], hosts: Sequence[str]) -> tuple[RankClock, ...]:
+    """Gives all ranks of a host the clock of the best known one among them, unless their collectives contradict it."""
+    found = list(refined)
+    for host in sorted(set(hosts) - NO_HOSTS):
+        places = [place for place, name in enumerate(hosts) if name == host and given[place].method != "given"]
+        if len({(given[place].offset_ns, given[place].method) for place in places}) != 1:
+            continue
+        best = min((refined[place] for place in places), key=lambda clock: _or_infinite(clock.uncertainty_ns))
+        if best.method != "collectives":
+            continue
+        apart = [abs(refined[place].offset_ns - best.offset_ns) for place in places]
+        doubt = [_or_infinite(refined[place].uncertainty_ns) + _or_infinite(best.uncertainty_ns) for place in places]
+        if all(distance <= allowed for distance, allowed in zip(apart, doubt, strict=True)):
+            found = [best if place in places else clock for place, clock in enumerate(found)]
+    return tuple(found)
 
 
 def _on_its_host(clocks: Sequence[RankClock], reference: int, hosts: Sequence[str]) -> frozenset[int]:

@@ -1,9 +1,8 @@
 """Collectives of several ranks matched with each other, and their clocks aligned.
 
 Theory of operation
-    Every rank contributes a small table: one row per collective, with the key that its counterparts on the other
-    ranks have too (nccl.py says which). The keys of all ranks together are numbered; a row and its counterparts have
-    one number, so that extremes over ranks are extremes over equal numbers.
+    Every rank contributes a small table: one row per collective. instance_matching.py gives a row and its counterparts
+    on other ranks one number, so that extremes over ranks are extremes over equal numbers.
 
     Clocks: times of several hosts may be off by more than a collective takes. So they are put on one clock as merged
     files are (collectives/rank_clocks.py): by the offsets that were measured, refined by collectives, each rank with
@@ -21,22 +20,25 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import union
+from kineto_trace.collectives.host_collectives import host_collectives
+from kineto_trace.collectives.instance_matching import CollectiveRows, group_numbers, instance_numbers
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collectives
 from kineto_trace.collectives.rank_clocks import (
+    MEETINGS,
     NO_HOSTS,
     TIMESTAMP_NS,
     Alignment,
+    Blocking,
     RankClock,
     RankCollectives,
     align,
-    blocking,
     clock_of,
     listed,
 )
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
+from kineto_trace.structure.activity_links import calls, gpu, steps
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -79,10 +81,12 @@ class Matched:
 
 
 def rank_collectives(context: Context) -> RankCollectives:
-    """Returns what one rank contributes."""
+    """Returns what one rank contributes: its communication kernels; without any, its collectives on the host."""
     found, work = context.get(collectives), context.get(gpu)
+    if not len(found):
+        return context.get(host_collectives)
     apart = np.array([description.transfer for description in found.descriptions], np.bool_)
-    group = _group_numbers(found.descriptions)
+    group = group_numbers(found.descriptions)
     owner = group[found.description] if len(found) else found.description
     # kernels with one number in one group are one collective; without a number each is one
     alone = found.sequence == NO_SEQUENCE
@@ -104,49 +108,20 @@ def rank_collectives(context: Context) -> RankCollectives:
         end=end,
         description=description,
         sequence=found.sequence[first],
-        ordinal=_ordinals(_name_numbers(found.descriptions)[description] if len(first) else description),
-        step=_steps(context, place),
+        step=context.get(steps).number_at(_launch(context, place)),
+        launch=_launch(context, place),
+        stream=work.track[place],
         compute_ns=_computing(context, work.device[place], start, end),
         kernels=kernels,
         descriptions=found.descriptions,
     )
 
 
-def _group_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault((d.group, d.ranks), len(numbers)) for d in descriptions], np.int64)
-
-
-def _name_numbers(descriptions: Sequence[CollectiveDescription]) -> Ints:
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault((d.group, d.ranks, _paired(d)), len(numbers)) for d in descriptions], np.int64)
-
-
-def _paired(description: CollectiveDescription) -> str:
-    """Gives a send and its recv, which have different names, the same one."""
-    return "sendrecv" if description.transfer else description.collective
-
-
-def _ordinals(group: Ints) -> Ints:
-    """Returns how many rows of the same group precede each row."""
-    order = np.argsort(group, kind="stable")
-    place = np.arange(len(group))
-    begins = np.ones(len(group), np.bool_)
-    begins[1:] = group[order][1:] != group[order][:-1]
-    ordinal = np.empty(len(group), np.int64)
-    ordinal[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
-    return ordinal
-
-
-def _steps(context: Context, place: Ints) -> Ints:
-    """The number of the step in which each GPU activity was launched (without its call: in which it began)."""
-    found, work, called = context.get(steps), context.get(gpu), context.get(calls)
-    if not len(found):
-        return np.full(len(place), NOTHING)
+def _launch(context: Context, place: Ints) -> Ints:
+    """When each GPU activity was launched; without its call: when it began."""
+    work, called = context.get(gpu), context.get(calls)
     launch = work.call[place]
-    time = np.where(launch >= 0, called.start[launch], work.start[place]) if len(called) else work.start[place]
-    at = np.searchsorted(found.start, time, side="right") - 1
-    return np.where((at >= 0) & (time < found.end[at]), found.number[at], NOTHING)
+    return np.where(launch >= 0, called.start[launch], work.start[place]) if len(called) else work.start[place]
 
 
 def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
@@ -169,21 +144,25 @@ def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> 
     descriptions = list(numbers)
     description = _joined([number[part.description] for number, (_, part) in zip(own, partials, strict=True)])
     sequence = _joined([part.sequence for _, part in partials])
-    ordinal = _joined([part.ordinal for _, part in partials])
     rank = np.repeat(np.arange(len(ranks)), [len(part) for _, part in partials])
-    instance = _instances(descriptions, description, sequence, ordinal)
+    start, end = (_joined([getattr(part, name) for _, part in partials]) for name in ("start", "end"))
+    offset, apart = _known_clocks(ranks, [part for _, part in partials])
+    moved = offset[rank] if len(rank) else rank
+    step = _joined([part.step for _, part in partials])
+    rows = CollectiveRows(ranks, rank, description, sequence, step, start + moved, end + moved, descriptions, apart)
+    instance, notes = instance_numbers(rows)
     matched = Matched(
         ranks,
         rank,
         instance,
         description,
         sequence,
-        _joined([part.step for _, part in partials]),
-        _joined([part.start for _, part in partials]),
-        _joined([part.end for _, part in partials]),
+        step,
+        start,
+        end,
         _joined([part.compute_ns for _, part in partials]),
         descriptions,
-        _matching_notes(len(ranks), descriptions, description, sequence),
+        [*notes, *_size_notes(descriptions, description)],
         [],
         np.zeros(len(ranks)),
         np.arange(len(ranks)),
@@ -195,49 +174,33 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _instances(descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints, ordinal: Ints) -> Ints:
-    group, name = _group_numbers(descriptions), _name_numbers(descriptions)
-    transfer = np.array([d.transfer for d in descriptions], np.bool_)
-    if not len(description):
-        return description
-    alone = sequence == NO_SEQUENCE
-    # by number: (group, whether a transfer, number); by order: (group and name, ordinal)
-    keys = np.stack(
-        [
-            alone,
-            np.where(alone, name[description], group[description]),
-            np.where(alone, 0, transfer[description]),
-            np.where(alone, ordinal, sequence),
-        ]
-    )
-    found: Ints = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return found
+def _known_clocks(ranks: Sequence[int], parts: Sequence[RankCollectives]) -> tuple[Ints, Floats]:
+    """The offsets (ns) that were measured, and for each two ranks by how much their clocks may differ besides."""
+    if not ranks:
+        return np.empty(0, np.int64), np.empty((0, 0))
+    alignment = align(ranks, [part.clock for part in parts], None, [part.host for part in parts])
+    known = np.array([np.inf if c.uncertainty_ns is None else c.uncertainty_ns for c in alignment.clocks], np.float64)
+    offset = np.array([clock.offset_ns for clock in alignment.clocks], np.int64)
+    number = _clock_numbers(parts, offset)
+    apart: Floats = np.where(number[:, None] == number, 2.0 * TIMESTAMP_NS, known[:, None] + known)
+    return offset, apart
 
 
-def _matching_notes(
-    ranks: int, descriptions: Sequence[CollectiveDescription], description: Ints, sequence: Ints
-) -> list[str]:
-    notes = []
-    unnumbered = int((sequence == NO_SEQUENCE).sum())
-    if unnumbered and ranks > 1:
-        notes.append(
-            f"{unnumbered} of {len(sequence)} collectives have no sequence number in the traces: they are matched over "
-            "ranks by their order in the process group"
-        )
+def _size_notes(descriptions: Sequence[CollectiveDescription], description: Ints) -> list[str]:
     unknown = np.array([d.bytes is None for d in descriptions], np.bool_)
-    if len(description) and unknown[description].any():
-        notes.append(
-            f"{int(unknown[description].sum())} of {len(sequence)} collectives have no sizes in the traces (arguments "
-            "'In msg nelems' and 'dtype' of their kernels): they have no bandwidths"
-        )
-    return notes
+    if not len(description) or not unknown[description].any():
+        return []
+    return [
+        f"{int(unknown[description].sum())} of {len(description)} collectives have no sizes in the traces (arguments "
+        "'In msg nelems' and 'dtype' of their kernels): they have no bandwidths"
+    ]
 
 
 def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Matched:
     """Puts all times on the clock of one rank."""
     measured = [RankClock() if by == "collectives" else part.clock for part in parts]
     hosts = [] if by == "collectives" else [part.host for part in parts]
-    found = [blocking(part) for part in parts] if by == "auto" else None
+    found = [_blocking(matched, place) for place in range(len(parts))] if by == "auto" else None
     alignment = align(matched.ranks, measured, found, hosts)
     shift = np.array([clock.offset_ns for clock in alignment.clocks], np.int64)
     unknown = np.array([clock.uncertainty_ns is None for clock in alignment.clocks])
@@ -254,17 +217,25 @@ def _aligned(matched: Matched, parts: Sequence[RankCollectives], by: str) -> Mat
     return replace(
         _moved(matched, shift),
         uncertainty=np.array(uncertainty, np.float64),
-        clock=_clock_numbers(parts, alignment, shift),
+        clock=_clock_numbers(parts, shift),
         clock_notes=notes,
     )
 
 
-def _clock_numbers(parts: Sequence[RankCollectives], alignment: Alignment, shift: Ints) -> Ints:
-    """Equal for ranks of one host whose times are moved by as much, unless their collectives were asked."""
+def _blocking(matched: Matched, place: int) -> Blocking:
+    """The collectives of one rank that synchronize it with others, by the numbers that these have too."""
+    meets = np.array([d.collective in MEETINGS for d in matched.descriptions], np.bool_)
+    own = np.flatnonzero((matched.rank == place) & meets[matched.description]) if len(matched) else matched.rank
+    key, first = np.unique(matched.instance[own], return_index=True)
+    return Blocking(key.astype(np.uint64), matched.start[own][first], matched.end[own][first])
+
+
+def _clock_numbers(parts: Sequence[RankCollectives], shift: Ints) -> Ints:
+    """Equal for ranks of one host whose times are moved by as much."""
     numbers: dict[Any, int] = {}
     found = []
-    for place, (part, clock) in enumerate(zip(parts, alignment.clocks, strict=True)):
-        alone = part.host in NO_HOSTS or clock.method == "collectives"
+    for place, part in enumerate(parts):
+        alone = part.host in NO_HOSTS
         found.append(numbers.setdefault(place if alone else (part.host, int(shift[place])), len(numbers)))
     return np.array(found, np.int64)
 

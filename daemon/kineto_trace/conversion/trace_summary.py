@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.intervals import covered
-from kineto_trace.decode.iterations import whole_iterations
+from kineto_trace.arrays.intervals import intersection, union
+from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import GPU_TABLES, UNTIMED_TABLES, Trace
+from kineto_trace.structure.activity_links import whole_steps
 from kineto_trace.structure.nesting import nest_tables
-from kineto_trace.structure.python_samples import WAITING, line_samples, state_counts
-from kineto_trace.structure.thread_use import is_native, thread_use, window_ns
+from kineto_trace.structure.python.python_samples import WAITING, line_samples, state_counts
+from kineto_trace.structure.python.thread_use import is_native, thread_use, window_ns
+from kineto_trace.structure.recorded_time import recorded
 
 TOP = 5
 TOP_LINES = 3
@@ -20,7 +22,7 @@ NO_GPU = -1.0
 
 def summarize(trace: Trace) -> dict[str, Any]:
     """Summarizes a trace. The keys are those of the message; times are in ns."""
-    iterations = whole_iterations(trace.target)
+    iterations = whole_steps(Context(trace)).number.tolist()
     return {
         "activities": {
             kind: len(table) for kind, table in trace.tables.items() if len(table) and kind not in UNTIMED_TABLES
@@ -40,8 +42,12 @@ def summarize(trace: Trace) -> dict[str, Any]:
 
 
 def gpu_busy_fraction(trace: Trace) -> float:
-    """Returns the share of the window in which a GPU was busy, averaged over the GPUs with work; -1 if none had any."""
-    window = trace.window_end_ns - trace.window_start_ns
+    """Returns the share of the window in which a GPU was busy, averaged over the GPUs with work; -1 if none had any.
+
+    What was not recorded of the window does not count.
+    """
+    covered = recorded(trace, GPU_TABLES)
+    window = covered.length()
     tables = [trace.table(kind) for kind in GPU_TABLES if len(trace.table(kind))]
     if not tables or window <= 0:
         return NO_GPU
@@ -51,7 +57,7 @@ def gpu_busy_fraction(trace: Trace) -> float:
     shares = []
     for number in np.unique(device):
         own = device == number
-        shares.append(covered(start[own], end[own], trace.window_start_ns, trace.window_end_ns) / window)
+        shares.append(intersection(union(start[own], end[own]), covered).length() / window)
     return float(np.mean(shares))
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -19,6 +22,14 @@ class DecodeWindow(NamedTuple):
 
 
 EVERYTHING = DecodeWindow()
+
+
+class StepMarks(NamedTuple):
+    """When training iterations began. number, start (Unix ns): ascending; thread: system thread id that stepped."""
+
+    number: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    thread: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +45,7 @@ class Decoded:
     threads: Mapping[int, str] = field(default_factory=dict)  # names that the source provided
     thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
     sample_period_ns: int = 0  # period of the python_function samples
+    step_marks: StepMarks | None = None
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

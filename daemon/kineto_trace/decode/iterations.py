@@ -1,97 +1,138 @@
 """Training iterations as annotations: "ProfilerStep#N" on the thread that steps.
 
 Theory of operation
-    The agent records when each iteration began; iteration N lasts until N + 1 begins. Iterations are clipped to the
-    window. Readers (HTA, TensorBoard) find the iterations by these names, which torch.profiler uses too.
+    The agent records when each iteration began ("step_marks/1"); iteration N lasts until N + 1 begins. Iterations are
+    clipped to the window. Readers (HTA, TensorBoard) find the iterations by these names, which torch.profiler uses too.
+
+    An iteration that had begun before the window, or had not ended in it, has the argument INCOMPLETE; one that had not
+    ended is not `finished` either.
 
     An iteration begins inside the hook that noticed it, often a few microseconds before the end of an annotation such
     as "Optimizer.step#SGD.step". Rows of one thread must nest, so a border moves to the end of those ops of the
     previous iteration that it cuts.
 
-    If the program's own profiler wrote "ProfilerStep#" annotations into this trace, only those are kept.
+    If the program's own profiler wrote "ProfilerStep#" annotations into this trace, only those are kept. Those that the
+    window cuts have the argument as well.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
+from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
+from kineto_trace.spool.raw_records import RawSource
 
+FORMAT = STEP_MARKS_FORMAT
 STEP_PREFIX = "ProfilerStep#"
+COMPLETE = "complete"
+INCOMPLETE = f'"{COMPLETE}":false'
+_MARK = record_dtype(STEP_MARK_FIELDS)
 _SCOPE_USER = 7
-_MAX_ITERATIONS = 4096
 _MAX_NUMBER = 2**53  # larger numbers are not counts, and JSON readers would round them
-_MAX_CUT_OPS = 65536  # more cutting ops than threads can nest: the data is odd, so the borders stay
 Ints = npt.NDArray[np.int64]
-_Row = tuple[int, int, int, bool]  # number, start and end (Unix ns), whether it ended in the window
+Flags = npt.NDArray[np.bool_]
 
 
-def add_iterations(tables: Mapping[str, Table], strings: StringTable, target: TargetInfo) -> dict[str, Table]:
-    """Adds a user_annotation for each iteration of `target.iterations` that overlaps the target's window.
+def decode(source: RawSource, _strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
+    """Decodes all records into step marks; there are no tables. Implausible records count as undecoded."""
+    records, cut = fixed_records(source, _MARK)
+    marks = _plausible(*(records[name].astype(np.int64) for name in ("number", "time", "thread")))
+    undecoded = cut + len(records) - len(marks.number)
+    return Decoded(tables={}, records=len(records), undecoded=undecoded, step_marks=marks)
 
-    The tables must already be clipped to the window. Without iterations, a window or a thread, nothing is added.
+
+def reported_marks(target: TargetInfo) -> StepMarks:
+    """Returns the marks that agents before the format step_marks/1 reported at the end."""
+    entries = [entry for entry in target.iterations if _is_iteration(entry)]
+    number, start = np.array(entries, np.int64).reshape(-1, 2).T
+    return _plausible(number, start, np.full(len(entries), target.iteration_thread))
+
+
+def _plausible(number: Ints, start: Ints, thread: Ints) -> StepMarks:
+    """Returns the marks that can be such, of what a target reported: numbers and times ascend."""
+    known = (number >= 0) & (number < _MAX_NUMBER) & (start > 0) & (thread > 0)
+    number, start, thread = number[known], start[known], thread[known]
+    later = np.ones(len(number), np.bool_)
+    if len(number):
+        later[1:] = number[1:] > np.maximum.accumulate(number)[:-1]
+        later[1:] &= start[1:] >= np.maximum.accumulate(start)[:-1]
+    return StepMarks(number[later], start[later], thread[later])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Iterations in the window, clipped to it. begun, ended: in the window."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    thread: Ints
+    begun: Flags
+    ended: Flags
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+
+def add_iterations(
+    tables: Mapping[str, Table], strings: StringTable, marks: StepMarks, window: tuple[int, int]
+) -> dict[str, Table]:
+    """Adds a user_annotation for each iteration that overlaps the window (Unix ns, [start, end)).
+
+    The tables must already be clipped to the window.
     """
-    rows = _rows(target)
-    if not rows or target.iteration_thread <= 0 or _has_own(tables, strings):
+    own = _own(tables, strings)
+    if any(len(rows) for rows in own.values()):
+        return {**tables, **{kind: _marked(tables[kind], rows, strings, window) for kind, rows in own.items()}}
+    rows = _rows(marks, *window)
+    if not len(rows):
         return dict(tables)
-    edges = _nested(tables, target.iteration_thread, rows)
+    start, end = _nested(tables, rows)
+    texts = np.array([NO_STRING, NO_STRING])
+    if not (rows.begun & rows.ended).all():
+        texts[1] = strings.add(INCOMPLETE)
     added = make_table(
         "user_annotation",
         len(rows),
         {
-            "start": edges[:, 0],
-            "duration": edges[:, 1] - edges[:, 0],
-            "name": strings.add_all([f"{STEP_PREFIX}{number}" for number, *_ in rows]),
-            "thread": np.full(len(rows), target.iteration_thread),
+            "start": start,
+            "duration": end - start,
+            "name": strings.add_all([f"{STEP_PREFIX}{number}" for number in rows.number.tolist()]),
+            "thread": rows.thread,
             "id": np.arange(len(rows)) + _first_free_id(tables),
             "sequence": np.full(len(rows), NO_SEQUENCE),
-            "torch_thread": np.full(len(rows), _torch_thread(tables, target.iteration_thread)),
+            "torch_thread": _torch_threads(tables, rows.thread),
             "scope": np.full(len(rows), _SCOPE_USER),
-            "finished": np.array([finished for *_, finished in rows]),
-            "inputs": np.full(len(rows), NO_STRING),
+            "finished": rows.ended,
+            "inputs": texts[(~(rows.begun & rows.ended)).astype(np.int64)],
         },
     )
     before = tables.get("user_annotation")
     return {**tables, "user_annotation": added if before is None else _joined(before, added)}
 
 
-def whole_iterations(target: TargetInfo) -> list[int]:
-    """Returns the numbers of the iterations that began and ended in the window."""
-    begun = dict(_known(target))
-    return [
-        number
-        for number, start_ns in begun.items()
-        if target.window_start_ns <= start_ns and 0 < begun.get(number + 1, 0) <= target.window_end_ns
-    ]
-
-
-def _known(target: TargetInfo) -> list[tuple[int, int]]:
-    """Returns number and start of the reported iterations; implausible entries are skipped."""
-    known: list[tuple[int, int]] = []
-    for entry in target.iterations[:_MAX_ITERATIONS]:
-        if _is_iteration(entry) and (not known or (entry[0] > known[-1][0] and entry[1] >= known[-1][1])):
-            known.append((entry[0], entry[1]))
-    return known
-
-
-def _rows(target: TargetInfo) -> list[_Row]:
-    """Returns the iterations that overlap the window, clipped to it."""
-    first_ns, last_ns = target.window_start_ns, target.window_end_ns
-    known = _known(target)
-    rows = []
-    for place, entry in enumerate(known):
-        following = known[place + 1] if place + 1 < len(known) else None
-        if following is not None and following[0] != entry[0] + 1:
-            continue  # the iterations in between are unknown
-        start_ns = max(entry[1], first_ns)
-        ended = following is not None and following[1] <= last_ns
-        end_ns = following[1] if following is not None and ended else last_ns
-        if start_ns < end_ns:
-            rows.append((entry[0], start_ns, end_ns, ended))
-    return rows
+def _rows(marks: StepMarks, first_ns: int, last_ns: int) -> _Rows:
+    """Returns the iterations that overlap the window; an iteration is left out if those after it are unknown."""
+    following = np.append(marks.start[1:], np.iinfo(np.int64).max)[: len(marks.number)]
+    known = np.append(np.diff(marks.number) == 1, True)[: len(marks.number)]
+    ended = following <= last_ns
+    start, end = np.maximum(marks.start, first_ns), np.where(ended, following, last_ns)
+    chosen = known & (start < end)
+    return _Rows(
+        marks.number[chosen],
+        start[chosen],
+        end[chosen],
+        marks.thread[chosen],
+        (marks.start >= first_ns)[chosen],
+        ended[chosen],
+    )
 
 
 def _is_iteration(entry: Any) -> bool:
@@ -99,17 +140,27 @@ def _is_iteration(entry: Any) -> bool:
         isinstance(entry, list)
         and len(entry) == 2
         and all(isinstance(value, int) for value in entry)
-        and 0 <= entry[0] < _MAX_NUMBER
-        and 0 < entry[1] < 2**63
+        and all(0 <= value < 2**63 for value in entry)
     )
 
 
-def _has_own(tables: Mapping[str, Table], strings: StringTable) -> bool:
-    """Tells whether the program's own profiler has written its steps."""
+def _own(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Ints]:
+    """Returns the rows of the steps that the program's own profiler has written, by table."""
     numbers = [number for number, text in enumerate(strings.strings) if text.startswith(STEP_PREFIX)]
-    return bool(numbers) and any(
-        bool(np.isin(tables[kind]["name"], numbers).any()) for kind in OP_TABLES if kind in tables
-    )
+    if not numbers:
+        return {}
+    return {kind: np.flatnonzero(np.isin(tables[kind]["name"], numbers)) for kind in OP_TABLES if kind in tables}
+
+
+def _marked(table: Table, rows: Ints, strings: StringTable, window: tuple[int, int]) -> Table:
+    """Returns the table with the argument INCOMPLETE in those of the rows that the window cuts."""
+    cut = rows[(table["start"][rows] < window[0]) | (table.end()[rows] > window[1])]
+    if not len(cut):
+        return table
+    inputs = table["inputs"].copy()
+    texts = [strings.strings[number] + "," if number != NO_STRING else "" for number in inputs[cut].tolist()]
+    inputs[cut] = strings.add_all([text + INCOMPLETE for text in texts])
+    return Table(table.kind, {**table.columns, "inputs": inputs}, table.origin)
 
 
 def _first_free_id(tables: Mapping[str, Table]) -> int:
@@ -118,43 +169,45 @@ def _first_free_id(tables: Mapping[str, Table]) -> int:
     )
 
 
-def _torch_thread(tables: Mapping[str, Table], thread: int) -> int:
-    """Returns torch's number of this thread if an op states it, otherwise 0."""
-    for kind in OP_TABLES:
-        if kind in tables:
-            numbers = tables[kind]["torch_thread"][(tables[kind]["thread"] == thread)]
-            if len(numbers):
-                return int(numbers.max())
-    return 0
+def _torch_threads(tables: Mapping[str, Table], thread: Ints) -> Ints:
+    """Returns torch's number of each of these threads if an op states it, otherwise 0."""
+    found = np.zeros(len(thread), np.int64)
+    for number in np.unique(thread).tolist():
+        for kind in reversed(OP_TABLES):
+            if kind in tables and (own := tables[kind]["thread"] == number).any():
+                found[thread == number] = int(tables[kind]["torch_thread"][own].max())
+    return found
 
 
-def _nested(tables: Mapping[str, Table], thread: int, rows: list[_Row]) -> Ints:
+def _nested(tables: Mapping[str, Table], rows: _Rows) -> tuple[Ints, Ints]:
     """Returns start and end of each row, moved to the end of the ops that they cut (see above)."""
-    edges = np.array([(start_ns, end_ns) for _, start_ns, end_ns, _ in rows], np.int64)
-    cutting = _ops_across(tables, thread, np.unique(edges))
-    if not 0 < len(cutting) <= _MAX_CUT_OPS:
-        return edges
-    moved = edges.copy()
-    limits = np.append(edges[1:, 1], np.iinfo(np.int64).max)  # a border never passes the end of the next iteration
-    for row, (start_ns, end_ns) in enumerate(edges):
-        across = cutting[(cutting[:, 0] < start_ns) & (cutting[:, 1] > start_ns) & (cutting[:, 1] < end_ns)]
-        moved[row, 0] = max(start_ns, across[:, 1].max(initial=0))
-        across = cutting[(cutting[:, 0] >= start_ns) & (cutting[:, 0] < end_ns) & (cutting[:, 1] > end_ns)]
-        moved[row, 1] = max(end_ns, across[across[:, 1] < limits[row], 1].max(initial=0))
-    return moved
+    start, end = rows.start.copy(), rows.end.copy()
+    for thread in np.unique(rows.thread).tolist():
+        own = np.flatnonzero(rows.thread == thread)
+        low, high = _ops_across(tables, thread, np.unique([rows.start[own], rows.end[own]]))
+        first, last = rows.start[own], rows.end[own]
+        limit = np.append(last[1:], np.iinfo(np.int64).max)  # a border never passes the end of the next iteration
+        at = np.searchsorted(first, high) - 1  # the last start that an op cuts: it contains rows before that one
+        cuts = (at >= 0) & (low < first[at]) & (high < last[at])
+        np.maximum.at(start, own[at[cuts]], high[cuts])
+        at = np.searchsorted(last, high) - 1
+        cuts = (at >= 0) & (low >= first[at]) & (low < last[at]) & (high < limit[at])
+        np.maximum.at(end, own[at[cuts]], high[cuts])
+    return start, end
 
 
-def _ops_across(tables: Mapping[str, Table], thread: int, borders: Ints) -> Ints:
-    """Returns start and end of the thread's ops that contain one of the borders."""
-    found = []
+def _ops_across(tables: Mapping[str, Table], thread: int, borders: Ints) -> tuple[Ints, Ints]:
+    """Returns starts and ends of the thread's ops that contain one of the borders."""
+    found = [np.empty((2, 0), np.int64)]
     for kind in OP_TABLES:
         if kind in tables:
             table = tables[kind]
             mine = np.flatnonzero(table["thread"] == thread)
             start, end = table["start"][mine], table["start"][mine] + table["duration"][mine]
             across = np.searchsorted(borders, start, "right") < np.searchsorted(borders, end, "left")
-            found.append(np.stack([start[across], end[across]], axis=1))
-    return np.concatenate(found) if found else np.empty((0, 2), np.int64)
+            found.append(np.stack([start[across], end[across]]))
+    low, high = np.concatenate(found, axis=1)
+    return low, high
 
 
 def _joined(before: Table, added: Table) -> Table:

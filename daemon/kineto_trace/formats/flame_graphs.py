@@ -28,7 +28,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_ROW, StringTable, Table
 from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.structure.event_tree import KINDS, EventTree, build
-from kineto_trace.structure.python_samples import IDLE, WAITING, line_samples
+from kineto_trace.structure.python.python_samples import IDLE, WAITING, line_samples
 
 NO_LAUNCH = "launch not in the trace"
 GIL = "waiting for the GIL"

@@ -101,6 +101,7 @@ def renumber(trace: Trace, facts: RankTraceFacts, new: Renumbered, numbers: Numb
         strings=work.strings,
         window_start_ns=trace.window_start_ns + shift_ns,
         window_end_ns=trace.window_end_ns + shift_ns,
+        coverage=tuple(each.moved(shift_ns) for each in trace.coverage),
     )
 
 

@@ -31,6 +31,7 @@ from kineto_trace.formats.trace_export import Written, format_of
 from kineto_trace.merge.id_renumbering import Numbers, Renumbered, number, pids_of_a_rank, renumber
 from kineto_trace.merge.rank_trace import RankTraceFacts, look_at, open_rank
 from kineto_trace.model.trace import Trace
+from kineto_trace.open.capture_choice import capture_notes
 from kineto_trace.open.trace_discovery import Source
 
 _BASE = "baseTimeNanoseconds"
@@ -105,7 +106,7 @@ def merge_traces(
             notes = write(merge, sink)
         size = file.tell()
     read = [f"rank {fact.rank}: {note}" for fact in merge.facts for note in fact.notes]
-    notes = list(dict.fromkeys((*read, *merge.alignment.notes, *notes)))
+    notes = list(dict.fromkeys((*capture_notes(sources), *read, *merge.alignment.notes, *notes)))
     return MergedTrace(Written(path, size, tuple(notes)), tuple(fact.rank for fact in merge.facts), merge.alignment)
 
 

@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
+from kineto_trace.model.line_counts import WAITS
 
 NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
 _NAN = 0x7FF8 << 48
@@ -409,6 +410,20 @@ TABLES = (
                 "number into Trace.strings: its self samples by line and state, as text; -1: unknown",
             ),
             Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
+            Column("call_line", "int32", "line of the caller at which it was called; 0: unknown"),
+            Column("idle_sleep", "int32", "idle samples in which the thread slept for a time"),
+            Column("idle_lock", "int32", "idle samples in which it waited for a lock, a condition or a semaphore"),
+            Column("idle_poll", "int32", "idle samples in which it waited for a socket, a pipe or another event"),
+            Column("idle_io", "int32", "idle samples in which it waited in a read or write"),
+            Column("idle_child", "int32", "idle samples in which it waited for a child process"),
+            Column("idle_driver", "int32", "idle samples in which it waited in a driver (ioctl)"),
+            Column("idle_memory", "int32", "idle samples in which it waited for a page or to map memory"),
+            Column("ready", "int32", "running samples in which it waited for a CPU at that moment"),
+            Column(
+                "gil_holder",
+                "int32",
+                "system thread id that held the GIL in most samples in which this slice waited for it; 0: unknown",
+            ),
         ),
         arguments=(
             Arg("Python id", "python_id", I64, -1),
@@ -424,6 +439,16 @@ TABLES = (
             Arg("running samples", "running", I32),
             Arg("samples waiting for the GIL", "waiting", I32),
             Arg("idle samples", "idle", I32),
+            Arg("called at line", "call_line", I32),
+            Arg("samples asleep", "idle_sleep", I32),
+            Arg("samples waiting for a lock", "idle_lock", I32),
+            Arg("samples polling", "idle_poll", I32),
+            Arg("samples in I/O", "idle_io", I32),
+            Arg("samples waiting for a child", "idle_child", I32),
+            Arg("samples in a driver", "idle_driver", I32),
+            Arg("samples waiting for memory", "idle_memory", I32),
+            Arg("samples ready for a CPU", "ready", I32),
+            Arg("GIL held by thread", "gil_holder", I32),
         ),
         categories=("python_function",),
     ),
@@ -436,6 +461,11 @@ KINDS = {
     if table.row is not ViewerRow.NONE
 }
 MEMORY, FLOW, OTHER = "cpu_instant_event", "flow", "other"
+
+# Arguments of sampled slices that are written where they are not 0, by column.
+SAMPLED_ARGUMENTS = {
+    arg.column: arg.key for arg in KINDS["python_function"] if arg.column in ("call_line", *WAITS[1:], "gil_holder")
+}
 
 # Categories of complete events: (text, whether it is only the ending of one, table). The first match counts.
 CATEGORIES = tuple(

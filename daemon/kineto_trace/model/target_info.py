@@ -33,7 +33,9 @@ class TargetInfo:
     window_start_ns: int = 0  # the trace covers this window only; both 0: keep everything
     window_end_ns: int = 0
     threads: dict[int, str] = field(default_factory=dict)  # system thread id -> name
-    thread_use: list[dict[str, int]] = field(default_factory=list)  # per sampled thread: see structure/thread_use.py
+    thread_use: list[dict[str, int]] = field(default_factory=list)  # structure/python/thread_use.py
+    kernel_counters: dict[str, Any] = field(default_factory=dict)  # see model/kernel_counters.py; {}: not recorded
+    settings: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the program: "torch.num_threads"
     labels: dict[str, str] = field(default_factory=dict)
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id of the thread that steps; 0: unknown
@@ -86,6 +88,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "window_end_ns": int,
     "threads": dict,
     "thread_use": list,
+    "kernel_counters": dict,
+    "settings": dict,
     "labels": dict,
     "iterations": list,
     "iteration_thread": int,
@@ -118,11 +122,13 @@ def _are_numbers(values: Mapping[str, Any]) -> bool:
     return all(isinstance(value, int) and _are_small(value) for value in values.values())
 
 
-# Checks of the items in lists and objects. thread_use is written back unchanged: its readers check it.
+# Checks of the items in lists and objects. thread_use and kernel_counters are written back unchanged:
+# their readers check them.
 _ITEMS: dict[str, Callable[[Any], bool]] = {
     "command": _are_texts,
     "labels": lambda labels: _are_texts(list(labels.values())),
     "options": _are_numbers,
+    "settings": lambda settings: all(isinstance(value, (bool, int, float, str)) for value in settings.values()),
     "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
     "iterations": lambda starts: all(
         isinstance(start, list) and len(start) == 2 and all(type(each) is int and _are_small(each) for each in start)

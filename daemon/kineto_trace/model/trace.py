@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.model.activity_tables import TABLES, Column, ViewerRow, tables_on
+from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
 
 NO_ROW = -1
@@ -176,6 +177,7 @@ class Trace:
     sample_period_ns: int = 0  # period of the python_function samples; 0: no samples, or exact calls
     head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
     notes: Sequence[str] = ()  # what was lost or unusual when the file was read
+    coverage: Sequence[SourceCoverage] = ()  # of the sources that state it
 
     def table(self, kind: str) -> Table:
         """Returns the table of this kind, which may be empty."""

@@ -14,14 +14,25 @@ from typing import Any
 import numpy as np
 
 from kineto_trace.arrays import spilled_memory
+from kineto_trace.decode import iterations
 from kineto_trace.decode.cupti import cupti_records
-from kineto_trace.decode.decoded import Decode, DecodeWindow
-from kineto_trace.decode.iterations import add_iterations
+from kineto_trace.decode.decoded import Decode, DecodeWindow, StepMarks
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import kineto_json, memory_events, torch_ops
+from kineto_trace.model.source_coverage import SourceCoverage, coverage_note, parts_of
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_ROW, OP_TABLES, Losses, StringTable, Table, Trace, make_table
+from kineto_trace.model.trace import (
+    API_TABLES,
+    GPU_TABLES,
+    NO_ROW,
+    OP_TABLES,
+    Losses,
+    StringTable,
+    Table,
+    Trace,
+    make_table,
+)
 from kineto_trace.spool import attachments
 from kineto_trace.spool.raw_records import RawSource, read_source, source_directories
 from kineto_trace.structure.attribution import attribute
@@ -35,6 +46,16 @@ DECODERS: Mapping[str, Decode] = {
     exact_calls.FORMAT: exact_calls.decode,
     **dict.fromkeys(python_stacks.FORMATS, python_stacks.decode),
     memory_events.FORMAT: memory_events.decode,
+    iterations.FORMAT: iterations.decode,
+}
+# The tables that the records of a format fill, for what a source does not cover.
+FILLS: Mapping[str, tuple[str, ...]] = {
+    cupti_records.FORMAT: (*GPU_TABLES, *API_TABLES),
+    torch_ops.FORMAT: OP_TABLES,
+    kineto_json.FORMAT: OP_TABLES,
+    exact_calls.FORMAT: ("python_function",),
+    **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
+    memory_events.FORMAT: ("cpu_instant_event",),
 }
 VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
@@ -59,6 +80,8 @@ class _Parts:
     metadata: dict[str, Any]
     thread_use: list[dict[str, int]] = field(default_factory=list)
     sample_period_ns: int = 0
+    step_marks: StepMarks | None = None
+    sources: list[RawSource] = field(default_factory=list)
 
 
 def load_target(target_dir: Path) -> LoadedTarget:
@@ -75,8 +98,13 @@ def load_target(target_dir: Path) -> LoadedTarget:
     target = replace(
         target, threads=parts.threads, thread_use=parts.thread_use, window_start_ns=start, window_end_ns=end
     )
+    coverage = [found for source in parts.sources if (found := _coverage(source, start, end)) is not None]
+    parts.warnings.extend(
+        f"{note}; shares leave that time out" for each in coverage if (note := coverage_note(each, start, end))
+    )
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
-    tables = relate(add_iterations(tables, parts.strings, target), parts.strings)
+    marks = iterations.reported_marks(target) if parts.step_marks is None else parts.step_marks
+    tables = relate(iterations.add_iterations(tables, parts.strings, marks, (start, end)), parts.strings)
     trace = Trace(
         target=target,
         strings=tuple(parts.strings.strings),
@@ -87,8 +115,21 @@ def load_target(target_dir: Path) -> LoadedTarget:
         versions={key: parts.metadata[key] for key in VERSION_KEYS if isinstance(parts.metadata.get(key), int)},
         losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
         sample_period_ns=parts.sample_period_ns,
+        coverage=tuple(coverage),
     )
     return LoadedTarget(trace=trace, warnings=tuple(parts.warnings))
+
+
+def _coverage(source: RawSource, start_ns: int, end_ns: int) -> SourceCoverage | None:
+    """Returns what the source does not cover of the window; None if that is unknown."""
+    covered = parts_of([source.metadata.get("covered_ns")])
+    losing = parts_of(source.metadata.get("losing_ns"))
+    if source.format not in FILLS or (not covered and not losing):
+        return None
+    began, ended = covered[0] if covered else (start_ns, end_ns)
+    missing = [(start_ns, began), (ended, end_ns), *(losing or ())]
+    parts = parts_of([(max(start, start_ns), min(end, end_ns)) for start, end in missing]) or ()
+    return SourceCoverage(source=source.source, kinds=FILLS[source.format], missing=parts, dropped=source.dropped)
 
 
 def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
@@ -107,6 +148,7 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         return  # a file beside the trace
     if source.torn:
         parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
+    parts.sources.append(source)
     undecoded, outside = _decode(source, target, parts)
     if undecoded:
         parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
@@ -131,6 +173,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, 
     parts.threads = {**found.threads, **parts.threads}
     parts.thread_use = [*found.thread_use] or parts.thread_use
     parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
+    parts.step_marks = parts.step_marks if found.step_marks is None else found.step_marks
     return found.undecoded, found.out_of_window
 
 

@@ -24,6 +24,7 @@ from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.local_traces import PACKED_HEAD_BYTES
 from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.open.trace_origin import process_name
 from kineto_trace.open.trace_source import RemoteFile, RemoteTrace
 from kineto_trace.store import upload_manifest
 from kineto_trace.store.object_stores import checked_store, listed, patiently
@@ -157,7 +158,13 @@ def _targets(scheme: str, folder: str, found: Manifest) -> Iterator[tuple[PurePo
             reason = about.get("reason") or about.get("reason_code") or "there is no trace"
             problem = f"its capture ended as {verdict}: {reason}"
         url = f"{scheme}{folder}/{key}"
-        yield _place(f"{folder}/{key}"), RemoteTrace(url=url, files=own, rank=rank, problem=problem)
+        host, pid = found.capture.get("host"), about.get("pid")
+        process = process_name(host, pid) if isinstance(host, str) and isinstance(pid, int) else ""
+        capture = _fleet(found) or str(found.capture.get("id", ""))
+        yield (
+            _place(f"{folder}/{key}"),
+            RemoteTrace(url=url, files=own, rank=rank, process=process, capture=capture, problem=problem),
+        )
 
 
 def _folders(

@@ -3,34 +3,33 @@
 Theory of operation
     A rank is what the trace says (distributedInfo of a Chrome trace, target.json of the daemon); else what the name
     says (`rank3`, `rank_3` in the name of the file or its folder; `trace_3`, if all the names of a call differ in that
-    number); else the smallest free number, in the order of names. A rank that is there twice stays so: rank_notes()
-    says it. Only the heads of files are read.
+    number); else the smallest free number, in the order of names, the same one for all captures of a process.
+
+    Of several captures of a process one is used (capture_choice.py). A rank that is there twice even so stays so.
+    rank_notes() says both. Only the heads of files are read.
 
     What is in an object store is found by remote_traces.py; ranks are told in the same way.
 """
 
 import glob
-import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from kineto_trace.errors import FileError, TraceError
+from kineto_trace.errors import FileError
+from kineto_trace.open.capture_choice import LATEST, capture_notes, chosen_captures
 from kineto_trace.open.local_traces import (
-    HEAD_BYTES,
-    PACKED_HEAD_BYTES,
     TRACE_SUFFIXES,
     may_be_trace,
     natural_order,
     traces_below,
     unpacked_head,
 )
+from kineto_trace.open.trace_origin import origin_in, origin_of
 from kineto_trace.open.trace_source import Source as Source
 from kineto_trace.store.object_stores import is_url
-from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
 MAX_NAME_RANK = 99_999
 TARGETS_DIRECTORY = "targets"  # of a capture's folder
@@ -38,17 +37,18 @@ TARGETS_DIRECTORY = "targets"  # of a capture's folder
 _TENSORBOARD = re.compile(r"(?P<worker>.+?)(?:\.(?P<span>\d+))?\.pt\.trace\.json(?:\.gz)?$")
 _RANK_WORD = re.compile(r"(?i)(?<![a-z])rank[_\-=.]?(\d+)")
 _LAST_NUMBER = re.compile(r"[_\-](\d{1,5})$")
-_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{')
 
 
-def find_traces(*paths: str | PathLike[str], fleet: str = "") -> list[Source]:
-    """Finds all traces at these paths (files, folders, captures, patterns with * and ?, URLs), sorted by rank.
+def find_traces(*paths: str | PathLike[str], fleet: str = "", captures: str = LATEST) -> list[Source]:
+    """Finds the traces at these paths (files, folders, captures, patterns with * and ?, URLs), sorted by rank.
 
-    fleet: restricts URLs to captures whose label kineto.fleet has this value. Each trace is listed once. Raises
-    FileError for a path without traces.
+    fleet: restricts URLs to captures whose label kineto.fleet has this value. captures: of several captures of one
+    process the "latest", the one of this id, or "all". Each trace is listed once. Raises FileError for a path without
+    traces, and for a capture that is not there.
     """
     found = list(dict.fromkeys(source for path in paths for source in _found(path, fleet)))
-    return sorted(_with_ranks(_with_spans(found)), key=lambda source: source.rank)
+    chosen = chosen_captures(_with_ranks(_with_spans(found)), captures)
+    return sorted(chosen, key=lambda source: source.rank)
 
 
 def _found(path: str | PathLike[str], fleet: str) -> Iterator[Source]:
@@ -70,62 +70,23 @@ def _remote(url: str, fleet: str) -> Iterator[Source]:
         except FileError:
             head = b""  # whoever opens it says what is wrong
         if may_be_trace(place.name, head):
-            traces.append(Source(path=Path(place), rank=-1, remote=replace(trace, rank=_distributed_rank(head))))
+            origin = origin_in(head, place.name)
+            known = replace(trace, rank=origin.rank, process=origin.process, capture=origin.capture)
+            traces.append(Source(path=Path(place), rank=-1, remote=known))
     if not traces:
         raise FileError(f"{url}: no trace found")
     yield from traces
 
 
 def rank_notes(sources: Sequence[Source]) -> list[str]:
-    """Returns a note for each rank that several traces have."""
-    notes = []
+    """Returns what is to be said of the ranks: captures that were left out, and ranks that several traces have."""
+    notes = capture_notes(sources)
     for rank in sorted({source.rank for source in sources}):
         same = [source for source in sources if source.rank == rank]
         if len(same) > 1:
             names = ", ".join(source.place for source in same)
             notes.append(f"rank {rank} is in {len(same)} traces, and all of them count: {names}")
     return notes
-
-
-def rank_in(path: Path) -> int | None:
-    """Returns the rank stated in the trace itself, if the head (or the end of a plain file) contains it."""
-    try:
-        if path.is_dir():
-            return _rank_of_folder(path)
-        with path.open("rb") as file:
-            packed = file.read(HEAD_BYTES)
-            head = unpacked_head(path, packed)
-            found = _distributed_rank(head)
-            if found is None and len(packed) == HEAD_BYTES and not packed.startswith(b"\x1f\x8b"):
-                file.seek(max(HEAD_BYTES, file.seek(0, 2) - PACKED_HEAD_BYTES))
-                found = _distributed_rank(file.read())
-            return found
-    except (OSError, TraceError, ValueError, AttributeError, RecursionError, zlib.error):
-        return None  # whoever opens it says what is wrong
-
-
-def _rank_of_folder(path: Path) -> int | None:
-    from kineto_trace.model.target_info import TargetInfo
-    from kineto_trace.store.parquet_folder import TRACE_FILE, is_stored
-
-    for folder in (path, path / COLUMNS_DIRECTORY):
-        if is_stored(folder):
-            values = json.loads((folder / TRACE_FILE).read_bytes())
-            rank = values.get("target", {}).get("rank")
-            return rank if isinstance(rank, int) else None
-    return TargetInfo.read(path).rank
-
-
-def _distributed_rank(text: bytes) -> int | None:
-    for match in _DISTRIBUTED.finditer(text):
-        try:
-            values, _ = json.JSONDecoder().raw_decode(text[match.end() - 1 :].decode("utf-8", "replace"))
-        except (ValueError, RecursionError):
-            continue
-        rank = values.get("rank")
-        if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
-            return rank
-    return None
 
 
 def _at(path: Path) -> Iterator[Path]:
@@ -164,7 +125,8 @@ def _with_spans(found: Sequence[Source]) -> list[Source]:
         else:
             spans = sorted(digits[source.path.parent, match["worker"]])
             span = spans.index(int(match["span"] or 0)) + 1
-            sources.append(replace(source, worker=match["worker"], span=span))
+            capture = f"span {span:04}" if len(spans) > 1 else ""  # the n-th ones of all workers belong together
+            sources.append(replace(source, worker=match["worker"], span=span, capture=capture))
     return sources
 
 
@@ -176,7 +138,9 @@ def _with_ranks(sources: Iterable[Source]) -> list[Source]:
     workers: dict[tuple[Path, str], int] = {}
     for place, source in enumerate(said):
         if source.rank < 0:
-            worker = (source.path.parent, source.worker or source.path.name)  # a worker's spans are of one rank
+            # captures of one process are of one rank
+            worker = (source.path.parent, source.worker or source.path.name)
+            worker = (Path(), source.process) if source.process else worker
             if worker not in workers:
                 workers[worker] = next(free)
             said[place] = replace(source, rank=workers[worker], rank_from="order")
@@ -184,9 +148,11 @@ def _with_ranks(sources: Iterable[Source]) -> list[Source]:
 
 
 def _with_said_rank(source: Source) -> Source:
-    rank = rank_in(source.path) if source.remote is None else source.remote.rank
-    if rank is not None:
-        return replace(source, rank=rank, rank_from="trace")
+    origin = origin_of(source.path) if source.remote is None else source.remote
+    process, capture = origin.process, origin.capture or source.capture
+    source = replace(source, process=process, capture=capture)
+    if origin.rank is not None:
+        return replace(source, rank=origin.rank, rank_from="trace")
     for name in (source.path.name, source.path.parent.name):
         match = _RANK_WORD.search(name)
         if match is not None and int(match[1]) <= MAX_NAME_RANK:
@@ -197,6 +163,9 @@ def _with_said_rank(source: Source) -> Source:
 def _ranks_by_last_number(sources: list[Source]) -> None:
     """Takes ranks from names such as `trace_3`, if all names without a rank end in different numbers."""
     open_places = [place for place, source in enumerate(sources) if source.rank < 0]
+    processes = [sources[place].process for place in open_places if sources[place].process]
+    if len(set(processes)) < len(processes):
+        return  # captures of one process: the numbers are not ranks
     numbers = {}
     for place in open_places:
         source = sources[place]

@@ -23,12 +23,14 @@ class RemoteFile:
 class RemoteTrace:
     """A trace in an object store: a file, a folder of columns, or a target of an uploaded capture.
 
-    rank: None if it is unknown. problem: why it cannot be read; "" if it can.
+    rank: None if it is unknown. process, capture: see TraceOrigin. problem: why it cannot be read; "" if it can.
     """
 
     url: str
     files: tuple[RemoteFile, ...] = ()
     rank: int | None = None
+    process: str = ""
+    capture: str = ""
     problem: str = ""
 
 
@@ -38,7 +40,8 @@ class Source:
 
     path: on this machine; for a trace in an object store, its location without the scheme, used only for names.
     rank_from: where the rank comes from. worker, span: for a TensorBoard log folder, the process and the position of
-    the trace among its traces in order of time, counted from 1; otherwise "" and 0.
+    the trace among its traces in order of time, counted from 1; otherwise "" and 0. process, capture: see TraceOrigin;
+    of a TensorBoard log folder, the span. left_out: other captures of the same process, which are not used.
     """
 
     path: Path
@@ -46,6 +49,9 @@ class Source:
     rank_from: RankFrom = "given"
     worker: str = ""
     span: int = 0
+    process: str = ""
+    capture: str = ""
+    left_out: tuple[str, ...] = ()
     remote: RemoteTrace | None = None
 
     @property

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from kineto_trace.base.atomic_files import atomic_file, write_atomically
 from kineto_trace.errors import SpoolError
+from kineto_trace.model import source_coverage
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_STRING, SCHEMAS, LazyColumns, Losses, Table, Trace
 from kineto_trace.store.trace_description import checked_description
@@ -96,6 +97,7 @@ def save_columns(trace: Trace, directory: Path) -> list[Path]:
         "sample_period_ns": trace.sample_period_ns,
         "head": None if trace.head is None else dict(trace.head),
         "notes": list(trace.notes),
+        "coverage": [each.to_json() for each in trace.coverage],
     }
     path = directory / TRACE_FILE
     write_atomically(path, json.dumps(description).encode())
@@ -209,6 +211,7 @@ def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> T
         sample_period_ns=values["sample_period_ns"],
         head=values.get("head"),
         notes=tuple(values.get("notes", ())),
+        coverage=source_coverage.from_json(values.get("coverage")),
     )
 
 
@@ -391,7 +394,10 @@ class _StoredTable:
                 numbers = np.append(_column(pc.index_in(texts, value_set=known)), np.int32(NO_STRING))
                 if (numbers[:-1] < 0).any():
                     raise SpoolError(f"{self._place}: texts that are not among the strings of the trace")
-            parts.append(numbers[_column(chunk.indices)])
+            codes = _column(chunk.indices)
+            if len(codes) and not -1 <= codes.min() <= codes.max() < len(texts):  # Arrow does not check them
+                raise SpoolError(f"{self._place}: numbers of texts that its dictionary does not have")
+            parts.append(numbers[codes])
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 

@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.intervals import containing
 from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
 from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.step_completeness import began_before, is_marked_incomplete, is_rest
 
 NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
@@ -73,15 +75,27 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); may be empty."""
+    """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); may be empty.
+
+    complete: recorded from beginning to end (structure/step_completeness.py).
+    """
 
     number: Ints
     start: Ints
     end: Ints
     thread: npt.NDArray[np.uint32]
+    complete: Flags
 
     def __len__(self) -> int:
         return len(self.number)
+
+    def at(self, moment: Ints) -> Ints:
+        """Returns for each moment (Unix ns) the place of the step that runs then; NOTHING: none."""
+        return containing(self.start, self.end, moment)
+
+    def number_at(self, moment: Ints) -> Ints:
+        """Returns for each moment (Unix ns) the number of the step that runs then; NOTHING: none."""
+        return np.append(self.number, NOTHING)[self.at(moment)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,28 +245,30 @@ def step_names(context: Context) -> Flags:
 
 def steps(context: Context) -> Steps:
     """Returns the training steps that the host saw (a gpu_user_annotation is not a step)."""
-    names = context.trace.strings
+    trace, names = context.trace, context.trace.strings
     found = {}
-    tables = [context.trace.table(kind) for kind in reversed(OP_TABLES)]
+    tables = [trace.table(kind) for kind in reversed(OP_TABLES)]
     for table in tables:
         for number in np.unique(table["name"]).tolist():
             match = _STEP.match(names[number])
             if match is not None:
                 found[number] = int(match[1])
-    chosen = [np.flatnonzero(np.isin(table["name"], list(found))) for table in tables]
-    start, end, thread, name = (
-        np.concatenate([column[rows] for column, rows in zip(part, chosen, strict=True)])
-        for part in (
-            [t["start"] for t in tables],
-            [t.end() for t in tables],
-            [t["thread"] for t in tables],
-            [t["name"] for t in tables],
-        )
+    chosen = [table.take(np.flatnonzero(np.isin(table["name"], list(found)))) for table in tables]
+    start, duration, thread, name, finished, inputs = (
+        np.concatenate([table[column] for table in chosen])
+        for column in ("start", "duration", "thread", "name", "finished", "inputs")
     )
+    number = np.array([found[value] for value in name.tolist()], np.int64)
+    complete = (finished != 0) & ~is_marked_incomplete(trace, inputs) & ~began_before(trace, number)
     order = np.argsort(start, kind="stable")
-    return Steps(
-        number=np.array([found[value] for value in name[order].tolist()], np.int64),
-        start=start[order],
-        end=end[order],
-        thread=thread[order],
-    )
+    result = Steps(number[order], start[order], (start + duration)[order], thread[order], complete[order])
+    if is_rest(context, result.start, result.end):
+        result.complete[-1] = False
+    return result
+
+
+def whole_steps(context: Context) -> Steps:
+    """Returns the steps that were recorded from beginning to end; may be empty although there are steps."""
+    found = context.get(steps)
+    whole = found.complete
+    return Steps(found.number[whole], found.start[whole], found.end[whole], found.thread[whole], whole[whole])

@@ -5,24 +5,36 @@ Theory of operation
     outermost, ";" between them). Otherwise the stack is made of the Python frames (python_function) that were
     running on the operator's thread when it started, written in the same way.
 
+    Backward operators run on threads of autograd's own, without Python frames. They have the stack of the forward
+    operator whose gradient they compute, which says what in the user's code they belong to; so have the operators
+    inside them. Those without a forward operator (accumulating gradients, say) have the stack of the call that started
+    the backward pass, on whatever thread it was waiting at that time. Only files without any Python frames on the
+    thread are completed so: what ran on the thread itself comes first.
+
     Stacks are numbered: a frame's stack is its own name and its caller's stack. All frames of one depth are
     numbered at once, so that nothing is done per frame, and texts are made of the stacks that are asked for.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
+from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.event_arguments import argument_texts
-from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.nesting import Nested, nest_tables
 
 NO_STACK = -1
 SEPARATOR = ";"
 ARGUMENT = "Call stack"
+_BACKWARD = re.compile(r"torch/autograd/.*: (backward|_engine_run_backward|grad)$")
 
 Ints = npt.NDArray[np.int64]
 
@@ -64,7 +76,7 @@ def call_stacks(context: Context) -> CallStacks:
     """Returns the stacks recorded in the file, or if there are none, those made of the Python frames."""
     told = context.get(told_stacks)
     if (told.of_op != NO_STACK).any():
-        return told
+        return replace(told, of_op=_of_forward_ops(context, told.of_op))
     ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
     nested = nest_tables([python], context.trace.window_end_ns)
     name, parent, depth = python["name"][nested.order], nested.tree.parent, nested.tree.depth
@@ -82,4 +94,48 @@ def call_stacks(context: Context) -> CallStacks:
         count += len(groups)
     inside = nested.innermost(ops["thread"], ops["start"])
     nothing = np.empty(0, np.int64)
-    return CallStacks(stack[inside], np.concatenate([nothing, *names]), np.concatenate([nothing, *callers]), ())
+    of_op = _of_forward_ops(context, stack[inside])
+    missing = np.flatnonzero((of_op == NO_STACK) & ~np.isin(ops["thread"], np.unique(python["thread"])))
+    of_op[missing] = stack[_waiting_for_backward(context, nested, python["name"][nested.order], ops["start"][missing])]
+    return CallStacks(of_op, np.concatenate([nothing, *names]), np.concatenate([nothing, *callers]), ())
+
+
+def _of_forward_ops(context: Context, of_op: Ints) -> Ints:
+    """Returns the stacks of operators; those inside of backward operators have that of the forward operator."""
+    links = forward_backward(context.trace.tables)
+    if not len(links.backward_rows):
+        return of_op.copy()
+    table, tree = context.trace.table("cpu_op"), context.get(ops_tree)
+    own = of_op.copy()
+    own[links.backward_rows] = np.where(
+        own[links.backward_rows] == NO_STACK, of_op[links.forward_rows], own[links.backward_rows]
+    )
+    around = np.flatnonzero((table["forward_thread"] > 0) & (own == NO_STACK))  # autograd's, around a backward operator
+    key = table["forward_thread"].astype(np.uint64) << np.uint64(40) ^ table["sequence"].astype(np.uint64)
+    own[around] = lookup(key[around], key[links.backward_rows], own[links.backward_rows], NO_STACK)
+    sorted_own, parent, depth = own[tree.row], tree.nested.tree.parent, tree.nested.tree.depth
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        places = np.flatnonzero((depth == level) & (sorted_own == NO_STACK))
+        sorted_own[places] = sorted_own[parent[places]]
+    own[tree.row] = sorted_own
+    return own
+
+
+def _waiting_for_backward(
+    context: Context, nested: Nested, name: npt.NDArray[np.int32], time: Ints
+) -> npt.NDArray[np.int64]:
+    """Returns for each time the innermost Python frame of the thread that runs a backward pass then; -1: none.
+
+    nested: the Python frames; name: of each of them, by place.
+    """
+    starts = np.array([*(_BACKWARD.search(text) is not None for text in context.trace.strings), False], np.bool_)
+    passes = np.flatnonzero(starts[name])
+    if not len(passes) or not len(time):
+        return np.full(len(time), -1, np.int64)
+    passes = passes[np.argsort(nested.events.start[passes], kind="stable")]
+    begin, end = nested.events.start[passes], nested.tree.end[passes]
+    at = containing(begin, end, time)
+    running = at >= 0
+    found = np.full(len(time), -1, np.int64)
+    found[running] = nested.innermost(nested.events.track[passes[at[running]]], time[running])
+    return found

@@ -107,7 +107,7 @@ class Path:
     """The edges of a path in the order of time. event: whose time it is (NOTHING: no event's). Times in Unix ns.
 
     first, last: the nodes that each edge joins (first NOTHING: the beginning of the window). If both are one node, the
-    edge is that from it to the end of the window.
+    edge is that from it to the end of the window, which is the host's time.
     """
 
     first: Ints
@@ -120,6 +120,11 @@ class Path:
 
     def __len__(self) -> int:
         return len(self.edge)
+
+    def on_gpu(self, host: int) -> Flags:
+        """Tells which edges lead to GPU activities. host: number of host events."""
+        found: Flags = (self.last >> 1 >= host) & (self.first != self.last)
+        return found
 
 
 def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Flags:
@@ -419,10 +424,12 @@ def critical_path(graph: DependencyGraph, start_ns: int, end_ns: int) -> Path:
     last_work, last_host = _last(events, works), _last(events, hosts)
     if last_work == NOTHING and last_host == NOTHING:
         last_host = _last(events, np.flatnonzero(inside))
-    if last_host == NOTHING or (last_work != NOTHING and events.end[last_work] >= end_ns):
-        return _path(graph, trail(graph.before, 2 * last_work + 1), start_ns)
-    path = _path(graph, trail(graph.before, 2 * last_host + 1), start_ns)
-    return _until(path, 2 * last_host + 1, int(events.end[last_host]), end_ns)
+    if last_host == NOTHING and last_work == NOTHING:
+        return _path(graph, np.empty(0, np.int64), start_ns)
+    on_gpu = last_host == NOTHING or (last_work != NOTHING and events.end[last_work] >= end_ns)
+    last = last_work if on_gpu else last_host
+    path = _path(graph, trail(graph.before, 2 * last + 1), start_ns)
+    return _until(path, 2 * last + 1, int(events.end[last]), end_ns)
 
 
 def _last(events: GraphEvents, chosen: Ints) -> int:
@@ -431,7 +438,7 @@ def _last(events: GraphEvents, chosen: Ints) -> int:
 
 
 def _until(path: Path, node: int, time_ns: int, end_ns: int) -> Path:
-    """The path with one more edge: from the last host event to the end of the window."""
+    """The path with one more edge: from the last event to the end of the window."""
     if time_ns >= end_ns or not len(path):
         return path
     return Path(

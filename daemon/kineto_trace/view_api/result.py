@@ -36,12 +36,16 @@ def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one view. notes: what the reader must know about it (what was missing or assumed)."""
+    """The result of one view. notes: what the reader must know about it (what was missing or assumed).
+
+    failure: why a view that was computed beside others has no rows; "" if it did not fail.
+    """
 
     view: str
     columns: tuple[ResultColumn, ...]
     table: pa.Table
     notes: tuple[str, ...] = ()
+    failure: str = ""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

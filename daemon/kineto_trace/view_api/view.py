@@ -13,7 +13,7 @@ Theory of operation
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,9 +22,11 @@ import pyarrow as pa
 
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.structure.trace_forms import as_meant
 from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table
 
 _PACKED = ""  # no column is called so
+_NOTHING = "the trace has nothing that this view shows"
 
 RANK = columns(("rank", "int", "", "rank of the process in its job"))
 
@@ -57,12 +59,16 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """One registered analysis. reduce: None if it looks at each trace alone."""
+    """One registered analysis.
+
+    reduce: None if it looks at each trace alone. nothing: the note on a result without rows and other notes.
+    """
 
     name: str
     function: Callable[..., Any]
     columns: tuple[ResultColumn, ...]
     reduce: Reduce | None
+    nothing: str = _NOTHING
     variants: dict[Compat, Variant] = field(default_factory=dict)
 
     def variant(self, compat: Compat, *, reduce: Reduce | None = None) -> Callable[[Function], Function]:
@@ -109,11 +115,16 @@ class View:
         """Returns what one trace contributes. Raises ViewError for an unknown option or compat."""
         self.check(compat, options)
         function = self._functions(compat).function
-        return function(context, **_chosen(function, options))
+        seen = context if compat in self.variants else context.get(as_meant)
+        return function(seen, **_chosen(function, options))
 
     def combine(self, partials: Sequence[tuple[int, Any]], *, compat: Compat = Compat.NONE, **options: Any) -> Result:
         """Returns the result of the contributions (rank, partial) of all ranks, sorted by rank."""
-        ordered = sorted(partials, key=lambda entry: entry[0])
+        found = self._combined(sorted(partials, key=lambda entry: entry[0]), compat, options)
+        silent = not len(found) and not found.notes and compat not in self.variants
+        return replace(found, notes=(self.nothing,)) if silent else found
+
+    def _combined(self, ordered: Sequence[tuple[int, Any]], compat: Compat, options: Mapping[str, Any]) -> Result:
         reduce = self._functions(compat).reduce
         if reduce is not None:
             answer = reduce(ordered, **_chosen(reduce, options))
@@ -158,14 +169,17 @@ VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills 
 
 
 def view(
-    name: str, schema: tuple[ResultColumn, ...], *, reduce: Reduce | None = None
+    name: str, schema: tuple[ResultColumn, ...], *, reduce: Reduce | None = None, nothing: str = _NOTHING
 ) -> Callable[[Callable[..., Any]], View]:
-    """Registers the decorated function, which takes a Context and its options, as a view."""
+    """Registers the decorated function, which takes a Context and its options, as a view.
+
+    nothing: says of a result without rows what the traces lack, if the function has no note.
+    """
 
     def register(function: Callable[..., Any]) -> View:
         if name in VIEWS:
             raise ValueError(f"two views are called {name}")
-        VIEWS[name] = View(name, function, schema, reduce)
+        VIEWS[name] = View(name, function, schema, reduce, nothing)
         return VIEWS[name]
 
     return register

@@ -206,6 +206,17 @@ static const struct {
     {"inf", "Infinity", 3, 1}, {"-inf", "-Infinity", 4, 1},    {"None", "null", 4, 1},
 };
 
+/* Whether the end of the data may have cut what is no value: a word, or a number behind its point or exponent. */
+static int may_be_cut(const kc_scan *s, const char *p) {
+    if (s->end - p < 12) {
+        return 1;
+    }
+    while (p < s->end && ((*p >= '0' && *p <= '9') || *p == '.' || *p == '-' || *p == '+' || *p == 'e' || *p == 'E')) {
+        p++;
+    }
+    return p >= s->end;
+}
+
 /* A word or number. */
 static const char *scan_plain(kc_scan *s, const char *p, kc_text *out) {
     for (unsigned i = 0; i < sizeof WORDS / sizeof *WORDS; i++) {
@@ -223,7 +234,7 @@ static const char *scan_plain(kc_scan *s, const char *p, kc_text *out) {
     kc_number number;
     const char *end = kc_scan_number(p, &number);
     if (!end) {
-        return fail(s, s->end - p < 12 && !s->final ? s->end : p, KC_WHY_NO_VALUE); /* the end may have cut a word */
+        return fail(s, !s->final && may_be_cut(s, p) ? s->end : p, KC_WHY_NO_VALUE);
     }
     if (out && kc_text_append(out, p, (uint64_t)(end - p))) {
         return fail(s, s->end - 1, KC_WHY_NO_MEMORY);

@@ -226,7 +226,7 @@ static void take_event(kc_packet_reader *r, kc_packet_sequence *s, uint64_t sequ
         }
         return;
     }
-    if (e->flows) {
+    if (e->flows && !r->no_flows) {
         add_flows(r, s, e, number, time);
     }
     if (e->type == COUNTER) {
@@ -425,9 +425,10 @@ void kc_packet_reader_free(kc_packet_reader *r) {
     free(r);
 }
 
-void kc_packet_reader_set(kc_packet_reader *r, int64_t base, uint32_t ours) {
+void kc_packet_reader_set(kc_packet_reader *r, int64_t base, uint32_t ours, uint32_t flows) {
     r->base = base;
     r->ours = ours;
+    r->no_flows = !flows;
 }
 
 int kc_packet_reader_track(kc_packet_reader *r, uint64_t uuid, const char *members, uint64_t size, const char *key,

@@ -46,8 +46,9 @@ KC_EXPORT kc_packet_reader *kc_packet_reader_new(void); /* NULL: no memory */
 KC_EXPORT void kc_packet_reader_free(kc_packet_reader *reader);
 KC_EXPORT void kc_packet_reader_feed(kc_packet_reader *reader, const uint8_t *data, uint64_t size,
                                      kc_packet_fed *result);
-/* base: is subtracted from all times (ns). ours: text values with an odd id are JSON. */
-KC_EXPORT void kc_packet_reader_set(kc_packet_reader *reader, int64_t base, uint32_t ours);
+/* base: is subtracted from all times (ns). ours: text values with an odd id are JSON. flows: 0 leaves out those of the
+   events that follow. */
+KC_EXPORT void kc_packet_reader_set(kc_packet_reader *reader, int64_t base, uint32_t ours, uint32_t flows);
 /* Members of the track's events, like "pid":1,"tid":2; of counters also their name, and then the member's name in its
    arguments. hidden: its events are left out. -1: no memory. */
 KC_EXPORT int kc_packet_reader_track(kc_packet_reader *reader, uint64_t uuid, const char *members, uint64_t size,

@@ -67,7 +67,7 @@ struct kc_packet_reader {
     uint64_t sequence_count, track_count, text_count, flow_count; /* room: the next power of two */
     uint64_t generations;
     int64_t base;
-    uint32_t ours, started, failed;
+    uint32_t ours, no_flows, started, failed;
     kc_packet_read_counts counts;
 };
 

@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t given) {
     if (!reader) {
         abort();
     }
-    kc_packet_reader_set(reader, (int64_t)any(0), (uint32_t)any(2));
+    kc_packet_reader_set(reader, (int64_t)any(0), (uint32_t)any(2), (uint32_t)any(2));
     for (;;) {
         kc_packet_fed fed;
         uint8_t *piece = malloc(ready - at ? ready - at : 1);

@@ -24,6 +24,7 @@ from kineto_agent.protocol.records import (
     SPACE_THREAD_NAME,
     SPACE_TORCH_THREAD,
     STACK_SAMPLE,
+    STEP_MARK,
 )
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TARGET_FILE, TargetInfo
@@ -78,7 +79,7 @@ def recorded(name: str) -> Original:
         buffers=tuple(data[:BUFFER_BYTES] for data in found.buffers[:BUFFERS]),
         strings=strings_of(found),
     )
-    return Original(info=info, sources=(cupti, *(make(start) for make in (stacks, ops, memory))))
+    return Original(info=info, sources=(cupti, *(make(start) for make in (stacks, ops, memory, marks))))
 
 
 def stacks(start: int) -> Source:
@@ -121,6 +122,12 @@ def memory(start: int) -> Source:
     """A recording of an allocator's actions."""
     events = b"".join(MEMORY_EVENT.pack(start + at * 1000, 4096 * at, 512, 0, 0, 1 + at % 5) for at in range(40))
     return _source("memory_events", "memory_events/1", {"totals": {"0": [10**6, 10**7]}}, events, b"")
+
+
+def marks(start: int) -> Source:
+    """When iterations began."""
+    records = b"".join(STEP_MARK.pack(start + at * 10_000_000, 3 + at, 7, 0) for at in range(40))
+    return _source("steps", "step_marks/1", {}, records, b"")
 
 
 def _source(name: str, format_: str, metadata: dict[str, Any], records: bytes, strings: bytes) -> Source:

@@ -1,23 +1,24 @@
 """Turns samples of Python stacks into slices.
 
 Theory of operation
-    A slice is a run of consecutive samples of one thread that share the function and its callers at one depth; the line
-    may change within it. It begins with its first sample and ends with the next sample of its thread. A thread that is
-    not seen for more than two periods while other threads are has vanished: its slices end when another thread is seen
-    next, after two periods at the latest. A moment at which no thread was seen ends nothing: the sampler itself was
-    delayed. Each thread has its own sample times, so "at the same tick" means less than half a period apart.
+    A slice is a run of consecutive samples of one thread that share the function and its callers at one depth, and the
+    lines at which these were called; its own line may change within it. It begins with its first sample and ends with
+    the next sample of its thread. A thread that is not seen for more than two periods while other threads are has
+    vanished: its slices end when another thread is seen next, after two periods at the latest. A moment at which no
+    thread was seen ends nothing: the sampler itself was delayed. Each thread has its own sample times, so "at the same
+    tick" means less than half a period apart.
 
     The samples are sorted by thread and time. Each depth then takes one pass over the samples that reach it, from the
     deepest depth up. All of this is array work, except for the texts of lines.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.line_counts import STATES, LineCount, format_lines
+from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, StringTable, Table, make_table
 
 MAX_DEPTH = 1024  # frames; deeper nodes are rejected
@@ -28,7 +29,10 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Nodes by index (from 1; 0 means none), and the frames (functions below their callers) that they are lines of."""
+    """Nodes by index (from 1; 0 means none), and the frames that they are lines of.
+
+    A frame is a function below its caller's frame, called at one line of it.
+    """
 
     keys: npt.NDArray[np.uint64]  # node keys, ascending; index = position + 1
     parent: Ints  # of each node: the index of the caller's node
@@ -36,6 +40,7 @@ class Trie:
     line: Ints  # of each node; 0: unknown
     depth: Ints  # of each frame: 0 for the outermost, -1 for frame 0, which means none
     name: Ints  # of each frame: the number of its text
+    call_line: Ints  # of each frame: the caller's line; 0: unknown
 
     def index(self, nodes: npt.NDArray[Any]) -> Ints:
         """Returns the index of each node key; 0 for keys that are not in the table."""
@@ -48,18 +53,23 @@ class Trie:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One value per sample. line: of the innermost frame, 0: unknown. state: number into STATES."""
+    """One value per sample. line: of the innermost frame, 0: unknown. state: number into STATES.
+
+    wait: number into WAITS. gil_holder: the thread that held the GIL when this one waited for it; 0: unknown.
+    """
 
     time: Ints
     thread: Ints
     node: Ints
     line: Ints
     state: Ints
+    wait: Ints
+    gil_holder: Ints
 
     def sorted(self) -> "Samples":
         """Returns the samples sorted by thread and time."""
         order = np.lexsort((self.time, self.thread))
-        return Samples(*(getattr(self, name)[order] for name in ("time", "thread", "node", "line", "state")))
+        return Samples(*(getattr(self, column.name)[order] for column in fields(self)))
 
 
 def slices(given: Samples, trie: Trie, period: int, strings: StringTable) -> Table:
@@ -150,7 +160,8 @@ def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie:
     start = samples.time[joined["first"]]
     placed = row_of_sample >= 0
     own = row_of_sample[placed]
-    counts = [np.bincount(own[samples.state[placed] == number], minlength=rows[-1]) for number in range(len(STATES))]
+    counts = _counts(own, samples.state[placed], len(STATES), rows[-1])
+    waits = _counts(own, samples.wait[placed], len(WAITS), rows[-1])
     columns = {
         "start": start,
         "duration": ends[joined["last"]] - start,
@@ -161,11 +172,29 @@ def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie:
         "samples": joined["samples"],
         "self_samples": np.sum(counts, axis=0),
         **dict(zip(STATES[1:], counts[1:], strict=True)),
+        **dict(zip(WAITS[1:], waits[1:], strict=True)),
         "line": joined["line"],
         "lines": _line_texts(own, samples.line[placed], samples.state[placed], rows[-1], strings),
         "module": np.full(len(start), NO_MODULE),
+        "call_line": trie.call_line[joined["frame"]],
+        "gil_holder": _gil_holders(own, samples.gil_holder[placed], rows[-1]),
     }
     return make_table("python_function", len(start), columns)
+
+
+def _counts(row: Ints, numbers: Ints, kinds: int, rows: int) -> list[Ints]:
+    """Returns for each kind the number of samples by row."""
+    return [np.bincount(row[numbers == kind], minlength=rows) for kind in range(kinds)]
+
+
+def _gil_holders(row: Ints, holder: Ints, rows: int) -> Ints:
+    """Returns for each row the thread that held the GIL most often while it waited; 0 for rows that never waited."""
+    found = np.zeros(rows, np.int64)
+    waited = holder > 0
+    keys, counts = np.unique(row[waited] << 32 | holder[waited], return_counts=True)
+    best = np.lexsort((-(keys & 0xFFFFFFFF), counts, keys >> 32))  # the last entry of each row is the best one
+    found[keys[best] >> 32] = keys[best] & 0xFFFFFFFF
+    return found
 
 
 def _line_texts(row: Ints, line: Ints, state: Ints, rows: int, strings: StringTable) -> Ints:

@@ -23,18 +23,24 @@ from kineto_agent.protocol.records import (
     SPACE_STACK_NODE,
     SPACE_THREAD_NAME,
     STACK_HOLDS_GIL,
+    STACK_IDLE,
     STACK_NODE,
     STACK_NODE_1,
+    STACK_RUNNING,
     STACK_SAMPLE_1_FIELDS,
     STACK_SAMPLE_FIELDS,
     STACK_STATE_MASK,
+    STACK_WAIT_MASK,
+    STACK_WAIT_SHIFT,
+    STACK_WAITS_FOR_GIL,
+    WAIT_CPU,
 )
 
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.python.line_tables import LineTable, line_table
 from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
-from kineto_trace.model.line_counts import MAX_LINE, STATES
+from kineto_trace.model.line_counts import MAX_LINE, STATES, WAITS
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import RawSource
 
@@ -83,13 +89,32 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
 def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
     line = np.where(records["line"] <= MAX_LINE, records["line"], 0).astype(np.int64)
     unknown = np.zeros(len(records), np.int64)
-    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, line, unknown)
+    times, threads = records["time"].astype(np.int64), records["thread"].astype(np.int64)
+    return Samples(times, threads, nodes, line, unknown, unknown, unknown)
 
 
 def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
     state = (records["state"] & STACK_STATE_MASK).astype(np.int64)
     state[state >= len(STATES)] = 0
-    return Samples(records["time"].astype(np.int64), records["thread"].astype(np.int64), nodes, trie.line[nodes], state)
+    wait = (records["state"] >> STACK_WAIT_SHIFT & STACK_WAIT_MASK).astype(np.int64)
+    wait[(wait >= len(WAITS)) | (state != np.where(wait == WAIT_CPU, STACK_RUNNING, STACK_IDLE))] = 0
+    times, threads = records["time"].astype(np.int64), records["thread"].astype(np.int64)
+    holder = np.where(state == STACK_WAITS_FOR_GIL, _gil_holders(times, threads, records["state"]), 0)
+    return Samples(times, threads, nodes, trie.line[nodes], state, wait, holder)
+
+
+def _gil_holders(times: Ints, threads: Ints, states: npt.NDArray[Any]) -> Ints:
+    """Returns for each sample the thread that held the GIL at that time; 0 if none was seen, or several were.
+
+    All samples of one look at the threads have the same time. Interpreters may have a GIL each.
+    """
+    holds = (states & STACK_HOLDS_GIL) != 0
+    held, first, count = np.unique(times[holds], return_index=True, return_counts=True)
+    if not len(held):
+        return np.zeros(len(times), np.int64)
+    at = np.minimum(np.searchsorted(held, times), len(held) - 1)
+    found: Ints = np.where((held[at] == times) & (count[at] == 1), threads[holds][first[at]], 0)
+    return found
 
 
 def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, int]]:
@@ -106,6 +131,7 @@ def _thread_use(records: npt.NDArray[Any], samples: Samples) -> list[dict[str, i
         "samples": count(np.ones(len(place))),
         "python": count(samples.node > 0),
         **{name: count(samples.state == number) for number, name in enumerate(STATES) if name},
+        **{name: count(samples.wait == number) for number, name in enumerate(WAITS) if name},
         "has_gil": count((records["state"] & STACK_HOLDS_GIL) != 0),
         "cpu_ns": count(records["cpu_us"].astype(np.float64) * 1000),
     }
@@ -144,10 +170,10 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
             codes[number] = code
     layout = STACK_NODE_1 if old else STACK_NODE
     keys, lines = [], [0]
-    frames = [0]  # of each node: the function below the caller's frame, whatever the line
-    parents, depths, names = [0], [-1], [0]  # of frames
+    frames = [0]  # of each node: the function below the caller's frame and its line there, whatever its own line
+    parents, depths, names, call_lines = [0], [-1], [0], [0]  # of frames
     index: dict[int, int] = {0: 0}
-    known: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int, int], int] = {}
     callers = [0]  # of nodes
     for key, raw in sorted(source.strings.get(SPACE_STACK_NODE, {}).items()):
         if len(raw) != layout.size or not key:
@@ -157,17 +183,18 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
         code = codes.get(number)
         if above is None or code is None or depths[frames[above]] + 1 >= MAX_DEPTH:
             continue
-        frame = known.setdefault((frames[above], code.name), len(parents))
+        frame = known.setdefault((frames[above], lines[above], code.name), len(parents))
         if frame == len(parents):
             parents.append(frames[above])
             depths.append(depths[frames[above]] + 1)
             names.append(code.name)
+            call_lines.append(lines[above])
         keys.append(key)
         index[key] = len(keys)
         callers.append(above)
         frames.append(frame)
         lines.append(0 if old else code.line(offset[0]))
-    integers = (np.array(column, np.int64) for column in (callers, frames, lines, depths, names))
+    integers = (np.array(column, np.int64) for column in (callers, frames, lines, depths, names, call_lines))
     return Trie(np.array(keys, np.uint64), *integers)
 
 

@@ -72,6 +72,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
         losses=Losses(undecoded=document.undecoded),
         head=head,
         notes=tuple(notes),
+        coverage=description.coverage,
     )
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows
 from kineto_trace.formats.chrome.chrome_writer import OPTION_KEYS
+from kineto_trace.model import source_coverage
+from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import TEXT_ID, Table
 from kineto_trace.model.trace_header import value
@@ -27,6 +29,7 @@ class TargetDescription(NamedTuple):
     target: TargetInfo
     devices: tuple[Mapping[str, Any], ...]
     versions: dict[str, int]
+    coverage: tuple[SourceCoverage, ...]
 
 
 def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
@@ -49,6 +52,8 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         python_version=_text(ours.get("python_version")),
         threads=threads,
         thread_use=ours["threads"] if isinstance(ours.get("threads"), list) else [],
+        kernel_counters=ours["kernel_counters"] if isinstance(ours.get("kernel_counters"), dict) else {},
+        settings=_settings(ours.get("settings")),
         labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
         options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),
@@ -63,7 +68,13 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
             for name in head
             if name.endswith("_version") and (number := _count(value(head, name))) is not None
         },
+        source_coverage.from_json(ours.get("coverage")),
     )
+
+
+def _settings(found: Any) -> dict[str, bool | int | float | str]:
+    values = found.items() if isinstance(found, dict) else ()
+    return {str(name): value for name, value in values if isinstance(value, (bool, int, float, str))}
 
 
 def _text(found: Any) -> str:

@@ -118,7 +118,10 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "records_undecoded": trace.losses.undecoded,
         "chunks_torn": trace.losses.torn,
         "records_out_of_window": trace.losses.out_of_window,
+        "coverage": [each.to_json() for each in trace.coverage],
         **_stack_samples(trace),
+        **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
+        **({"settings": target.settings} if target.settings else {}),
         **_clock(target),
     }
     values["displayTimeUnit"] = "ms"

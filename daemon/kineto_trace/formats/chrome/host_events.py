@@ -18,6 +18,7 @@ from kineto_trace.formats.chrome.chrome_fields import (
     flow,
     host_pid,
 )
+from kineto_trace.model.activity_tables import SAMPLED_ARGUMENTS
 from kineto_trace.model.trace import NO_MODULE, NO_SEQUENCE
 
 _UNFINISHED = Texts([b',"finished":false', b""])  # indexed by the column `finished`
@@ -111,6 +112,7 @@ def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
         Field(b',"samples waiting for the GIL":', OPTIONAL, rows["waiting"]),
         Field(b',"idle samples":', OPTIONAL, rows["idle"]),
         Field(b',"line":', OPTIONAL, rows["line"]),
+        *(Field(b',"%s":' % key.encode(), OPTIONAL, rows[column]) for column, key in SAMPLED_ARGUMENTS.items()),
         Field(b"", TEXT, rows["lines"], names.lines),
         CLOSE,
     ]

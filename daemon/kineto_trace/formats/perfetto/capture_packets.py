@@ -16,7 +16,7 @@ from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
-from kineto_trace.model.activity_tables import NO_PRIORITY, numbers_of
+from kineto_trace.model.activity_tables import NO_PRIORITY, SAMPLED_ARGUMENTS, numbers_of
 from kineto_trace.model.trace import (
     API_TABLES,
     GPU_TABLES,
@@ -129,6 +129,8 @@ class CaptureParts:
             fields.optional("samples waiting for the GIL", table["waiting"])
             fields.optional("idle samples", table["idle"])
             fields.optional("line", table["line"])
+            for column, key in SAMPLED_ARGUMENTS.items():
+                fields.optional(key, table[column])
             fields.texts("lines", table["lines"], self._trace.strings)
             times = nested_python(self._trace, table)
             start, end = times.get("start", start), start + table["duration"]

@@ -4,9 +4,10 @@ Theory of operation
     Every process and thread of the file is a track with the name that the file's metadata rows (ph "M") give it. GPU
     rows make their process a group of tracks. The arguments are those of the file: columns with a bit in `present`, and
     the others from their JSON text.
+    A tid is the same as a text and as a number: old files have "7" at operators and 7 at flows.
     Of the rows that are not activities, complete events, pairs of begin and end, instants and counters are shown;
-    metadata rows provide the names of tracks. A note states the number of the remaining rows (asynchronous events,
-    objects, …).
+    metadata rows provide the names of tracks, also of those without events. A note states the number of the remaining
+    rows (asynchronous events, objects, …). What is not shown is kept (kept_rows.py).
 """
 
 import json
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Interner
+from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
 from kineto_trace.formats.perfetto.perfetto_tracks import INT32_LIMIT, Tracks
@@ -29,21 +32,27 @@ from kineto_trace.model.trace import DEVICE_TABLES, GPU_TABLES, TEXT_ID, Table, 
 ORDER = (*NESTING, OTHER)
 NO_TRACK = 0xFFFFFFFF
 _UNSIGNED = (bits.U64, bits.U32, bits.U16)
-_NAMED = 1 << 16  # metadata rows that are read at most
+_NAMED = 1 << 16  # distinct metadata rows that are read at most
 _PAIR = tuple(map(ord, "BE"))
 _INSTANTS = tuple(map(ord, "iIR"))
 
 
 class FileParts:
-    """Builds the parts. ids: for each track its pid and tid as JSON texts; for counters also name and member."""
+    """Builds the parts. ids: for each track its pid and tid as JSON texts; for counters also name and member.
+
+    kept: rows that no part shows.
+    """
 
     def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
         self._trace, self._tracks, self._annotations = trace, tracks, annotations
         self._strings = trace.strings
         self.notes: list[str] = []
         self.ids: dict[int, list[str]] = {}
+        self.kept: list[Table] = []
         tables = [table for table in trace.tables.values() if len(table) and table.origin]
         self._pids, self._tids, self._pairs = Interner(), Interner(), Interner()
+        self._has_texts = any((table.origin["tid"] <= TEXT_ID).any() for table in tables)
+        self._spelled: dict[int, tuple[int, int]] = {}  # pair -> its pid and tid as the file has them
         for table in tables:
             shown = table.kind in ORDER and (table["phase"] != ord("M") if table.kind == "other" else slice(None))
             self._pair(table.origin["pid"][shown], table.origin["tid"][shown])
@@ -54,16 +63,41 @@ class FileParts:
             value
             for table in tables
             if table.kind in DEVICE_TABLES
-            for value in np.unique(table.origin["pid"]).tolist()
+            for value in np.unique(self._plain(table.origin["pid"])).tolist()
         }
-        self._order: dict[int, int] = {}  # pid -> rank among the processes
+        self._order: dict[tuple[int, int], int] = {}  # pid and tid, 0 for the process -> rank among its siblings
         self._names = self._metadata(trace.table("other"))
         self._by_pair = self._make_tracks(used)
 
     def _pair(self, pid: Ints, tid: Ints) -> Numbers:
         """Returns the number of each row's (pid, tid) pair."""
-        keys = self._pids.intern(pid.view(np.uint64)).astype(np.uint64) << np.uint64(32)
-        return self._pairs.intern(keys | self._tids.intern(tid.view(np.uint64)))
+        plain_pid, plain_tid = self._plain(pid), self._plain(tid)
+        keys = self._pids.intern(plain_pid.view(np.uint64)).astype(np.uint64) << np.uint64(32)
+        pairs = self._pairs.intern(keys | self._tids.intern(plain_tid.view(np.uint64)))
+        if self._has_texts:
+            numbers, first = np.unique(pairs, return_index=True)
+            for number, row in zip(numbers.tolist(), first.tolist(), strict=True):
+                own = int(pid[row]), int(tid[row])
+                # What is a number anywhere is written as one: the plug-in fails on allocations whose tid is a text.
+                self._spelled[number] = max(own, self._spelled.get(number, own))
+        return pairs
+
+    def _plain(self, ids: Ints) -> Ints:
+        """Returns pids or tids with texts that are whole numbers as these numbers."""
+        texts = ids <= TEXT_ID
+        if not texts.any():
+            return ids
+        known = distinct(TEXT_ID - ids[texts]).astype(np.int64)
+        plain = np.array(
+            [
+                found if isinstance(found, int) else TEXT_ID - number
+                for number in known.tolist()
+                for found in [whole_number(TEXT_ID - number, self._strings)]
+            ]
+        )
+        found = ids.copy()
+        found[texts] = lookup((TEXT_ID - ids[texts]).view(np.uint64), known.view(np.uint64), plain, 0)
+        return found
 
     def _text(self, value: int) -> str:
         """Returns a pid or tid as text."""
@@ -78,19 +112,29 @@ class FileParts:
         if not other.origin:
             return found
         wanted = {"process_name": "name", "process_labels": "labels", "thread_name": "name"}
-        wanted["process_sort_index"] = "sort_index"
+        wanted |= {"process_sort_index": "sort_index", "thread_sort_index": "sort_index"}
         numbers = [number for number, text in enumerate(self._strings) if text in wanted]
-        rows = np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers))[:_NAMED]
-        for row in rows.tolist():
+        rows = self._different(other, np.flatnonzero((other["phase"] == ord("M")) & np.isin(other["name"], numbers)))
+        pids, tids = (self._plain(other.origin[name][rows]).tolist() for name in ("pid", "tid"))
+        for row, pid, tid in zip(rows.tolist(), pids, tids, strict=True):
             what = self._strings[other["name"][row]]
             text = self._members(int(other.origin["args"][row])).get(wanted[what])
-            tid = int(other.origin["tid"][row]) if what == "thread_name" else 0
-            if what == "process_sort_index":
+            key = pid, tid if what.startswith("thread") else 0
+            if what.endswith("sort_index"):
                 if isinstance(text, int) and abs(text) < INT32_LIMIT:
-                    self._order[int(other.origin["pid"][row])] = int(text)
+                    self._order[key] = int(text)
             elif isinstance(text, str):
-                found[what, int(other.origin["pid"][row]), tid] = text
+                found[(what, *key)] = text
         return found
+
+    def _different(self, other: Table, rows: Ints) -> Ints:
+        """Returns the last one of each kind of equal metadata rows (some files repeat them thousands of times)."""
+        rows = rows[::-1]
+        content = other["name"][rows].astype(np.uint64) << np.uint64(32)
+        content |= other.origin["args"][rows].astype(np.uint32)
+        keys = Interner().intern(content).astype(np.uint64) << np.uint64(32)
+        equal = Interner().intern(keys | self._pair(other.origin["pid"][rows], other.origin["tid"][rows]))
+        return np.sort(rows[np.unique(equal, return_index=True)[1]][:_NAMED])
 
     def _members(self, number: int) -> dict[str, Any]:
         try:
@@ -100,25 +144,37 @@ class FileParts:
         return found if isinstance(found, dict) else {}
 
     def _make_tracks(self, used: int) -> Numbers:
-        """Returns the track of each of the first `used` pairs, and NO_TRACK for the others."""
+        """Returns the track of each of the first `used` pairs, and NO_TRACK for the others.
+
+        Named processes and threads without events have tracks, too.
+        """
         pids, tids = self._pids.keys().view(np.int64), self._tids.keys().view(np.int64)
         numbers = []
-        for key in self._pairs.keys()[:used].tolist():
+        for place, key in enumerate(self._pairs.keys()[:used].tolist()):
             pid, tid = int(pids[key >> 32]), int(tids[key & 0xFFFFFFFF])
-            process = self._process(pid)
-            name = self._names.get(("thread_name", pid, tid)) or self._text(tid)
-            if pid > 0 and pid not in self._gpus and tid > TEXT_ID:
-                number = self._tracks.thread(process, tid, name)
+            numbers.append(self._thread(pid, tid, self._spelled.get(place, (pid, tid))))
+        for what, pid, tid in self._names:
+            if what == "thread_name":
+                self._thread(pid, tid, (pid, tid))
             else:
-                number = self._tracks.group(f"thread {self._text(tid)}", name, process)
-            self.ids[number] = [self._json(pid), self._json(tid)]
-            numbers.append(number)
+                self._process(pid)
         return np.array(numbers + [NO_TRACK] * (len(self._pairs) - used), np.uint32)
+
+    def _thread(self, pid: int, tid: int, spelled: tuple[int, int]) -> int:
+        process = self._process(pid)
+        name = self._names.get(("thread_name", pid, tid)) or self._text(tid)
+        rank = self._order.get((pid, tid), 0)
+        if pid > 0 and pid not in self._gpus and tid > TEXT_ID:
+            number = self._tracks.thread(process, tid, name, rank)
+        else:
+            number = self._tracks.group(f"thread {self._text(tid)}", name, process, rank)
+        self.ids.setdefault(number, [self._json(value) for value in spelled])
+        return number
 
     def _process(self, pid: int) -> int:
         name = self._names.get(("process_name", pid, 0), "")
         label = self._names.get(("process_labels", pid, 0), "")
-        rank = self._order.get(pid, 0)
+        rank = self._order.get((pid, 0), 0)
         if pid <= TEXT_ID or pid in self._gpus or pid <= 0:
             words = [name, label if label != name else ""]
             shown = " ".join(filter(None, words)) or self._text(pid)
@@ -135,6 +191,7 @@ class FileParts:
     def all(self) -> list[PacketPart]:
         """Returns all parts that have rows."""
         parts = []
+        self.kept = [flow] if (flow := self._trace.table("flow")).origin else []
         for kind in ORDER:
             table = self._trace.table(kind)
             if not len(table) or not table.origin:
@@ -220,11 +277,16 @@ class FileParts:
         if len(instants):
             parts.append(self._part(table.take(instants), INSTANT, table["start"][instants]))
         parts += self._counters(table.take(np.flatnonzero(phase == ord("C"))))
-        shown = 2 * len(begin) + int(np.count_nonzero(np.isin(phase, [*map(ord, "XCM"), *_INSTANTS])))
-        if shown < len(table):
-            known = set("XCMiIRBE") if 2 * len(begin) == np.count_nonzero(np.isin(phase, _PAIR)) else set("XCMiIR")
-            kinds = "".join(sorted({chr(value) for value in np.unique(phase).tolist()} - known))
-            self.notes.append(f"{len(table) - shown} events of the phases {kinds} cannot be expressed in this format")
+        kept = ~np.isin(phase, [*map(ord, "XC"), *_INSTANTS])
+        kept[begin] = kept[end] = False
+        if kept.any():
+            self.kept.append(table.take(np.flatnonzero(kept)))
+        hidden = phase[kept & (phase != ord("M"))]
+        if len(hidden):
+            kinds = "".join(sorted(chr(value) for value in np.unique(hidden).tolist()))
+            self.notes.append(
+                f"{len(hidden)} events of the phases {kinds} are kept in the file, but viewers do not show them"
+            )
         return parts
 
     def _pairs_of(self, table: Table) -> tuple[Ints, Ints]:

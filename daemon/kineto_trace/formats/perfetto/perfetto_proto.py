@@ -22,6 +22,7 @@ BOOT_CLOCK, REAL_CLOCK = 6, 1
 CLEARED = 1  # PACKET_FLAGS: earlier interned data is no longer valid
 UNIT_COUNT, UNIT_BYTES = 2, 3  # of counters
 EXPLICIT_ORDER = 3  # child_ordering: by sibling_order_rank
+KEPT_ROWS = 24301  # of ChromeEventBundle: a field of ours, which other readers skip
 _PACKET = b"\x0a"
 
 
@@ -133,6 +134,11 @@ def clock_packet(time_ns: int) -> bytes:
 def metadata_packet(name: str, text: str) -> bytes:
     """Returns a packet with a text about the whole trace."""
     return packet(data(5, data(2, data(1, name) + data(2, text))), number(10, 1))
+
+
+def rows_packet(block: bytes) -> bytes:
+    """Returns a packet with rows of a Chrome trace that have no form of their own (kept_rows.py)."""
+    return packet(data(5, data(KEPT_ROWS, block)), number(10, 1))
 
 
 # ------------------------------------------------------------ interned texts

@@ -5,7 +5,8 @@ Theory of operation
     by piece, and formats/chrome/chrome_reader.py reads these: in both formats the category tells the kind of an event.
     The trace is thus read in pieces, and what an exporter of Chrome traces calls an argument gets its column.
 
-    Our own files state what they contain: the head of the Chrome trace, pid and tid of every track, the capture. In
+    Our own files state what they contain: the head of the Chrome trace, pid and tid of every track, the capture, and
+    of a trace that was read from a file the rows that have no other form (kept_rows.py). In
     other files, threads and processes are those of the track descriptors, and slices of unknown categories are rows of
     the table `other`; samples, scheduling and other data sources of Perfetto are not read.
 """
@@ -24,6 +25,9 @@ from isal import igzip_lib
 from kineto_trace.arrays import codec
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
+from kineto_trace.formats.perfetto.begin_order import outer_first
+from kineto_trace.formats.perfetto.kept_rows import unpacked
+from kineto_trace.formats.perfetto.perfetto_proto import KEPT_ROWS
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Losses, Trace
 
@@ -78,7 +82,7 @@ def _library() -> ctypes.CDLL:
         None,
     )
     library.kc_packet_reader_set.argtypes, library.kc_packet_reader_set.restype = (
-        [pointer, ctypes.c_int64, ctypes.c_uint32],
+        [pointer, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint32],
         None,
     )
     library.kc_packet_reader_track.argtypes = [pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number]
@@ -105,7 +109,7 @@ def load_perfetto(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
 def _load(file: BinaryIO, name: str) -> Trace:
     packets = _Packets(name)
     stream = _Stream(packets.as_chrome(_Bytes(file, packets.notes)))
-    trace = load_chrome(stream, name=name)  # type: ignore[arg-type]
+    trace = outer_first(load_chrome(stream, name=name))  # type: ignore[arg-type]
     losses = Losses(undecoded=packets.counts.undecoded + trace.losses.undecoded)
     trace = replace(trace, losses=losses, notes=(*packets.notes, *trace.notes))
     return trace if packets.about is None else _with_ours(trace, packets.about)
@@ -289,7 +293,10 @@ class _Packets:
         self._name = name
         self._tracks: dict[int, _Track] = {}
         self._own: dict[int, list[str]] = {}
+        self._named: set[tuple[str, ...]] = set()  # pids and tids of our tracks that have a name
         self._rows: list[dict[str, Any]] = []
+        self._kept: list[bytes] = []  # blocks of kept_rows.py
+        self._used = False  # whether the last text of ours about a trace was used
         self._library = _library()
         self._handle = self._library.kc_packet_reader_new()
         if not self._handle:
@@ -313,11 +320,28 @@ class _Packets:
         self._library.kc_packet_reader_count(self._handle, ctypes.byref(self.counts))
         self._account()
         yield last
-        rows = [json.dumps({"ph": "M", **row}).encode() for row in self._rows]
-        yield (b",\n" if (some or last) and rows else b"") + b",\n".join(rows) + b"\n]"
+        some = some or last
+        for rows in self._rows_of_file():
+            yield (b",\n" if some else b"") + next(rows, b"")
+            yield from rows
+            some = b"some"
+        yield b"\n]"
         for key, text in self._head().items():
             yield f",\n{json.dumps(str(key))}: {text}".encode("utf-8", "replace")
         yield b"}\n"
+
+    def _rows_of_file(self) -> Iterator[Pieces]:
+        """Yields the rows that are no events of tracks, each group without a comma around it."""
+        if self._rows:
+            yield iter([b",\n".join(json.dumps({"ph": "M", **row}).encode() for row in self._rows)])
+        for block in self._kept:
+            yield self._unpacked(block)
+
+    def _unpacked(self, block: bytes) -> Pieces:
+        try:
+            yield from unpacked(block)
+        except ValueError as exc:
+            self.notes.append(f"rows without a form of their own are damaged and not read ({exc})")
 
     def _head(self) -> Mapping[str, Any]:
         head = self.about.get("head") if self.about else {}
@@ -397,10 +421,28 @@ class _Packets:
                 if uuid not in self._own:
                     self._rows += rows
                     self._set_foreign(uuid)
-                elif self._own[uuid]:
-                    self._rows += rows
+                elif not (self.about or {}).get("kept_rows"):
+                    self._rows += rows or self._names_of_own(self._own[uuid], track)
+                    self._named.add(tuple(self._own[uuid]))
+
+    def _names_of_own(self, ids: list[str], track: _Track) -> list[dict[str, Any]]:
+        """Returns the rows that name one of our tracks that is no thread of the system: a stream, and its GPU."""
+        above = self._tracks.get(track.parent)
+        try:
+            pid, tid = map(json.loads, ids)
+        except ValueError:
+            return []  # a counter, or a track above others
+        if tuple(ids) in self._named:
+            return []  # further rows of the same stream
+        rows = [{"name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track.name}}]
+        if above is not None and not above.pid and (ids[0],) not in self._named:
+            self._named.add((ids[0],))
+            rows.append({"name": "process_labels", "pid": pid, "tid": 0, "args": {"labels": above.name}})
+        return rows
 
     def _metadata(self, bundle: Message) -> None:
+        if self._used:
+            self._kept += [block for block in bundle.get(KEPT_ROWS, ()) if isinstance(block, bytes)]
         for entry in bundle.get(2, ()):
             fields = fields_of(entry) if isinstance(entry, bytes) else {}
             if _text(fields, 1) != METADATA:
@@ -411,17 +453,19 @@ class _Packets:
                 continue
             if not isinstance(about, dict):
                 continue
-            if self.about is None:
-                self.about = about
-            elif MERGED not in self._head() or about.get("base_ns") != self.about.get("base_ns"):
+            self._used = self.about is None or (
+                MERGED in self._head() and about.get("base_ns") == self.about.get("base_ns")
+            )
+            if not self._used:
                 continue
+            self.about = self.about or about
             self._use(about)  # in a merged file each rank has its own text, which names its tracks
 
     def _use(self, about: Mapping[str, Any]) -> None:
         """Passes the base and the tracks of our own file to the native reader."""
         base = about.get("base_ns")
         base = base if isinstance(base, int) and 0 <= base < 2**62 else 0
-        self._library.kc_packet_reader_set(self._handle, base, 1)
+        self._library.kc_packet_reader_set(self._handle, base, 1, not about.get("kept_rows"))
         tracks = about.get("tracks")
         for key, values in (tracks if isinstance(tracks, dict) else {}).items():
             try:

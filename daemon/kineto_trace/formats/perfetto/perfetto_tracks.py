@@ -56,12 +56,12 @@ class Tracks:
         above = 0 if parent is None else self.infos[parent].uuid
         return self._add(("group", above, key), name, parent, rank=rank)
 
-    def thread(self, process: int, tid: int, name: str) -> int:
+    def thread(self, process: int, tid: int, name: str, rank: int = 0) -> int:
         """Returns a thread of the process, or a group below it if the numbers are not valid for a thread."""
         pid = self.infos[process].pid
         if pid > 0 and 0 < tid < INT32_LIMIT:
-            return self._add(("thread", pid, tid), name, pid=pid, tid=tid)
-        return self.group(f"thread {tid}", name, process)
+            return self._add(("thread", pid, tid), name, pid=pid, tid=tid, rank=rank)
+        return self.group(f"thread {tid}", name, process, rank)
 
     def gpu(self, process: int, device: int) -> int:
         """Returns the group of a GPU."""

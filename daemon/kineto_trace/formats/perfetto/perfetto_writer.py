@@ -25,9 +25,17 @@ from kineto_trace.formats.perfetto import perfetto_proto as proto
 from kineto_trace.formats.perfetto.capture_packets import CaptureParts
 from kineto_trace.formats.perfetto.chrome_packets import FileParts
 from kineto_trace.formats.perfetto.flow_packets import Arrows, capture_arrows, file_arrows
+from kineto_trace.formats.perfetto.kept_rows import packed
 from kineto_trace.formats.perfetto.packet_sections import Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_tracks import Tracks
-from kineto_trace.formats.shared.native_packets import READY, SEQUENCE_LIMIT, PacketKind, PacketWriter, nest_lanes
+from kineto_trace.formats.shared.native_packets import (
+    READY,
+    SEQUENCE_LIMIT,
+    SLICE,
+    PacketKind,
+    PacketWriter,
+    nest_lanes,
+)
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.model.trace import StringTable, Trace
 from kineto_trace.model.trace_header import base_ns as file_base_ns
@@ -62,10 +70,13 @@ def append_perfetto(trace: Trace, sink: TextSink, sequence: int = FIRST_SEQUENCE
     arrows = _arrows(trace, content, parts, layout)
     sink.text(proto.clock_packet(max(0, trace.window_start_ns)))
     sink.text(proto.metadata_packet(METADATA, _metadata(trace, tracks, content.ids)))
+    if isinstance(content, FileParts):
+        for block in packed(trace, content.kept, file_base_ns(trace.head or {}, [])):
+            sink.text(proto.rows_packet(block))
     for info in tracks.infos:
         sink.text(proto.track_packet(info))
     _File(trace, parts, tracks, annotations, layout, sequence).write(arrows, _flow_base(tracks), sink)
-    notes = list(content.notes)
+    notes = [*content.notes, *_arrow_notes(trace, arrows)]
     if layout.shortened:
         notes.append(f"{layout.shortened} events overlap too many others on their track; their ends were moved")
     if layout.earlier_ns:
@@ -77,8 +88,18 @@ def _arrows(trace: Trace, content: FileParts | CaptureParts, parts: list[PacketP
     """Returns the arrows, with the numbers of events."""
     if isinstance(content, CaptureParts) or not len(trace.table("flow")):
         return capture_arrows(trace, _offsets(parts))
-    found = file_arrows(trace, layout.by_track, content.tracks_of(trace.table("flow")))
-    return Arrows(layout.before_lanes[found.source], layout.before_lanes[found.target])
+    found = file_arrows(trace, layout.by_track, layout.slices, content.tracks_of(trace.table("flow")))
+    return Arrows(layout.before_lanes[found.source], layout.before_lanes[found.target], found.loose)
+
+
+def _arrow_notes(trace: Trace, arrows: Arrows) -> list[str]:
+    """Says which arrows of the file a viewer does not show, and which ones the file does not have."""
+    if arrows.loose:
+        every = len(arrows.source) + arrows.loose
+        return [f"{arrows.loose} of {every} arrows have no slice at one of their ends: viewers do not show them"]
+    if trace.head is not None and not len(trace.table("flow")) and len(arrows.source):
+        return [f"the file has no arrows: {len(arrows.source)} are drawn by correlation and sequence numbers"]
+    return []
 
 
 def _owner(trace: Trace) -> str:
@@ -99,6 +120,7 @@ def _metadata(trace: Trace, tracks: Tracks, ids: Mapping[int, Sequence[str]]) ->
     values = {
         "head": dict(trace.head) if trace.head is not None else head_texts(trace, base),
         "from_file": trace.head is not None,
+        "kept_rows": is_verbatim(trace),
         "base_ns": file_base_ns(trace.head, []) if trace.head is not None else base,
         "tracks": {f"{uuid:x}": found for uuid, found in ids_of.items()},
         "target": json.loads(trace.target.to_json()),
@@ -143,6 +165,7 @@ class _Layout(NamedTuple):
     shortened: int
     earlier_ns: int
     by_track: Events  # before events that do not nest moved to additional tracks
+    slices: npt.NDArray[np.bool_]  # those of by_track that are slices
     before_lanes: Ints  # the number of each event in by_track
 
 
@@ -157,7 +180,8 @@ def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
     end = np.maximum(np.concatenate([part.end for part in parts] or [empty]), start)
     track = np.concatenate([part.track for part in parts] or [empty.astype(np.uint32)])
     leaf = np.array([part.leaf for part in parts], np.uint8)[which] if parts else which
-    order = Events(track, start, end, which).order()
+    types = np.array([part.type for part in parts], np.uint8)
+    order = by_number = Events(track, start, end, which).order()
     track, start = track[order], start[order]
     by_track, before_lanes = Events(track, start, end[order]), order.astype(np.int64)
     lanes = nest_lanes(track, start, end[order], leaf[order])
@@ -180,6 +204,7 @@ def _lay_out(parts: list[PacketPart], tracks: Tracks) -> _Layout:
         shortened=lanes.shortened,
         earlier_ns=-earliest,
         by_track=by_track,
+        slices=types[which[by_number]] == SLICE if parts else which.astype(np.bool_),
         before_lanes=before_lanes,
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_trace.arrays.intervals import Union, covered, difference, intersection, union
+from kineto_trace.arrays.intervals import Union, containing, covered, difference, intersection, union
 
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=30)
 
@@ -44,3 +44,10 @@ def test_unions_behave_as_sets_of_points(first: list[tuple[int, int]], second: l
     assert points(difference(one, two)) == points(one) - points(two)
     times = np.arange(60)
     assert one.before(times).tolist() == [sum(point < time for point in points(one)) for time in times.tolist()]
+
+
+def test_a_time_lies_in_the_interval_that_began_last_before_it_and_has_not_ended() -> None:
+    start, end = np.array([10, 20, 40]), np.array([15, 40, 50])
+    times = np.array([9, 10, 14, 15, 20, 39, 40, 49, 50])
+    assert containing(start, end, times).tolist() == [-1, 0, 0, -1, 1, 1, 2, 2, -1]
+    assert containing(start[:0], end[:0], times[:2]).tolist() == [-1, -1]

@@ -1,10 +1,11 @@
 """Iterations as "ProfilerStep#N" annotations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from kineto_trace.decode.iterations import add_iterations, whole_iterations
+from kineto_trace.decode import iterations
+from kineto_trace.decode.iterations import INCOMPLETE, reported_marks
 from kineto_trace.model.trace import StringTable, Table
 from support.trace_files.traces import START_NS, table, target
 
@@ -20,6 +21,22 @@ def info(starts: Sequence[tuple[int, int]], *, end: int = 1000, thread: int = TH
         iteration_thread=thread,
         **changes,
     )
+
+
+def add_iterations(tables: Mapping[str, Table], strings: StringTable, known: Any) -> dict[str, Table]:
+    window = known.window_start_ns, known.window_end_ns
+    return iterations.add_iterations(tables, strings, reported_marks(known), window)
+
+
+def incomplete(starts: Sequence[tuple[int, int]]) -> list[str]:
+    """The names of the iterations that are said to be incomplete."""
+    strings = StringTable()
+    found = add_iterations({}, strings, info(starts))["user_annotation"]
+    return [
+        strings.strings[name]
+        for name, text in zip(found["name"].tolist(), found["inputs"].tolist(), strict=True)
+        if text >= 0 and strings.strings[text] == INCOMPLETE
+    ]
 
 
 def rows(tables: dict[str, Table], strings: StringTable) -> list[tuple[str, int, int]]:
@@ -40,10 +57,10 @@ def op(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "start": start, "duration": end - start, "thread": THREAD, **more}
 
 
-def test_whole_iterations_began_and_ended_in_the_window() -> None:
-    assert whole_iterations(info([(7, 0), (8, 400), (9, 1000)])) == [7, 8]
-    assert whole_iterations(info([(7, -1), (8, 400), (9, 900), (10, 1001)])) == [8]
-    assert whole_iterations(info([(7, 0)])) == whole_iterations(info([])) == []
+def test_an_iteration_is_complete_if_it_began_and_ended_in_the_window() -> None:
+    assert incomplete([(7, 0), (8, 400), (9, 1000)]) == []
+    assert incomplete([(7, -1), (8, 400), (9, 900), (10, 1001)]) == ["ProfilerStep#7", "ProfilerStep#9"]
+    assert incomplete([(7, 0)]) == ["ProfilerStep#7"]
 
 
 def test_each_iteration_lasts_until_the_next_begins() -> None:
@@ -76,7 +93,7 @@ def test_a_row_has_the_thread_the_scope_and_an_id_of_its_own() -> None:
     assert result["torch_thread"].tolist() == [3, 3]
     assert result["scope"].tolist() == [7, 7]
     assert result["sequence"].tolist() == [-1, -1]
-    assert result["inputs"].tolist() == [-1, -1]
+    assert [strings.strings[number] if number >= 0 else "" for number in result["inputs"]] == ["", INCOMPLETE]
 
 
 @pytest.mark.parametrize("kind", ["user_annotation", "cpu_op"])
@@ -84,6 +101,14 @@ def test_steps_of_the_programs_own_profiler_are_kept_alone(kind: str) -> None:
     strings = StringTable()
     tables = {kind: table(kind, [op("ProfilerStep#3", 0, 900)], strings)}
     assert add_iterations(tables, strings, info([(7, 0), (8, 400)])) == tables
+
+
+def test_steps_of_the_programs_own_profiler_that_the_window_cuts_are_incomplete() -> None:
+    strings = StringTable()
+    own = [op("ProfilerStep#3", -10, 90, inputs=-1), op("ProfilerStep#4", 90, 1000, inputs=-1)]
+    tables = {"user_annotation": table("user_annotation", own, strings)}
+    found = add_iterations(tables, strings, info([]))["user_annotation"]
+    assert [strings.strings[number] if number >= 0 else "" for number in found["inputs"]] == [INCOMPLETE, ""]
 
 
 def test_a_text_like_a_step_that_no_op_has_is_no_step() -> None:

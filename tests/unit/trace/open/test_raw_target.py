@@ -1,12 +1,23 @@
 """Several sources of one target put together."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kineto_agent.protocol.records import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD
+from kineto_agent.protocol.records import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD, STEP_MARK, STEP_MARKS_FORMAT
 from kineto_trace.conversion.target_conversion import convert_target
+from kineto_trace.formats.chrome.chrome_writer import write_chrome
+from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.shared.text_sinks import TextSink
+from kineto_trace.model.context import Context
+from kineto_trace.model.source_coverage import SourceCoverage
+from kineto_trace.model.trace import OP_TABLES, Trace
 from kineto_trace.open.raw_target import load_target
+from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.spool.raw_records import RawWriter
+from kineto_trace.store.parquet_folder import load_columns, save_columns
+from kineto_trace.structure.activity_links import whole_steps
+from support.trace_files import traces
 from support.trace_files.h200 import make_spool, recording, string_entry, target_of
 
 RECORDING = "mlp-cupti130001"
@@ -77,3 +88,67 @@ def test_a_source_without_a_record_gives_an_empty_trace(tmp_path: Path, records:
     loaded = load_target(tmp_path)
     assert len(loaded.trace.table("cpu_op")) == 0
     assert loaded.trace.losses.undecoded == len(records)
+
+
+def test_iterations_come_from_their_own_records_however_many_there_are(tmp_path: Path) -> None:
+    count, step_ns = 5000, 20_000_000
+    start = traces.START_NS
+    make_spool(tmp_path, RECORDING, window_start_ns=start, window_end_ns=start + count * step_ns)
+    records = b"".join(STEP_MARK.pack(start + n * step_ns, n + 7, 77, 0) for n in range(count + 1))
+    with RawWriter(tmp_path / "raw" / "steps", source="steps", format=STEP_MARKS_FORMAT, metadata={}) as writer:
+        writer.append_buffer(records, sequence=0, records=count + 1)
+        writer.finish(metadata={}, record_bytes={}, records=count + 1, dropped=0)
+    loaded = load_target(tmp_path)
+    found = Context(loaded.trace).get(whole_steps)
+    assert (len(found), found.number[0], found.number[-1]) == (count, 7, count + 6)
+    assert loaded.warnings == ()
+
+
+def covered_ops(target_dir: Path, dropped: int = 0, **metadata: list[list[int]] | list[int]) -> None:
+    with RawWriter(target_dir / "raw" / "torch_ops", source="torch_ops", format="torch_ops/1", metadata={}) as writer:
+        writer.finish(metadata=metadata, record_bytes={}, records=0, dropped=dropped)
+
+
+def again(trace: Trace, form: str, folder: Path) -> Trace:
+    """The trace, written and read again."""
+    if form == "stored":
+        save_columns(trace, folder)
+        return load_columns(folder)
+    path = folder / form
+    with path.open("wb") as file, TextSink(file) as sink:
+        if form == "trace.json":
+            write_chrome(trace, sink, trace_name=form)
+        else:
+            write_perfetto(trace, sink)
+    return open_trace(path)
+
+
+@pytest.mark.parametrize("form", ["stored", "trace.json", "trace.pftrace"])
+def test_a_trace_knows_what_a_source_does_not_cover_of_its_window(tmp_path: Path, form: str) -> None:
+    start, end = recording(RECORDING).window
+    length = end - start
+    make_spool(tmp_path, RECORDING)
+    early, late = start + length // 4, end - length // 4
+    losing = [[start + length // 2, start + length // 2 + 1000]]
+    covered_ops(tmp_path, 12, covered_ns=[early, late], losing_ns=losing)
+    loaded = load_target(tmp_path)
+    parts = ((start, early), (losing[0][0], losing[0][1]), (late, end))
+    wanted = SourceCoverage(source="torch_ops", kinds=OP_TABLES, missing=parts, dropped=12)
+    assert loaded.trace.coverage == (wanted,)
+    [warning] = loaded.warnings
+    assert warning.startswith("torch_ops covers 50 % of the window of ")
+    assert "(12 records were dropped: buffers were full); missing: 0-" in warning
+    assert again(loaded.trace, form, tmp_path).coverage == (wanted,)
+
+
+def test_the_coverage_of_earlier_recordings_is_unknown(tmp_path: Path) -> None:
+    make_spool(tmp_path, RECORDING)
+    covered_ops(tmp_path)
+    assert load_target(tmp_path).trace.coverage == ()
+
+
+@pytest.mark.parametrize("covered", [[5, 4], [1], ["a", "b"], [-1, 2**70], 7, None])
+def test_a_coverage_that_makes_no_sense_is_unknown(tmp_path: Path, covered: Any) -> None:
+    make_spool(tmp_path, RECORDING)
+    covered_ops(tmp_path, covered_ns=covered, losing_ns=covered)
+    assert load_target(tmp_path).trace.coverage == ()

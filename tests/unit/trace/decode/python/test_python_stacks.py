@@ -5,10 +5,23 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, SPACE_THREAD_NAME, STACK_SAMPLE
+from kineto_agent.protocol.records import (
+    SPACE_PYTHON_CODE,
+    SPACE_STACK_NODE,
+    SPACE_THREAD_NAME,
+    STACK_SAMPLE,
+    WAIT_CHILD,
+    WAIT_CPU,
+    WAIT_DRIVER,
+    WAIT_IO,
+    WAIT_LOCK,
+    WAIT_MEMORY,
+    WAIT_POLL,
+    WAIT_SLEEP,
+)
 from kineto_trace.decode.decoded import Decoded
 from kineto_trace.decode.python import python_stacks
-from kineto_trace.model.line_counts import LineCount, format_lines, parse_lines
+from kineto_trace.model.line_counts import WAITS, LineCount, format_lines, parse_lines
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import Chunk
 from support.agent.stack_records import (
@@ -60,6 +73,50 @@ def test_a_caller_has_the_line_of_the_call_and_no_lines_of_its_own() -> None:
     assert result.tables["python_function"]["line"].tolist() == [12, 32]
     assert result.tables["python_function"]["self_samples"].tolist() == [0, 3]
     assert lines == ["", "32: 2 running; 31: 1 running"]
+
+
+def test_calls_at_two_lines_of_a_caller_are_two_slices_that_know_their_line() -> None:
+    nodes = {**NODES, 7: node(1, 2, 0)}  # the same function as node 4, called at line 11
+    samples = [Sample(tick * PERIOD_NS, 7, number) for tick, number in enumerate((7, 7, 4, 4, 4), start=1)]
+    table = python_stacks.decode(recording(samples, codes=CODES, nodes=nodes), StringTable()).tables["python_function"]
+    assert table["samples"].tolist() == [5, 2, 3]
+    assert table["call_line"].tolist() == [0, 11, 12]
+    assert table["parent"].tolist() == [-1, 0, 0]
+    assert table["line"].tolist() == [12, 31, 31]
+
+
+def test_idle_samples_say_what_they_waited_for() -> None:
+    waits = (WAIT_SLEEP, WAIT_LOCK, WAIT_LOCK, WAIT_POLL, WAIT_IO, WAIT_CHILD, WAIT_DRIVER, WAIT_MEMORY, 77)
+    table = decoded(
+        *((1, IDLE | wait << 16) for wait in waits),
+        (1, RUNNING | WAIT_CPU << 16),
+        (1, RUNNING | WAIT_SLEEP << 16),  # cannot be
+        (1, IDLE | WAIT_CPU << 16),  # nor this
+    )[0].tables["python_function"]
+    assert {name: int(table[name][0]) for name in ("running", "idle", *WAITS[1:])} == {
+        "running": 2, "idle": 10, "idle_sleep": 1, "idle_lock": 2, "idle_poll": 1, "idle_io": 1, "idle_child": 1,
+        "idle_driver": 1, "idle_memory": 1, "ready": 1,
+    }  # fmt: skip
+
+
+def test_who_held_the_gil_while_a_slice_waited_is_told() -> None:
+    def tick(number: int, *states: int) -> list[Sample]:
+        nodes = (1, 4, 1, 1)
+        threads = enumerate(zip(nodes, states, strict=False), start=7)
+        return [Sample(number * PERIOD_NS, thread, at, state) for thread, (at, state) in threads]
+
+    held, waits = RUNNING | HAS_GIL, WAITING
+    samples = [
+        *tick(1, waits, held, RUNNING),
+        *tick(2, waits, RUNNING, held),
+        *tick(3, waits, held, RUNNING),
+        *tick(4, waits, held, held),  # of two interpreters
+        *tick(5, waits, RUNNING, RUNNING),  # nobody was seen to hold it
+    ]
+    table = python_stacks.decode(recording(samples, codes=CODES, nodes=NODES), StringTable()).tables["python_function"]
+    assert {int(thread): int(held) for thread, held in zip(table["thread"], table["gil_holder"], strict=True)} == {
+        7: 8, 8: 0, 9: 0,
+    }  # fmt: skip
 
 
 def test_a_frame_that_has_not_begun_has_the_functions_first_line() -> None:

@@ -86,6 +86,23 @@ def test_documents_may_be_bare_lists_compressed_or_have_a_byte_order_mark(tmp_pa
         assert (names(trace, "cpu_op"), trace.notes) == (["a"], ()), name
 
 
+CUT = (
+    '{"ph":"X","pid":416,"tid":-416,"ts":2915995405065.643,"dur":1.5e+3,"cat":"cpu_op","name":"a\\u00e4\\n\\"b",'
+    '"args":{"share":-0.000000001234567890123,"far":1234567890123456.25e-12,"flag":false,"none":null,"many":[1.25,"x"]}}'
+)
+
+
+def test_no_event_is_lost_wherever_a_piece_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{"traceEvents": [\n' + ",\n".join([CUT] * 4) + "\n]}"
+    lost = []
+    for size in range(len(CUT) + 20, 2 * len(CUT) + 40):
+        monkeypatch.setattr("kineto_trace.formats.chrome.chrome_reader.PIECE_BYTES", size)
+        trace = load(text)
+        if trace.notes or len(trace.table("cpu_op")) != 4:
+            lost.append((size, trace.notes))
+    assert lost == []
+
+
 def test_files_are_read_piece_by_piece() -> None:
     class Slow(io.BytesIO):
         def readinto(self, view: Any) -> int:

@@ -4,18 +4,19 @@ Only the innermost frame of a sample counts. Samples that do not tell the thread
 other tools) have an unknown one; they rank like running ones, since nothing better is known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.line_counts import STATES, parse_lines
+from kineto_trace.model.line_counts import STATES, WAITS, parse_lines
 from kineto_trace.model.trace import Table, Trace
 from kineto_trace.model.trace_header import value
 
 UNKNOWN, RUNNING, WAITING, IDLE = range(len(STATES))
 MAX_PERIOD_NS = 10**12
+_IDLE = "idle_"
 
 Ints = npt.NDArray[np.int64]
 
@@ -68,6 +69,16 @@ def line_samples(trace: Trace) -> LineSamples:
         np.concatenate([lines[chosen], np.zeros(len(without), np.int64)]),
         np.concatenate([counts[chosen], rest[without]]),
     )
+
+
+def idle_for(counts: Sequence[int]) -> str | None:
+    """Returns what idle samples waited for as text, "lock 12, sleep 3"; None if it is not known of any.
+
+    counts: one for each of WAITS.
+    """
+    named = zip(counts, WAITS, strict=True)
+    parts = sorted(((count, name.removeprefix(_IDLE)) for count, name in named if name.startswith(_IDLE)), reverse=True)
+    return ", ".join(f"{name} {count}" for count, name in parts if count) or None
 
 
 def sample_period_ns(trace: Trace) -> int:

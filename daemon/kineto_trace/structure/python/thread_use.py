@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, fields
 
+from kineto_trace.model.line_counts import WAITS
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Trace
+from kineto_trace.structure.recorded_time import recorded
 
 MAX_VALUE = 2**62
 
@@ -20,6 +22,14 @@ class ThreadUse:
     idle: int
     has_gil: int
     cpu_ns: int
+    idle_sleep: int = 0  # as the columns of python_function; 0 in older traces
+    idle_lock: int = 0
+    idle_poll: int = 0
+    idle_io: int = 0
+    idle_child: int = 0
+    idle_driver: int = 0
+    idle_memory: int = 0
+    ready: int = 0
 
 
 _NAMES = tuple(field.name for field in fields(ThreadUse))
@@ -29,7 +39,9 @@ def thread_use(target: TargetInfo) -> list[ThreadUse]:
     """Returns all sampled threads by CPU time; malformed entries are skipped."""
     found = []
     for entry in target.thread_use:
-        values = {name: entry.get(name) for name in _NAMES} if isinstance(entry, dict) else {}
+        values = (
+            {name: entry.get(name, 0 if name in WAITS else None) for name in _NAMES} if isinstance(entry, dict) else {}
+        )
         if values and all(type(value) is int and 0 <= value < MAX_VALUE for value in values.values()):
             found.append(ThreadUse(**values))  # type: ignore[arg-type]
     return sorted(found, key=lambda use: (-use.cpu_ns, use.thread))
@@ -41,5 +53,5 @@ def is_native(use: ThreadUse) -> bool:
 
 
 def window_ns(trace: Trace) -> int:
-    """Returns the length of the window, at least 1."""
-    return max(trace.window_end_ns - trace.window_start_ns, 1)
+    """Returns the length of the window as far as stacks were recorded, at least 1."""
+    return max(recorded(trace, ("python_function",)).length(), 1)

@@ -1,0 +1,1 @@
+"""Tells what Python ran: frames, samples and the use of threads."""

@@ -1,0 +1,159 @@
+"""What a file calls differently than today's Kineto does for GPUs: the same activities in the tables that they mean.
+
+Theory of operation
+    Two forms differ. PyTorch before 1.9 recorded the ranges of its own Python code (steps, DataLoader, optimizers) as
+    operators. MTIA's device activities have the category mtia_ccp_events, of which copies are called dma_…, and events
+    are marks or waits, not work. Views of exact figures see a trace in which these rows are annotations, copies and
+    kernels. Readers and writers, SQL's tables of activities, and what reproduces other tools' figures see the file's
+    own tables.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.decode.activity_names import MEMCPY_KINDS
+from kineto_trace.decode.iterations import STEP_PREFIX
+from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.context import Context
+from kineto_trace.model.event_kinds import FIRST_ARG_BIT
+from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
+
+MTIA = "mtia_ccp_events"
+ANNOTATIONS = (
+    STEP_PREFIX,
+    "enumerate(DataLoader)#",
+    "enumerate(DataPipe)#",
+    "Optimizer.step#",
+    "Optimizer.zero_grad#",
+    "DataParallel.forward",
+    "DistributedDataParallel.forward",
+)
+_COPY = "dma"
+_MARKS = ("event_record", "event_wait")
+_DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD"}
+_MEMBERS = (1 << FIRST_ARG_BIT) - 1
+
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+def as_meant(context: Context) -> Context:
+    """Returns the context of the same trace with such rows in the tables that they mean."""
+    trace = _with_device_work(_with_ranges(context.trace))
+    return context if trace is context.trace else Context(trace, rank=context.rank, worker=context.worker)
+
+
+def _with_ranges(trace: Trace) -> Trace:
+    """Returns the trace with operators that are ranges of PyTorch's Python code as annotations."""
+    ops = trace.table("cpu_op")
+    if not len(ops) or not ops.origin:
+        return trace
+    ranges = _those(trace, ops["name"], lambda text: text.startswith(ANNOTATIONS))
+    if not ranges.any():
+        return trace
+    moved = ops.take(np.flatnonzero(ranges))
+    own = Table("user_annotation", dict(moved.columns), dict(moved.origin))
+    annotations = _joined(trace.table("user_annotation"), own)
+    changed = {"cpu_op": ops.take(np.flatnonzero(~ranges)), "user_annotation": annotations}
+    return replace(trace, tables={**trace.tables, **changed})
+
+
+def _with_device_work(trace: Trace) -> Trace:
+    """Returns the trace with MTIA's device activities as kernels and copies."""
+    other = trace.table("other")
+    if not len(other) or not other.origin:
+        return trace
+    own = _those(trace, other["category"], lambda text: text == MTIA) & (other["phase"] == ord("X"))
+    if not own.any():
+        return trace
+    copies = own & _those(trace, other["name"], lambda text: text.startswith(_COPY))
+    work = own & ~copies & ~_those(trace, other["name"], lambda text: text in _MARKS)
+    copied, ran = (other.take(np.flatnonzero(rows)) for rows in (copies, work))
+    kind = np.zeros(len(trace.strings) + 1, np.uint8)
+    for number in np.unique(copied.origin["args"]).tolist():
+        if number != NO_STRING:
+            kind[number] = _direction(trace.strings[number])
+    copy_kind = kind[copied.origin["args"]]
+    strings, name = _names_of_copies(trace.strings, copied["name"], copy_kind)
+    told = {"bytes": _argument(copied, "size", 0), "copy_kind": copy_kind, "name": name}
+    found = {
+        "kernel": _on_device("kernel", ran, {"priority": np.full(len(ran), NO_PRIORITY)}),
+        "gpu_memcpy": _on_device("gpu_memcpy", copied, told),
+    }
+    changed = {kind: _joined(trace.table(kind), table) for kind, table in found.items()}
+    changed["other"] = other.take(np.flatnonzero(~copies & ~work))
+    return replace(trace, strings=strings, tables={**trace.tables, **changed})
+
+
+def _names_of_copies(
+    strings: Sequence[str], name: npt.NDArray[np.int32], kind: npt.NDArray[np.uint8]
+) -> tuple[Sequence[str], npt.NDArray[np.int32]]:
+    """Returns the trace's strings with further ones, and names that state the kind, like those of copies on GPUs."""
+    further = list(strings)
+    keys, place = np.unique(name.astype(np.int64) << 8 | kind, return_inverse=True)
+    numbers = []
+    for key in keys.tolist():
+        numbers.append(key >> 8)
+        if key & 255:
+            numbers[-1] = len(further)
+            further.append(f"Memcpy {MEMCPY_KINDS[key & 255]} ({strings[key >> 8]})")
+    return further, np.array(numbers, np.int32)[place.reshape(-1)]
+
+
+def _direction(arguments: str) -> int:
+    """Returns CUPTI's number of the copy's kind; 0: unknown."""
+    return next((MEMCPY_KINDS.index(kind) for text, kind in _DIRECTIONS.items() if text in arguments), 0)
+
+
+def _on_device(kind: str, rows: Table, more: Mapping[str, npt.NDArray[np.generic]]) -> Table:
+    """Returns rows of `other` as a table of GPU work. The device is the row's process unless an argument names it."""
+    pid = np.maximum(rows.origin["pid"], 0)
+    columns = {
+        **{name: rows[name] for name in ("start", "duration", "name")},
+        "device": _argument(rows, "device", -1, pid),
+        "stream": _argument(rows, "stream", -1, rows["thread"].astype(np.int64)),
+        "correlation": _argument(rows, "correlation", 0),
+        **more,
+    }
+    origin = {column.name: rows.origin[column.name] for column in ORIGIN_COLUMNS}
+    origin["present"] = origin["present"] & np.uint64(_MEMBERS)
+    return make_table(kind, len(rows), columns, origin)
+
+
+def _argument(rows: Table, name: str, missing: int, instead: Ints | None = None) -> Ints:
+    """Returns an argument that stands beside the table's columns."""
+    found = rows.origin.get(name, np.full(len(rows), missing)).astype(np.int64)
+    usable = (found >= 0) & (found < 1 << 32) & (found != missing)
+    return np.where(usable, found, np.zeros(len(rows), np.int64) if instead is None else instead)
+
+
+def _those(trace: Trace, numbers: npt.NDArray[np.int32], fits: Callable[[str], bool]) -> Flags:
+    """Tells for each number of a string whether the string fits."""
+    used = np.zeros(len(trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
+    used[numbers] = True
+    used[:-1][used[:-1]] = [fits(trace.strings[number]) for number in np.flatnonzero(used[:-1]).tolist()]
+    used[NO_STRING] = False
+    found: Flags = used[numbers]
+    return found
+
+
+def _joined(first: Table, second: Table) -> Table:
+    if not len(first):
+        return second
+    columns = {name: np.concatenate([first[name], second[name]]) for name in second.columns}
+    if not first.origin:
+        return Table(second.kind, columns)
+    origin = {}
+    for name in {**first.origin, **second.origin}:
+        parts = [part.origin.get(name) for part in (first, second)]
+        dtype = next(part.dtype for part in parts if part is not None)
+        origin[name] = np.concatenate(
+            [
+                np.zeros(len(table), dtype) if part is None else part
+                for table, part in zip((first, second), parts, strict=True)
+            ]
+        )
+    return Table(second.kind, columns, origin)

@@ -1,0 +1,13 @@
+"""Rows with equal keys, and trees in preorder."""
+
+import numpy as np
+from kineto_trace.arrays.row_groups import in_subtrees
+
+
+def test_a_node_is_in_a_subtree_if_it_or_one_above_it_is_chosen() -> None:
+    stop = np.array([4, 3, 3, 4, 6, 6])  # 0(1(2) 3) 4(5)
+    assert in_subtrees(np.array([False, True, False, False, False, True]), stop).tolist() == [
+        False, True, True, False, False, True
+    ]  # fmt: skip
+    assert in_subtrees(np.array([True, True, False, False, False, False]), stop).tolist() == [True] * 4 + [False] * 2
+    assert in_subtrees(np.zeros(0, np.bool_), stop[:0]).tolist() == []

@@ -1,0 +1,73 @@
+from typing import Any
+
+import pytest
+from kineto_trace import run_view
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from kineto_trace.structure.trace_forms import as_meant
+from support.trace_files.chrome_files import event, load_events, names, written
+
+
+def mtia(name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return event("mtia_ccp_events", name, ts, dur, args=args) | {"pid": 9, "tid": 4}
+
+
+def run_on_mtia() -> Trace:
+    return load_events(
+        event("cpu_op", "aten::mul", 0, 10, args={"External id": 1}),
+        event("mtia_runtime", "runFunction", 2, 3, args={"correlation": 7}),
+        mtia("fc-dtype_Float", 20, 30, stream=1, correlation=7, row=0),
+        mtia("dma_request", 60, 40, stream=2, direction="HOST_TO_DEVICE", size=4000),
+        mtia("event_wait", 0, 200, stream=2, wait_on_stream=1),
+    )
+
+
+def test_work_of_mtia_is_device_activity() -> None:
+    trace = run_on_mtia()
+    (kernel,) = run_view("kernels_by_op", trace).rows()
+    assert (kernel["name"], kernel["op"], kernel["total_us"]) == ("fc-dtype_Float", "aten::mul", 30)
+    (copy,) = run_view("memory_bandwidth_summary", trace).rows()
+    assert (copy["kind"], copy["device"], copy["mean"]) == ("Memcpy HtoD", 9, 0.1)
+    (busy,) = run_view("temporal_breakdown", trace).rows()
+    assert (busy["compute_us"], busy["non_compute_us"], busy["idle_us"]) == (30, 40, 10)
+
+
+def test_waits_of_mtia_are_no_work() -> None:
+    meant = Context(run_on_mtia()).get(as_meant).trace
+    assert names(meant, "other") == ["event_wait"]
+
+
+def test_figures_of_other_tools_and_exports_are_those_of_the_file() -> None:
+    trace = run_on_mtia()
+    assert len(run_view("kernels", trace, compat="plugin")) == 0
+    assert written(trace).count(b"mtia_ccp_events") == 3
+
+
+RANGES = ("ProfilerStep#1", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "Optimizer.step#SGD.step")
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_that_old_files_call_operators_are_annotations(name: str) -> None:
+    trace = load_events(event("Operator", name, 0, 50), event("Operator", "aten::add_", 10, 5))
+    assert run_view("operators", trace).values("name") == ["aten::add_"]
+    assert names(Context(trace).get(as_meant).trace, "user_annotation") == [name]
+
+
+def test_steps_of_old_files_are_still_found() -> None:
+    trace = load_events(event("Operator", "ProfilerStep#1", 0, 50), event("Operator", "aten::add_", 10, 5))
+    assert run_view("step_breakdown", trace).values("step") == ["1", "average"]
+
+
+def test_annotations_of_the_file_stay() -> None:
+    trace = load_events(
+        event("user_annotation", "mine", 0, 50, args={"External id": 3, "Ev Idx": 4}),
+        event("cpu_op", "DataParallel.forward", 0, 40, args={"External id": 2, "Sequence number": 5}),
+    )
+    meant = Context(trace).get(as_meant).trace
+    assert names(meant, "user_annotation") == ["mine", "DataParallel.forward"]
+    assert meant.table("user_annotation").origin["event_index"].tolist() == [4, 0]
+
+
+def test_a_trace_of_today_is_the_same() -> None:
+    context = Context(load_events(event("user_annotation", "ProfilerStep#1", 0, 50), event("cpu_op", "aten::mm", 1, 2)))
+    assert context.get(as_meant) is context
