@@ -1,13 +1,28 @@
 """All views: importing this module registers them."""
 
+from kineto_trace.analysis.causes import cause_views  # noqa: F401
 from kineto_trace.analysis.critical_path import critical_path_views  # noqa: F401
 from kineto_trace.analysis.diff import diff_views, event_diff_views  # noqa: F401
-from kineto_trace.analysis.distributed import collective_views, distributed_views, rank_views, straggler_views  # noqa: F401
+from kineto_trace.analysis.distributed import (  # noqa: F401
+    collective_views,
+    distributed_views,
+    rank_views,
+    straggler_views,
+    what_if_views,
+)
+from kineto_trace.analysis.events import event_filter_views  # noqa: F401
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
 from kineto_trace.analysis.gpu_time import annotation_views, bandwidth_views, kernel_breakdown_views, temporal_views  # noqa: F401
-from kineto_trace.analysis.host_time import module_views, operator_views, python_views  # noqa: F401
+from kineto_trace.analysis.host_time import (  # noqa: F401
+    module_views,
+    operator_views,
+    python_views,
+    setting_views,
+    step_phase_views,
+    thread_views,
+)
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
-from kineto_trace.analysis.kernels import counter_views, kernel_sequence_views, kernel_views  # noqa: F401
+from kineto_trace.analysis.kernels import counter_views, graph_views, kernel_sequence_views, kernel_views  # noqa: F401
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import memory_views, tensor_views  # noqa: F401
 from kineto_trace.analysis.overview import overview_views, step_views, validation_views  # noqa: F401

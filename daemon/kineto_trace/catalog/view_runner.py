@@ -10,6 +10,9 @@ Theory of operation
     results, and their notes say which one and why; if all fail, that is an error. What died with a worker is tried
     once more alone, since it may have been another trace that took the memory.
 
+    Of several views none takes the others down: one that fails on all traces has a result without rows that says why
+    (Result.failure). Only if every view fails, that is an error.
+
     Any concurrent.futures executor will do. The default one is a pool of fresh processes (spawn: nothing of the
     caller's threads is copied), as many as there are cores and as fit into memory, or none if the traces are few and
     small. A Dask cluster gives one: `with cluster("tcp://scheduler:8786") as executor`; its workers must see the files
@@ -38,8 +41,8 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.open.remote_traces import needed_bytes, open_remote
 from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
 from kineto_trace.open.trace_opener import open_trace
-from kineto_trace.view_api.result import Result
-from kineto_trace.view_api.view import Compat
+from kineto_trace.view_api.result import Result, make_result
+from kineto_trace.view_api.view import Compat, View
 
 SMALL_JOB_BYTES = 50_000_000  # less text than that in all: done before other processes have started
 GZIP_RATIO = 12  # of the JSON of traces
@@ -105,7 +108,10 @@ def run_view(
 def run_views(
     requests: Sequence[Request | str], sources: Paths | Iterable[Paths], *, executor: Executor | None = None
 ) -> list[Result]:
-    """Returns the results of several views over the same traces, opening each trace once. Raises like run_view."""
+    """Returns the results of several views over the same traces, opening each trace once.
+
+    A view that fails beside others has an empty result with its `failure`. Raises like run_view if every view fails.
+    """
     wanted = [Request(view=entry) if isinstance(entry, str) else entry for entry in requests]
     for request in wanted:
         find_view(request.view).check(_compat(request.compat), request.options)
@@ -117,7 +123,7 @@ def run_views(
     else:
         with pool(found) as own:
             contributions = _map(own, found, wanted)
-    return [_combined(request, place, contributions) for place, request in enumerate(wanted)]
+    return _all_combined(wanted, contributions)
 
 
 def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
@@ -172,7 +178,10 @@ def cluster(address: str) -> Iterator[Executor]:
 
 
 def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> Contribution:
-    """Computes one contribution. alone: it is the only trace, so errors are raised to the caller."""
+    """Computes one contribution.
+
+    alone: it is the only trace, so the caller is told at once that it cannot be read, or that the only view fails.
+    """
     with _one_trace, ExitStack() as stack:
         values: list[Any] = [None] * len(requests)
         errors: list[str | None] = [None] * len(requests)
@@ -190,7 +199,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
             try:
                 values[place] = view.packed(view.partial(context, **request.keywords()))
             except Exception as exc:
-                if alone:
+                if alone and len(requests) == 1:
                     raise
                 errors[place] = _text(exc)
         return Contribution(source, values, errors, trace_notes(trace))
@@ -234,6 +243,27 @@ def _text(exc: BaseException) -> str:
 
 
 # ------------------------------------------------------------ reduce
+
+
+def _all_combined(requests: Sequence[Request], contributions: Sequence[Contribution]) -> list[Result]:
+    """Returns a result for each request; one that failed says so. Raises the first failure if all have failed."""
+    results: list[Result] = []
+    failures: list[Exception] = []
+    for place, request in enumerate(requests):
+        try:
+            results.append(_combined(request, place, contributions))
+        except Exception as exc:  # noqa: BLE001 - of a view's reduce: it must not take the other views down
+            failures.append(exc)
+            results.append(failed_result(find_view(request.view), _text(exc)))
+    if failures and len(failures) == len(requests):
+        raise failures[0]
+    return results
+
+
+def failed_result(view: View, reason: str) -> Result:
+    """Returns the result of a view that failed beside others: no rows, and why."""
+    nothing = make_result(view.name, view.result_columns, {column.name: [] for column in view.result_columns})
+    return replace(nothing, failure=f"view {view.name} failed: {reason}; the rest is complete")
 
 
 def _combined(request: Request, place: int, contributions: Sequence[Contribution]) -> Result:

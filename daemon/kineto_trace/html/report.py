@@ -7,6 +7,7 @@ Theory of operation
     The page is one file: style and script are in it, and nothing is loaded from anywhere.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kineto_agent import __version__
 from markupsafe import Markup
 
-from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
+from kineto_trace.analysis.causes.cause_views import OTHERS
+from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.idle.idle_gaps import CAUSES
-from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES
+from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORDED
 from kineto_trace.base.atomic_files import write_atomically
 from kineto_trace.catalog.view_runner import Paths, Request, run_views
-from kineto_trace.html.charts import Series, lines, stacked_bars
+from kineto_trace.html.charts import SERIES, Series, lines, stacked_bars
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.view_api.result import Result, ResultColumn
 
@@ -31,6 +33,7 @@ MAX_ROWS = 100
 MAX_BARS = 40
 MAX_TEXT = 64
 MAX_POINTS = 2000
+LEAST_SHARE = 1.0  # %
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ class ReportSection:
     chart: Markup
     result: Result | None
     notes: tuple[str, ...]
+    failure: str
 
     @property
     def shown(self) -> bool:
-        """Tells whether there is anything to show."""
-        return bool(self.chart) or (self.result is not None and len(self.result) > 0)
+        """Tells whether there is anything to show, be it that the view failed."""
+        return bool(self.failure or self.chart) or (self.result is not None and len(self.result) > 0)
 
 
 Chart = Callable[[Result], Markup]
@@ -72,11 +76,11 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
     shown = [name for name in SHOWN if len(sources) > 1 or name not in OF_SEVERAL]
     wanted = ("overview", "findings", *shown)
     results = {
-        result.view: result for result in run_views([Request(view=name) for name in wanted], sources, executor=executor)
+        result.view: result for result in run_views([_request(name) for name in wanted], sources, executor=executor)
     }
     findings = results["findings"]
-    if len(sources) >= MANY_RANKS:
-        findings = common_findings(findings)
+    if len(sources) > 1:
+        findings = common_findings(findings, len(sources))
     sections = [_section(name, results[name]) for name in shown]
     environment = Environment(
         loader=PackageLoader("kineto_trace.html", "page"),
@@ -92,10 +96,16 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
         overview=results["overview"],
         findings=findings.rows(),
         finding_notes=findings.notes,
+        finding_failure=findings.failure,
         sections=[section for section in sections if section.shown],
         several=len(results["overview"]) > 1,
         max_rows=MAX_ROWS,
     )
+
+
+def _request(name: str) -> Request:
+    """The view as the page shows it: causes with less than 1 % are one."""
+    return Request(view=name, options={"least": LEAST_SHARE} if name == "time_causes" else {})
 
 
 def _trace_name(source: Paths) -> str:
@@ -104,7 +114,9 @@ def _trace_name(source: Paths) -> str:
 
 def _section(name: str, result: Result) -> ReportSection:
     title, text, chart, with_table = SHOWN[name]
-    return ReportSection(name, title, text, chart(result), result if with_table else None, result.notes)
+    if result.failure:
+        return ReportSection(name, title, text, Markup(""), None, result.notes, result.failure)
+    return ReportSection(name, title, text, chart(result), result if with_table else None, result.notes, "")
 
 
 def _step_chart(result: Result) -> Markup:
@@ -117,8 +129,10 @@ def _step_chart(result: Result) -> Markup:
     else:
         rows = rows if len(rows) > 2 else rows[:1]  # the average of one step is that step
         labels = [f"step {row['step']}" if row["step"].isdigit() else row["step"] for row in rows]
+        labels = [label if row["complete"] else f"{label} (part)" for label, row in zip(labels, rows, strict=True)]
     rows, labels = rows[-MAX_BARS:], labels[-MAX_BARS:]
-    series = [Series(role.replace("_", " "), [row[f"{role}_us"] / 1e3 for row in rows]) for role in (*ROLES, OTHER)]
+    names = (*ROLES, OTHER, *([UNRECORDED] if any(row[f"{UNRECORDED}_us"] for row in rows) else ()))
+    series = [Series(role.replace("_", " "), [(row[f"{role}_us"] or 0) / 1e3 for row in rows]) for role in names]
     return stacked_bars(labels, series, "ms")
 
 
@@ -131,6 +145,19 @@ def _idle_chart(result: Result) -> Markup:
     ]
     labels = [f"rank {rank}, GPU {device}" for rank, device in places]
     return stacked_bars(labels, series, "%")
+
+
+def _causes_chart(result: Result) -> Markup:
+    """Draws the causes with the most time in colours of their own, and the rest together."""
+    places: dict[tuple[int, int], Counter[str]] = {}
+    for row in result.rows():
+        places.setdefault((row["rank"], row["device"]), Counter())[row["cause"]] += row["share_pct"]
+    bars = dict(list(places.items())[:MAX_BARS])
+    total: Counter[str] = sum(bars.values(), Counter())
+    named = [cause for cause, _ in total.most_common() if cause != OTHERS][: SERIES - 1]
+    series = [Series(cause.replace("_", " "), [shares[cause] for shares in bars.values()]) for cause in named]
+    rest = [shares.total() - sum(shares[cause] for cause in named) for shares in bars.values()]
+    return stacked_bars([f"rank {rank}, GPU {device}" for rank, device in bars], [*series, Series(OTHERS, rest)], "%")
 
 
 def _course(value: str, name: str, unit: str) -> Chart:
@@ -195,6 +222,8 @@ SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
     "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits first.",
                    _nothing, True),
     "step_spread": ("Steps over ranks", "Lengths on the host.", _nothing, True),
+    "time_causes": ("What the time went to", "Of each GPU, one cause at each moment: they sum to 100 %.",
+                    _causes_chart, True),
     "step_breakdown": ("Where the steps' time goes", "Each moment counts for the first of these that was active then.",
                        _step_chart, False),
     "gpu_summary": ("GPUs", "Utilisation counts kernels; busy counts copies and fills too.", _nothing, True),

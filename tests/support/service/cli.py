@@ -70,7 +70,7 @@ def wait_for_agent(daemon: Daemon, pid: int) -> None:
 
 
 def wait_for_records(daemon: Daemon, pid: int) -> None:
-    """Waits until the daemon has copied a record of the running capture of this process."""
+    """Waits until the daemon has copied a record of the running capture of this process, other than marks of steps."""
     environ = daemon.client_environ()
 
     def recorded() -> bool:
@@ -79,6 +79,7 @@ def wait_for_records(daemon: Daemon, pid: int) -> None:
             return False
         (process,) = listed
         capture = run_process(["captures", "show", process["busy_capture_id"], "-o", "json"], environ).json()
-        return any(count["records"] for target in capture["targets"] for count in target["counts"])
+        counts = [count for target in capture["targets"] for count in target["counts"]]
+        return any(count["records"] for count in counts if count["source"] != "steps")
 
     until(recorded, f"records of process {pid} have come", DEADLINE_S)

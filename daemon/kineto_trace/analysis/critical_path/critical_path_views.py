@@ -80,6 +80,8 @@ def _notes(context: Context, graph: DependencyGraph, path: Path) -> list[str]:
             "the trace has no CUDA synchronisation records (cuda_sync): what synchronising calls and streams waited "
             f"for is inferred from times, {inferred} of {len(path)} edges of the path so"
         )
+    if not len(path):
+        notes.append("no operator, call or GPU activity lies in the window, so nothing is known of its time")
     if len(path) and path.first[0] < 0 and path.last[0] >> 1 >= graph.events.host:
         before = _us(path.end[0] - path.start[0])
         notes.append(
@@ -97,7 +99,7 @@ def bounds(found: FoundPath) -> npt.NDArray[np.int64]:
     """For each edge of the path its number in BOUNDS."""
     graph, path = found.graph, found.path
     events = graph.events
-    on_gpu = path.last >> 1 >= events.host
+    on_gpu = path.on_gpu(events.host)
     activity = (path.last >> 1) - events.host
     communication = np.zeros(len(path), np.bool_)
     communication[on_gpu] = graph.activities.communication[activity[on_gpu]]
@@ -131,11 +133,20 @@ def _annotations(context: Context, found: FoundPath, gaps: Ints) -> Ints:
     table = context.trace.table("user_annotation")
     if not len(table) or not len(gaps):
         return np.full(len(gaps), NO_STRING)
-    threads = found.graph.events.thread[found.path.last[gaps] >> 1]
+    threads = _threads(found)[gaps]
     middle = (found.path.start[gaps] + found.path.end[gaps]) // 2
     nested = nest_tables([table], context.trace.window_end_ns)
     place = nested.innermost(threads, middle)
     return np.where(place >= 0, table["name"][nested.order[place]], NO_STRING).astype(np.int64)
+
+
+def _threads(found: FoundPath) -> Ints:
+    """Returns the thread of each edge; after the last GPU activity that of the steps; 0: on the GPU."""
+    graph, path = found.graph, found.path
+    threads: Ints = graph.events.thread[path.last >> 1].astype(np.int64)
+    after_gpu = (path.last >> 1 >= graph.events.host) & (path.first == path.last)
+    threads[after_gpu] = graph.main[0] if graph.main else 0
+    return threads
 
 
 def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
     gaps = np.flatnonzero(~owned)
     name[gaps] = _annotations(context, found, gaps)
     last = path.last >> 1
-    on_gpu = last >= events.host
+    on_gpu = path.on_gpu(events.host)
     device, stream = np.zeros(len(path), np.int64), np.zeros(len(path), np.int64)
     device[on_gpu] = graph.activities.device[last[on_gpu] - events.host]
     stream[on_gpu] = graph.activities.stream[last[on_gpu] - events.host]
@@ -164,7 +175,7 @@ def _rows(context: Context, found: FoundPath) -> dict[str, Any]:
         "name": texts(strings, name),
         "category": texts(KINDS, category),
         "op": texts(strings, of_op),
-        "thread": pa.array(events.thread[last].astype(np.int64), mask=on_gpu),
+        "thread": pa.array(_threads(found), mask=on_gpu),
         "device": pa.array(device, mask=~on_gpu),
         "stream": pa.array(stream, mask=~on_gpu),
         "inferred": path.inferred,

@@ -1,73 +1,103 @@
-"""Two traces beside each other: operators, kernels and steps by name, with what changed.
+"""Two traces, or two jobs, compared per step: what became slower, faster, new or gone.
 
 Theory of operation
-    Each view makes of every trace a small table by name; its reduce puts exactly two of them beside each other.
-    `compare` does that for two contexts: compare(diff_operators, baseline, other).
+    Each view makes samples of every trace: what each row took in each whole step (step_samples.py). Its reduce puts
+    exactly two of them beside each other and judges every difference by the noise over the steps (step_noise.py).
+    Where a trace has no whole steps, figures are per second of the window, and no difference is judged.
+
+    `compare` does that for two traces, `compare_jobs` for the samples of several ranks on each side.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.op_times import op_times
-from kineto_trace.arrays.row_groups import group
-from kineto_trace.errors import ViewError
+from kineto_trace.analysis.diff.function_samples import function_samples
+from kineto_trace.analysis.diff.name_totals import two
+from kineto_trace.analysis.diff.row_samples import (
+    STEP,
+    kernel_samples,
+    module_samples,
+    operator_samples,
+    path_samples,
+    role_samples,
+)
+from kineto_trace.analysis.diff.step_noise import ERROR_RATE, Differences, StepTimes, differences, typical
+from kineto_trace.analysis.diff.step_samples import StepSamples, aligned, mean_of_ranks
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, gpu, steps
-from kineto_trace.view_api.result import Result, ResultColumn, columns
+from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view
 
-ADDED, DELETED, INCREASED, DECREASED, UNCHANGED = "added", "deleted", "increased", "decreased", "unchanged"
-NS_PER_US = 1000
+SLOWER, FASTER, NEW, GONE = "slower", "faster", "new", "gone"
+NOISE, UNKNOWN = "within noise", "unknown"
+CHANGES = (SLOWER, FASTER, NEW, GONE)
+PER_STEP, PER_SECOND = "step", "second"
+FEW_STEPS = 4
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
-
-class Side(NamedTuple):
-    """What one trace contributes: names, and for each measure one value per name."""
-
-    names: list[str]
-    measures: Mapping[str, Floats]
-
-
-def measured(name: str, unit: str, meaning: str) -> tuple[tuple[str, Any, str, str], ...]:
-    """Returns the four columns of one measure."""
-    return (
-        (f"{name}_baseline{_suffix(unit)}", "float", unit, f"{meaning}, baseline (0 if it is missing)"),
-        (f"{name}_other{_suffix(unit)}", "float", unit, f"{meaning}, other trace (0 if it is missing)"),
-        (f"{name}_delta{_suffix(unit)}", "float", unit, "other less baseline"),
-        (f"{name}_delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
-    )
-
-
-def _suffix(unit: str) -> str:
-    return f"_{unit}" if unit else ""
-
-
-NAME: tuple[tuple[str, Any, str, str], ...] = (
-    ("name", "text", "", "name"),
-    ("change", "text", "", "change in the number of calls: added, deleted, increased, decreased or unchanged"),
+COLUMNS = columns(
+    ("name", "text", "", "what is compared"),
+    ("time", "text", "", "host, gpu, or step: which time the figures are"),
+    (
+        "verdict",
+        "text",
+        "",
+        "slower, faster, new or gone (differences beyond the noise over the steps), within noise, or unknown (the "
+        "noise cannot be told: fewer than two whole steps, or not recorded in one trace)",
+    ),
+    ("baseline_us", "float", "us", "time per step or second, baseline"),
+    ("other_us", "float", "us", "time per step or second, other trace"),
+    ("delta_us", "float", "us", "other less baseline"),
+    ("delta_pct", "float", "%", "delta as a share of the baseline; missing if the baseline is 0"),
+    ("delta_low_us", "float", "us", "lower end of the interval of the delta; missing if it is not known"),
+    ("delta_high_us", "float", "us", "upper end of the interval of the delta"),
+    ("step_delta_pct", "float", "%", "delta as a share of the baseline's step time"),
+    ("calls_baseline", "float", "", "number of calls per step or second, baseline; missing for parts of a step"),
+    ("calls_other", "float", "", "number of calls per step or second, other trace"),
+    ("p_value", "float", "", "probability of such a difference by chance, before the correction for many rows"),
+    ("per", "text", "", "step or second: what the figures are per"),
 )
-CALLS: tuple[tuple[str, Any, str, str], ...] = (
-    ("calls_baseline", "int", "", "number of calls, baseline"),
-    ("calls_other", "int", "", "number of calls, other trace"),
-    ("calls_delta", "int", "", "other minus baseline"),
-)
-OPERATORS: Mapping[str, str] = {
-    "device_total": "GPU time launched by it and by the operators inside it",
-    "device_self": "GPU time launched by its own calls",
-    "host_total": "time on the host",
-    "host_self": "host time minus that of the operators inside it and of its own calls",
-}
-KERNELS: Mapping[str, str] = {"total": "time on the GPU", "mean": "mean time on the GPU"}
 
 
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
     """Returns one of the views below for two traces. Raises ViewError for unknown options."""
-    return of.combine([(0, of.partial(baseline, **options)), (1, of.partial(other, **options))], **options)
+    return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)])
+
+
+def compare_jobs(of: View, baseline: Sequence[StepSamples], other: Sequence[StepSamples]) -> Result:
+    """Returns one of the views below for what `of.partial` gave for each rank: steps are means over the ranks."""
+    return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))])
+
+
+def compare_ranks(baseline: Mapping[int, StepSamples], other: Mapping[int, StepSamples]) -> Result:
+    """Returns the step time of each rank of two jobs, of partials of diff_step_times by rank.
+
+    Ranks are matched by number. Missing ones are named in the notes. All ranks together keep the error rate.
+    """
+    shared = sorted(set(baseline) & set(other))
+    tables = []
+    for rank in shared:
+        answer = judged([(0, baseline[rank]), (1, other[rank])], ERROR_RATE / len(shared), only=STEP)
+        row = {name: list(column) for name, column in answer.values.items()}
+        row["name"] = [f"rank {rank}"] * len(row["name"])
+        tables.append(row)
+    values = {column.name: [value for table in tables for value in table[column.name]] for column in COLUMNS}
+    return make_result("diff_ranks", COLUMNS, values, missing_ranks(baseline, other))
+
+
+def missing_ranks(baseline: Mapping[int, Any], other: Mapping[int, Any]) -> list[str]:
+    """Says which ranks only one of two jobs has."""
+    notes = []
+    for here, there, side in ((baseline, other, "other job"), (other, baseline, "baseline")):
+        missing = sorted(set(here) - set(there))
+        if missing:
+            names = ", ".join(map(str, missing))
+            notes.append(f"rank{'s' if len(missing) > 1 else ''} {names} missing in the {side}: not compared")
+    return notes
 
 
 def diff_ops(baseline: Context, other: Context) -> Result:
@@ -81,144 +111,202 @@ def diff_kernels(baseline: Context, other: Context) -> Result:
 
 
 def diff_steps(baseline: Context, other: Context) -> Result:
-    """Compares training steps in order: see the view diff_step_times."""
+    """Compares the time of training steps: see the view diff_step_times."""
     return compare(diff_step_times, baseline, other)
 
 
-def _two(partials: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
-    if len(partials) != 2:
-        raise ViewError(f"a diff needs exactly two traces, not {len(partials)}: name the baseline and the other trace")
-    return partials[0][1], partials[1][1]
+def judged(partials: Sequence[tuple[int, StepSamples]], error_rate: float = ERROR_RATE, *, only: str = "") -> Answer:
+    """Returns the rows of two traces with their verdicts, in the order of the first one. only: one row."""
+    first, second = aligned(two(partials))
+    steps = min(len(side.steps) for side in (first, second))
+    per = PER_STEP if steps else PER_SECOND
+    notes = _notes(first, second)
+    if not steps:
+        first, second = first.per_second(), second.per_second()
+    wanted = [only in ("", name) and (steps > 0 or name != STEP) for name, _ in first.names]
+    kept = np.array(wanted, np.bool_)
+    kept &= (first.calls.sum(1) > 0) | (second.calls.sum(1) > 0)
+    names = [name for name, keep in zip(first.names, kept.tolist(), strict=True) if keep]
+    sides = [StepTimes(side.us[kept], side.calls[kept], side.resolution_us) for side in (first, second)]
+    lacking = _lacking(first, second, names, notes)
+    # The step time is one planned comparison; it needs no correction for the many others.
+    alone = np.array([name == STEP for name, _ in names], np.bool_)
+    times = np.array([time for _, time in names], object)
+    families = [alone, *(~alone & ~lacking & (times == time) for time in dict.fromkeys(times.tolist()))]
+    found = _in_families(sides, families, error_rate)
+    values = _values(names, sides, found)
+    step_us = typical(first.step_us) if steps else 1e6
+    values["step_delta_pct"] = 100 * values["delta_us"] / step_us if step_us else np.full(len(names), np.nan)
+    values["per"] = [per] * len(names)
+    return Answer(values, notes)
 
 
-def by_name(
-    partials: Sequence[tuple[int, Side]], measures: Mapping[str, str], order: Sequence[str]
-) -> Mapping[str, Any]:
-    """All names of both sides; the largest change of the first measure of `order` that changed comes first."""
-    first, second = _two(partials)
-    names = list(dict.fromkeys([*first.names, *second.names]))
-    place = {name: number for number, name in enumerate(names)}
-    full = []
-    for side in (first, second):
-        at = [place[name] for name in side.names]
-        full.append({key: _spread(side.measures[key], at, len(names)) for key in ("calls", *measures)})
-    values: dict[str, Any] = {}
-    for key in measures:
-        values |= delta_columns(key, "us", full[0][key], full[1][key])
-    calls = [side["calls"].astype(np.int64) for side in full]
-    values |= {"calls_baseline": calls[0], "calls_other": calls[1], "calls_delta": calls[1] - calls[0]}
-    values["change"] = change(calls[0], calls[1])
-    values["name"] = np.array(names, object)
-    keys = [np.array(names), *(-np.abs(values[f"{key}_delta_us"]) for key in reversed(order))]
-    sorted_rows = np.lexsort(keys) if names else np.empty(0, np.int64)
-    return {key: column[sorted_rows] for key, column in values.items()}
-
-
-def _spread(values: Floats, at: Sequence[int], count: int) -> Floats:
-    full = np.zeros(count)
-    full[list(at)] = values
-    return full
-
-
-def delta_columns(name: str, unit: str, baseline: Floats, other: Floats) -> dict[str, Floats]:
-    """Returns the values of the four columns of one measure."""
-    delta = other - baseline
-    share = np.full(len(delta), np.nan)
-    np.divide(100 * delta, baseline, out=share, where=baseline != 0)
-    suffix = _suffix(unit)
-    return {
-        f"{name}_baseline{suffix}": baseline,
-        f"{name}_other{suffix}": other,
-        f"{name}_delta{suffix}": delta,
-        f"{name}_delta_pct": share,
-    }
-
-
-def change(baseline: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.object_]:
-    """Returns how the number of calls changed, by HTA's rule (TraceDiff.ops_diff)."""
-    found = np.full(len(baseline), UNCHANGED, object)
-    found[other > baseline] = INCREASED
-    found[other < baseline] = DECREASED
-    found[(baseline == 0) & (other > 0)] = ADDED
-    found[(other == 0) & (baseline > 0)] = DELETED
+def _in_families(sides: Sequence[StepTimes], families: Sequence[Flags], error_rate: float) -> Differences:
+    blank = np.full(len(sides[0].us), np.nan)
+    before, after = (side.us.mean(1) for side in sides)
+    nothing = np.zeros(len(blank), np.bool_)
+    found = Differences(before, after, blank.copy(), blank.copy(), blank.copy(), nothing)
+    for rows in families:
+        first, second = (StepTimes(side.us[rows], side.calls[rows], side.resolution_us) for side in sides)
+        part = differences(first, second, error_rate)
+        for name in Differences.__slots__:
+            getattr(found, name)[rows] = getattr(part, name)
     return found
 
 
-def _schema(measures: Mapping[str, str]) -> tuple[ResultColumn, ...]:
-    rows: list[tuple[str, Any, str, str]] = [*NAME, *CALLS]
-    for name, meaning in measures.items():
-        rows += measured(name, "us", meaning)
-    return columns(*rows)
+def _values(names: Sequence[tuple[str, str]], sides: Sequence[StepTimes], found: Differences) -> dict[str, Any]:
+    delta = found.other - found.baseline
+    seen = [side.calls.sum(1) > 0 for side in sides]
+    verdict = np.where(np.isnan(found.p), UNKNOWN, NOISE).astype(object)
+    verdict[found.changed] = np.where(delta > 0, SLOWER, FASTER)[found.changed]
+    verdict[found.changed & ~seen[0]] = NEW
+    verdict[found.changed & ~seen[1]] = GONE
+    parts = np.array([time == STEP for _, time in names], np.bool_)  # of a step, which nobody calls
+    share = np.full(len(delta), np.nan)
+    np.divide(100 * delta, found.baseline, out=share, where=found.baseline != 0)
+    return {
+        "name": [name for name, _ in names],
+        "time": [time for _, time in names],
+        "verdict": verdict,
+        "baseline_us": found.baseline,
+        "other_us": found.other,
+        "delta_us": delta,
+        "delta_pct": share,
+        "delta_low_us": found.low,
+        "delta_high_us": found.high,
+        "calls_baseline": np.where(parts, np.nan, sides[0].calls.mean(1)),
+        "calls_other": np.where(parts, np.nan, sides[1].calls.mean(1)),
+        "p_value": found.p,
+    }
 
 
-def _operators(partials: Sequence[tuple[int, Side]]) -> Answer:
-    return Answer(by_name(partials, OPERATORS, ("device_total", "host_total")))
+def _lacking(first: StepSamples, second: StepSamples, names: Sequence[tuple[str, str]], notes: list[str]) -> Flags:
+    """Which rows are of a kind of time that one trace does not have at all."""
+    found = np.zeros(len(names), np.bool_)
+    for time in dict.fromkeys(time for _, time in names):
+        of_time = np.array([each == time for _, each in first.names], np.bool_)
+        sums = [float(side.total_calls[of_time].sum()) for side in (first, second)]
+        if min(sums) == 0 < max(sums):
+            side = "baseline" if sums[0] == 0 else "other trace"
+            notes.append(f"the {side} has no {time} times here: they were not recorded, or there were none")
+            found |= np.array([each == time for _, each in names], np.bool_)
+    return found
 
 
-@view("diff_operators", _schema(OPERATORS), reduce=_operators)
-def diff_operators(context: Context) -> Side:
-    """Operators of two traces by name: the calls and times of both, and what changed.
+def _notes(first: StepSamples, second: StepSamples) -> list[str]:
+    notes = list(dict.fromkeys((*first.notes, *second.notes)))
+    counts = len(first.steps), len(second.steps)
+    if not min(counts):
+        which = "baseline" if not counts[0] else "other trace"
+        which = "traces" if not max(counts) else which
+        return [
+            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N): times are "
+            "per second of each recording, and no difference is judged because its noise is not known",
+            *notes,
+        ]
+    told = f"{_steps(first)} of the baseline against {_steps(second)} of the other trace, whole steps only"
+    if min(counts) == 1:
+        told += "; no difference is judged, because one step does not show how much steps vary"
+    elif min(counts) < FEW_STEPS:
+        told += "; with so few steps only large differences stand out from the noise"
+    return [told, *notes]
 
-    Times are sums over all calls, as in the view `operators`. A name that is missing in one trace has zeros there. Rows
-    with the largest change of device time come first, then those with the largest change of host time.
+
+def _steps(side: StepSamples) -> str:
+    count = f"{len(side.steps)} step{'s' if len(side.steps) > 1 else ''}"
+    return f"{count} ({side.left_out} incomplete)" if side.left_out else count
+
+
+def _in_order(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
+    return judged(partials)
+
+
+def _by_change(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
+    answer = judged(partials)
+    values = answer.values
+    changed = np.isin(values["verdict"].astype(str), CHANGES)
+    order = np.lexsort((np.array(values["name"], np.str_), -np.abs(values["delta_us"]), ~changed))
+    sorted_values = {
+        name: [column[row] for row in order.tolist()] if isinstance(column, list) else column[order]
+        for name, column in values.items()
+    }
+    return Answer(sorted_values, answer.notes)
+
+
+@view("diff_step_times", COLUMNS, reduce=_in_order)
+def diff_step_times(context: Context) -> StepSamples:
+    """The time of a training step in two traces, and which parts of it changed.
+
+    The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
+    it. Every view that compares traces takes whole steps only. The verdict tells a difference from the noise over the
+    steps: at most 5 % of the rows that are called changed are so by chance, and the interval of such a row excludes 0.
+    Two recordings of the same program may still differ, because of clocks, placement or other programs: the noise is
+    that within each recording.
     """
-    table, times = context.trace.table("cpu_op"), context.get(op_times)
-    groups = group([table["name"]])
-    measures = {name: groups.sums(getattr(times, name)) / NS_PER_US for name in OPERATORS}
-    names = [context.trace.strings[number] for number in table["name"][groups.first].tolist()]
-    return Side(names, {"calls": groups.sizes().astype(np.float64), **measures})
+    return role_samples(context)
 
 
-def _kernels(partials: Sequence[tuple[int, Side]]) -> Answer:
-    return Answer(by_name(partials, KERNELS, ("total",)))
+@view("diff_operators", COLUMNS, reduce=_by_change)
+def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
+    """Operators of two traces by name: the time of their own in each step, and what changed.
 
+    Host time is that of the operator without the operators inside it; GPU time is what it launched itself. GPU work
+    outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
+    come first, those with the largest difference before others.
 
-@view("diff_kernel_names", _schema(KERNELS), reduce=_kernels)
-def diff_kernel_names(context: Context) -> Side:
-    """Kernels of two traces by name: calls, total and mean time of both, and what changed.
-
-    A name that is missing in one trace has zeros there. Rows with the largest change of total time come first.
+    Options:
+    - total: count the operators inside as well.
     """
-    activity = context.get(gpu)
-    rows = np.flatnonzero(activity.kind == KERNEL)
-    groups = group([activity.name[rows]])
-    total = groups.sums((activity.end - activity.start)[rows]) / NS_PER_US
-    calls = groups.sizes().astype(np.float64)
-    names = [context.trace.strings[number] for number in activity.name[rows][groups.first].tolist()]
-    return Side(names, {"calls": calls, "total": total, "mean": total / np.maximum(calls, 1)})
+    return operator_samples(context, total=total)
 
 
-def _steps(partials: Sequence[tuple[int, tuple[Any, Floats]]]) -> Answer:
-    (first_numbers, first), (second_numbers, second) = _two(partials)
-    count = max(len(first), len(second))
-    both = [np.concatenate([side, np.full(count - len(side), np.nan)]) for side in (first, second)]
-    numbers = [[*side, *[None] * (count - len(side))] for side in (first_numbers, second_numbers)]
-    notes = []
-    if len(first) and len(second):
-        both = [np.append(side, own.mean()) for side, own in zip(both, (first, second), strict=True)]
-        numbers = [[*side, None] for side in numbers]
-        labels = [*(str(place + 1) for place in range(count)), "mean"]
-    else:
-        labels = [str(place + 1) for place in range(count)]
-        notes.append("a trace has no training steps (ProfilerStep#N): there is nothing to compare")
-    values = delta_columns("duration", "us", both[0], both[1])
-    return Answer({"step": labels, "number_baseline": numbers[0], "number_other": numbers[1], **values}, notes)
+@view("diff_kernel_names", COLUMNS, reduce=_by_change)
+def diff_kernel_names(context: Context, *, short_names: bool = False) -> StepSamples:
+    """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
 
+    A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
+    first, those with the largest difference before others.
 
-@view(
-    "diff_step_times",
-    columns(
-        ("step", "text", "", "n-th step of each trace, counted from 1; mean: over all steps of each trace"),
-        ("number_baseline", "int", "", "N of ProfilerStep#N, baseline"),
-        ("number_other", "int", "", "N of ProfilerStep#N, other trace"),
-        *measured("duration", "us", "time of the step on the host"),
-    ),
-    reduce=_steps,
-)
-def diff_step_times(context: Context) -> tuple[list[int], Floats]:
-    """Training steps of two traces in order, and their means.
-
-    The values of a step that one trace does not have are missing.
+    Options:
+    - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
     """
-    found = context.get(steps)
-    return found.number.tolist(), (found.end - found.start) / NS_PER_US
+    return kernel_samples(context, short_names=short_names)
+
+
+@view("diff_modules", COLUMNS, reduce=_by_change)
+def diff_modules(context: Context, *, total: bool = False) -> StepSamples:
+    """Modules of two traces by their path in the model: the time of their own in each step, and what changed.
+
+    Times of a module are those without the modules inside it. The backward pass has a row of its own, which ends in
+    " (backward)": the backward operators of the module's operators. The rules are those of diff_step_times. Changed
+    rows come first, those with the largest difference before others.
+
+    Options:
+    - total: count the modules inside as well.
+    """
+    return module_samples(context, total=total)
+
+
+@view("diff_call_paths", COLUMNS, reduce=_by_change)
+def diff_call_paths(context: Context, *, total: bool = False) -> StepSamples:
+    """Call paths of two traces: operators and annotations by all that is around them, per step, and what changed.
+
+    Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are those without what is
+    inside. The rules are those of diff_step_times. Changed rows come first, those with the largest difference before
+    others.
+
+    Options:
+    - total: count what is inside as well.
+    """
+    return path_samples(context, total=total)
+
+
+@view("diff_python_functions", COLUMNS, reduce=_by_change)
+def diff_python_functions(context: Context) -> StepSamples:
+    """Python functions of two traces: the time in which each was the innermost one, per step, and what changed.
+
+    The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
+    folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
+    diff_step_times. Changed rows come first, those with the largest difference before others.
+    """
+    return function_samples(context)

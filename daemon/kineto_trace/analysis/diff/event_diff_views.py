@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.diff.diff_views import CALLS, NAME, Side, by_name, measured
+from kineto_trace.analysis.diff.name_totals import CALLS, NAME, Side, by_name, measured
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name

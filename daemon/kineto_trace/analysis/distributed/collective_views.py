@@ -1,4 +1,4 @@
-"""NCCL's collectives: sizes, algorithms, bandwidths, who came last, and what ran meanwhile."""
+"""NCCL's collectives: sizes, bandwidths, who came last, and what ran meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from kineto_trace.collectives.rank_matching import (
     rank_collectives,
     skew_uncertainty,
 )
+from kineto_trace.collectives.rank_waits import lasts
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -26,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 SIZES = ("exact", "log2", "all")
 GROUPS = ("alike", "each")
 MAX_NAMES = 4  # of process groups in a row
+SIGMAS = 3.0  # so much more often than by chance must a rank come last to be named
 Floats = npt.NDArray[np.float64]
 _WHAT = columns(
     ("collective", "text", "", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
@@ -34,8 +36,6 @@ _WHAT = columns(
     ("group_size", "int", "", "number of ranks in the group"),
     ("dtype", "text", "", "element type"),
     ("bytes", "int", "bytes", "size of the larger of a rank's two buffers (nccl-tests' size)"),
-    ("algorithm", "text", "", "RING, TREE, NVLS, …, from the name of the kernel"),
-    ("protocol", "text", "", "LL, LL128 or SIMPLE, from the name of the kernel"),
 )
 
 
@@ -48,8 +48,6 @@ def _described(descriptions: Sequence[CollectiveDescription], number: Ints) -> d
         "group_size": [d.size for d in chosen],
         "dtype": [d.dtype for d in chosen],
         "bytes": [d.bytes for d in chosen],
-        "algorithm": [d.algorithm for d in chosen],
-        "protocol": [d.protocol for d in chosen],
     }
 
 
@@ -103,6 +101,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
     algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
     ranks = np.array(matched.ranks, np.int64)
     last = ranks[matched.rank[found.row]] if len(found.row) else found.row
+    certain = lasts(matched, instances(matched)).certain[order]
     values = {
         **_described(matched.descriptions, description),
         "sequence": [None if number == NO_SEQUENCE else number for number in sequence.tolist()],
@@ -115,7 +114,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         "start_skew_us": _only(found.last_start - found.start, several),
         "end_skew_us": _only(found.end - found.first_end, several),
         "skew_uncertainty_us": skew_uncertainty(matched)[order] / 1000.0,
-        "last_rank": [rank if shared else None for rank, shared in zip(last.tolist(), several.tolist(), strict=True)],
+        "last_rank": [rank if shared else None for rank, shared in zip(last.tolist(), certain.tolist(), strict=True)],
         "compute_pct": _compute_pct(matched, len(order))[order],
     }
     return Answer(values, _notes(matched, found))
@@ -135,7 +134,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         ("start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
         ("end_skew_us", "float", "us", "time between the ends of the first and the last rank"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
-        ("last_rank", "int", "", "rank that began last, so that the others waited for it"),
+        ("last_rank", "int", "", "rank that began last; none if that is within the doubt of the clocks"),
         ("compute_pct", "float", "%", "share of its time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_list,
@@ -147,6 +146,7 @@ def collective_instances(context: Context) -> RankCollectives:
     duration of all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
     nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
     all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
+    Which algorithm and protocol NCCL chose is in no trace: the RING_LL in names of kernels is no sign of it.
 
     Options:
     - align: how the clocks of the ranks are compared. "auto" uses the measured offsets in the traces, refined by
@@ -214,9 +214,11 @@ def _grouped(
     description = _largest(matched, found)
     algorithm, bus = _bandwidths(matched.descriptions, description, found.transfer)
     rows = _rows_of(matched.descriptions, description, sizes, groups)
-    inverse, count = rows.of, len(rows.descriptions)
-    calls = np.bincount(inverse, minlength=count)
     several = found.seen > 1
+    lone = ~several if several.any() else np.zeros(len(several), np.bool_)
+    inverse = np.where(lone, len(rows.descriptions), rows.of)  # a last row has what is left out
+    count = len(rows.descriptions) + 1
+    calls = np.bincount(inverse, minlength=count)
 
     def total(values: npt.NDArray[Any]) -> Floats:
         return np.bincount(inverse, values.astype(np.float64), count).astype(np.float64)
@@ -235,7 +237,8 @@ def _grouped(
     time = total(found.transfer)
     skew = found.last_start - found.start
     last, share = _most_often_last(matched, found, inverse, count)
-    order = np.argsort(-time, kind="stable")
+    order = np.argsort(-time[:-1], kind="stable")
+    order = order[calls[order] > 0]
     known = np.isfinite(algorithm)
     values: dict[str, Any] = {
         "calls": calls,
@@ -259,7 +262,10 @@ def _grouped(
     described["process_group"] = [rows.names[at] for at in order.tolist()]
     described["bytes"] = _whole(mean(np.nan_to_num(size[description]), sized.astype(np.int64)))[order].tolist()
     described["bytes"] = [None if value < 0 else value for value in described["bytes"]]
-    return Answer({**described, **picked}, _notes(matched, found))
+    notes = _notes(matched, found)
+    if lone.any():
+        notes.append(f"{int(lone.sum())} collectives appear on one rank only: they are left out")
+    return Answer({**described, **picked}, notes)
 
 
 def _whole(values: Floats) -> Ints:
@@ -295,17 +301,23 @@ def _compute_of_groups(matched: Matched, group: Ints, count: int) -> Floats:
 
 
 def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int) -> tuple[list[int | None], Floats]:
-    """The rank that came last most often in each group, and in how many per cent of the collectives."""
-    several = np.flatnonzero(found.seen > 1)
+    """The rank that came last most often in each group, and in how many per cent of the collectives.
+
+    None if that is no more often than by chance.
+    """
+    several, certain = found.seen > 1, lasts(matched, found).certain
     table = np.zeros((count, max(len(matched.ranks), 1)), np.int64)
-    np.add.at(table, (group[several], matched.rank[found.row[several]]), 1)
-    total = table.sum(1)
-    most = table.argmax(1)
+    np.add.at(table, (group[certain], matched.rank[found.row[certain]]), 1)
+    total = np.bincount(group[several], minlength=count)
+    chance = np.bincount(group[several], 1 / found.seen[several], count)  # how often, if all ranks came last as often
+    spread = np.sqrt(np.bincount(group[several], (1 - 1 / found.seen[several]) / found.seen[several], count))
+    most, times = table.argmax(1), table.max(1)
+    clear = (total > 0) & (times >= chance + SIGMAS * spread)
     ranks: list[int | None] = [
-        matched.ranks[at] if times else None for at, times in zip(most.tolist(), total.tolist(), strict=True)
+        matched.ranks[at] if named else None for at, named in zip(most.tolist(), clear.tolist(), strict=True)
     ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return ranks, np.where(total > 0, 100 * table.max(1) / total, np.nan)
+        return ranks, np.where(clear, 100 * times / total, np.nan)
 
 
 @view(
@@ -324,14 +336,14 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
         ("mean_start_skew_us", "float", "us", "time between the starts of the first and the last rank"),
         ("max_start_skew_us", "float", "us", "largest of these times"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
-        ("last_rank", "int", "", "rank that began last most often"),
+        ("last_rank", "int", "", "rank that began last most often; none if that is no more often than by chance"),
         ("last_rank_pct", "float", "%", "share of the collectives that it began last"),
         ("compute_pct", "float", "%", "share of their time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_grouped,
 )
 def collective_summary(context: Context) -> RankCollectives:
-    """The collectives of the view `collectives` grouped by kind, process group, size, type, algorithm and protocol.
+    """The collectives of the view `collectives` grouped by kind, process group, size and type.
 
     Rows are sorted by the sum of the transfer times.
 

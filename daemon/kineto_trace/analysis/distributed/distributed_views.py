@@ -13,7 +13,7 @@ from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import NOTHING, communication_kernels, steps
+from kineto_trace.structure.activity_links import NOTHING, communication_kernels, steps, whole_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -25,30 +25,37 @@ _KERNEL, _COMMUNICATION = 0, 3  # numbers into step_breakdown.ROLES
 
 @dataclass(frozen=True, slots=True)
 class RankOverlap:
-    """What a rank contributes. steps: names; overlap (µs): per step computation, overlapping, communication, other."""
+    """What a rank contributes. steps: names; overlap (µs): per step computation, overlapping, communication, other.
+
+    cut: number of its steps that the recording cut off, which are left out.
+    """
 
     steps: tuple[str, ...]
     overlap: Floats
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """The collectives of a rank, and the numbers of its steps."""
+    """The collectives of a rank, and the numbers of its complete steps. cut: number of the others."""
 
     found: RankCollectives
     steps: tuple[int, ...]
+    cut: int
 
 
 def rank_overlap(context: Context) -> RankOverlap:
     """How much of each step computes and communicates, on the device."""
-    found = context.get(device_ranges)
+    every = context.get(device_ranges)
+    found = every.whole()
     kernels = context.trace.table("kernel")
     communicates = context.get(communication_kernels)
     parts = context.get(roles)
     communication: Union = parts[_COMMUNICATION]  # of the host: where nothing communicates on the GPU
     if communicates.any():
         communication = union(kernels["start"][communicates], kernels.end()[communicates])
-    return RankOverlap(found.name, overlap(parts[_KERNEL], communication, found.start, found.end) / 1000)
+    costs = overlap(parts[_KERNEL], communication, found.start, found.end) / 1000
+    return RankOverlap(found.name, costs, len(every.cut))
 
 
 def overlap(kernels: Union, communication: Union, start: Ints, end: Ints) -> Floats:
@@ -62,8 +69,16 @@ def overlap(kernels: Union, communication: Union, start: Ints, end: Ints) -> Flo
 OVERLAP = ("computation_us", "overlapping_us", "communication_us", "other_us")
 
 
-def _overlap_rows(partials: Sequence[tuple[int, Any]]) -> Answer:
-    return overlap_columns(partials, lambda mean: mean)
+def _overlap_rows(partials: Sequence[tuple[int, RankOverlap]]) -> Answer:
+    known, notes = _with_steps(partials)
+    return Answer(overlap_columns(known, lambda mean: mean).values, notes)
+
+
+def _with_steps(partials: Sequence[tuple[int, Any]]) -> tuple[list[tuple[int, Any]], list[str]]:
+    """Returns the ranks with complete steps, or without any, and a note on each of the others."""
+    known = [(rank, part) for rank, part in partials if part.steps or not part.cut]
+    left_out = sorted({rank for rank, _ in partials} - {rank for rank, _ in known})
+    return known, [f"rank {rank} has no row: its recording began or ended in each of its steps" for rank in left_out]
 
 
 def overlap_columns(partials: Sequence[tuple[int, Any]], average: Callable[[Floats], Floats]) -> Answer:
@@ -103,19 +118,24 @@ def distributed_overlap(context: Context) -> RankOverlap:
 
 
 def _rank_steps(context: Context) -> RankSteps:
-    return RankSteps(context.get(rank_collectives), tuple(context.get(steps).number.tolist()))
+    whole, every = context.get(whole_steps), context.get(steps)
+    return RankSteps(context.get(rank_collectives), tuple(whole.number.tolist()), len(every) - len(whole))
 
 
 WAIT = ("transfer_us", "synchronizing_us")
 
 
-def _wait_rows(partials: Sequence[tuple[int, Any]], *, align: str = "auto") -> Answer:
+def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: str = "auto") -> Answer:
+    known, cut = _with_steps(partials)
+    shown = {rank for rank, _ in known}
     matched = match([(rank, part.found) for rank, part in partials], align)
     transfer = instances(matched).transfer
     rows: dict[tuple[str, int], Floats] = {}
     names = [ALL]
     outside = 0
     for place, (rank, part) in enumerate(partials):
+        if rank not in shown:
+            continue
         own = np.flatnonzero(matched.rank == place)
         numbers = list(dict.fromkeys(part.steps)) or [NOTHING]
         outside += int(np.count_nonzero(matched.step[own] == NOTHING)) if part.steps else 0
@@ -127,7 +147,7 @@ def _wait_rows(partials: Sequence[tuple[int, Any]], *, align: str = "auto") -> A
                 rows[str(number), rank] = costs[-1]
                 names.append(str(number))
         rows[ALL, rank] = np.mean(costs, axis=0)
-    notes = list(matched.notes)
+    notes = [*matched.notes, *cut]
     if outside:
         notes.append(f"{outside} collectives were launched outside of all steps and are not counted")
     return wait_columns(rows, list(dict.fromkeys(names)), [rank for rank, _ in partials], notes)

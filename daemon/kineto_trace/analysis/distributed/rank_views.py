@@ -11,7 +11,7 @@ from kineto_trace.analysis.distributed.distributed_views import rank_overlap
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, match, rank_collectives
-from kineto_trace.collectives.rank_waits import Waits, waits
+from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.view_api.result import columns
@@ -27,27 +27,33 @@ WAITS = 0.1  # it waits as long as that
 
 @dataclass(frozen=True, slots=True)
 class HostSteps:
-    """The steps of one rank on the host: names, lengths, and when they began (Unix ns, with the measured offset)."""
+    """The complete steps of one rank on the host, and how many others it has (cut).
+
+    start: when they began, Unix ns with the measured offset.
+    """
 
     names: tuple[str, ...]
     us: Floats
     start: Ints
+    cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank. work (us): per step on its GPU, see RankOverlap."""
+    """One rank. work (us): per step on its GPU, see RankOverlap. computes: whether kernels ran on it."""
 
     host: str
     gpu: str
     steps: HostSteps
     work: Floats
+    computes: bool
     found: RankCollectives
 
 
 def _rank_steps(context: Context) -> HostSteps:
-    ranges, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
-    return HostSteps(ranges.name, (ranges.end - ranges.start) / 1000, ranges.start + offset)
+    every, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
+    ranges = every.whole()
+    return HostSteps(ranges.name, (ranges.end - ranges.start) / 1000, ranges.start + offset, len(every.cut))
 
 
 def _counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
@@ -87,6 +93,7 @@ def _rank_facts(context: Context) -> RankFacts:
         gpu=", ".join(names),
         steps=context.get(_rank_steps),
         work=context.get(rank_overlap).overlap,
+        computes=len(trace.table("kernel")) > 0,
         found=context.get(rank_collectives),
     )
 
@@ -113,11 +120,14 @@ def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
 
 
 def _waiting(matched: Matched, found: Waits) -> tuple[Floats, Floats]:
-    """For each rank (us): how long it waited, and how long the others waited for it on average."""
+    """For each rank (us): how long it waited, and how long the others waited for it on average, in the steps."""
     count = len(matched.ranks)
-    waited = np.bincount(matched.rank[found.row], found.ns, count)
+    inside = matched.step >= 0
+    inside |= ~(np.bincount(matched.rank, inside, count) > 0)[matched.rank]  # of a rank without steps all count
+    ns = np.where(inside[found.row], found.ns, 0)
+    waited = np.bincount(matched.rank[found.row], ns, count)
     others = np.maximum(np.bincount(matched.instance[found.row])[matched.instance[found.row]] - 1, 1)
-    caused = np.bincount(found.culprit, found.ns / others, count) if len(found.row) else np.zeros(count)
+    caused = np.bincount(found.culprit, ns / others, count) if len(found.row) else np.zeros(count)
     return waited / 1000.0, caused / 1000.0
 
 
@@ -128,12 +138,13 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
     if waited_for >= WAITED_FOR * step:
         if slower_pct >= 100 * SLOWER:
             return f"slow: it computes {slower_pct:.0f} % longer than the median rank, and others wait for it"
+        if waiting < waited_for and not np.isfinite(slower_pct):
+            return "late: others wait for it; what it computes is not known"
         if waiting < waited_for:  # else it is late since it waited for others
             return "late: others wait for it, though it computes no longer; see its host (view idle_causes)"
     if waiting >= WAITS * step:
-        return f"waits {100 * waiting / step:.0f} % of its steps" + (
-            f", most for rank {most}" if most is not None else ""
-        )
+        share = f"{100 * waiting / step:.0f} % of its steps" if waiting <= step else "longer than its steps take"
+        return f"waits {share}" + (f", most for rank {most}" if most is not None else "")
     return ""
 
 
@@ -142,9 +153,17 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     found = waits(matched)
     waited, caused = _waiting(matched, found)
     most = _most_waited_for(matched, found)
+    known_waits = np.bincount(matched.rank[found.row], minlength=len(matched.ranks)) > 0
     alike, counted = _counted_alike([(rank, part.steps) for rank, part in partials])
-    steps = np.array([max(1, len(part.steps.names)) for _, part in partials])
-    computation = np.array([_mean(part.work[:, 0] + part.work[:, 1]) for _, part in partials])
+    steps = np.array([len(part.steps.names) or np.nan for _, part in partials])
+    computation = np.array(
+        [_mean(part.work[:, 0] + part.work[:, 1]) if part.computes else float("nan") for _, part in partials]
+    )
+    if not any(part.computes for _, part in partials):
+        counted = [
+            *counted,
+            "the traces have no GPU kernels: collectives are those of the host, and computation is unknown",
+        ]
     known = computation[np.isfinite(computation) & (computation > 0)]
     median = float(np.median(known)) if len(known) else float("nan")
     mean = np.array([_mean(part.steps.us) for _, part in partials])
@@ -162,17 +181,25 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
         "computation_us": computation,
         "slower_pct": slower,
         "communication_us": [_mean(part.work[:, 2]) for _, part in partials],
-        "waiting_us": waited / steps,
-        "waited_for_us": caused / steps,
+        "waiting_us": np.where(known_waits, waited / steps, np.nan),
+        "waited_for_us": np.where(known_waits, caused / steps, np.nan),
         "about": [
             _about(*each) or None for each in zip(mean, slower, waited / steps, caused / steps, most, strict=True)
         ],
     }
-    notes = [] if len(found.row) else ["no collective appears on more than one rank, so who waits for whom is unknown"]
+    notes = [*missing_waits(matched, found), *_without_steps(partials)]
     order = np.argsort(-caused / steps, kind="stable").tolist()
     return Answer(
         {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
     )
+
+
+def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
+    return [
+        f"rank {rank} has no complete step: its recording began or ended in each of them, so it has no figures per step"
+        for rank, part in partials
+        if part.steps.cut and not part.steps.names
+    ]
 
 
 def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
@@ -245,7 +272,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankCollectives]]) -> Answer:
         "mean_wait_us": total[order] / np.maximum(calls[order], 1) / 1000.0,
         "where": [where[at] for at in order.tolist()],
     }
-    notes = [] if len(found.row) else ["no collective appears on more than one rank, so waiting cannot be measured"]
+    notes = missing_waits(matched, found)
     return Answer(values, [*matched.notes, *notes])
 
 

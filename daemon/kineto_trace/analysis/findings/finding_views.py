@@ -1,7 +1,8 @@
 """The view of what to change first."""
 
-from kineto_trace.analysis.findings.finding_rules import findings, stack_of
+from kineto_trace.analysis.findings.finding_rules import findings, stack_of, uncertainty
 from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
+from kineto_trace.analysis.idle.idle_gaps import idle_gaps
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -13,22 +14,34 @@ from kineto_trace.view_api.view import Answer, view
         ("place", "int", "", "rank of the finding; 1 saves most"),
         ("finding", "text", "", "short name of this kind of finding"),
         ("title", "text", "", "what is wrong"),
-        ("saving_us", "float", "us", "time that the change would save, over all steps (or the whole trace)"),
-        ("saving_pct", "float", "%", "share of the time of all steps (or of the whole trace)"),
+        ("saving_us", "float", "us", "time that the change would save, over all measured steps"),
+        ("saving_pct", "float", "%", "share of the time of all measured steps"),
         ("saving_per_step_us", "float", "us", "the same per training step"),
+        (
+            "uncertainty_pct",
+            "float",
+            "%",
+            "95 % interval of saving_pct, plus or minus, by how much its causes differ from step to step; missing with "
+            "fewer than 3 steps",
+        ),
         ("advice", "text", "", "what to do"),
         ("evidence", "text", "", "what was observed, and what the estimate of the saving assumes"),
         ("op", "text", "", "operator with the most of this time"),
         ("call_stack", "text", "", "Python frames around that operator, innermost first"),
         ("kernels", "texts", "", "kernels or copies that take most of this time"),
+        ("where", "text", "", "function, file and line of the program's own code, for findings about the host"),
     ),
 )
 def findings_view(context: Context, *, top: int = 10) -> Answer:
     """What to change first, with the time that each change would save and the evidence.
 
-    The view looks for GPU idle time by cause (view idle_causes), communication and pageable copies that no computation
-    hides, matrix products without tensor cores, elementwise kernels that could be fused, and kernels that leave part of
-    the GPU without work. Findings that would save less than half a per cent are left out.
+    The view looks for GPU idle time by cause (view time_causes; Python functions, annotations and operators by name),
+    communication and pageable copies that no computation hides, matrix products without tensor cores, elementwise
+    kernels that could be fused, and kernels that leave part of the GPU without work. No saving is larger than the time
+    that view time_causes gives to its cause. The advice is what the GPUs of the trace can follow. Steps of the warm-up,
+    and findings that would save less than half a per cent, are left out; time of which it is not known how much can be
+    saved comes last. Without a GPU, the view looks for what the host loses time on: the program's own functions,
+    loading, the optimizer, threads that share the GIL or the processors.
 
     Options:
     - top: the maximum number of findings.
@@ -36,7 +49,11 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     found = context.get(findings)
     chosen = found.findings[: max(top, 0)]
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
-    notes = [] if found.window_ns else [NO_GPU]
+    notes = [] if context.get(idle_gaps).windows else [NO_GPU]
+    if found.warm_up:
+        notes.append(found.warm_up)
+    if len(chosen) < len(found.findings):
+        notes.append(f"{len(found.findings) - len(chosen)} more: kinetoctl report --view findings")
     if len(chosen) > 1:
         notes.append("the savings overlap and must not be added up")
     return Answer(
@@ -49,11 +66,13 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             "saving_per_step_us": [
                 finding.saving_ns / 1e3 / found.steps if found.steps else None for finding in chosen
             ],
+            "uncertainty_pct": [uncertainty(context, finding) for finding in chosen],
             "advice": [finding.advice for finding in chosen],
             "evidence": [finding.evidence for finding in chosen],
             "op": [strings[int(ops["name"][finding.op])] if finding.op >= 0 else None for finding in chosen],
-            "call_stack": [stack_of(context, finding.op) for finding in chosen],
+            "call_stack": [stack_of(context, finding) for finding in chosen],
             "kernels": [list(finding.kernels) for finding in chosen],
+            "where": [finding.where or None for finding in chosen],
         },
         notes,
     )

@@ -1,11 +1,12 @@
 """What the figures of the overview suggest to change: the seven rules of the TensorBoard profiler plug-in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import (
     GpuFigures,
@@ -58,7 +59,10 @@ class Recommendation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecommendationFacts:
-    """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory)."""
+    """What the rules look at. devices: properties by number; peaks: allocated bytes of each (device, its memory).
+
+    advice: instead of _ADVICE for some rules, where the GPUs cannot follow that.
+    """
 
     steps: Breakdown
     gpus: list[GpuFigures]
@@ -69,6 +73,7 @@ class RecommendationFacts:
     uses_nccl: bool
     tensor_devices: list[int]
     peaks: list[tuple[int, int, int]]
+    advice: Mapping[str, str] = field(default_factory=dict)
 
 
 @view(
@@ -94,6 +99,9 @@ def recommendations(context: Context) -> Answer:
     - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
       operators ran that could.
     - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
+
+    The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
+    torch.compile from 7.0 on, and a larger batch only where memory is left.
     """
     return recommended(_facts(context))
 
@@ -109,7 +117,7 @@ def recommended(facts: RecommendationFacts) -> Answer:
         for device, peak, memory in facts.peaks
         if is_full(peak, memory) and memory > 0
     ]
-    return _answer(found, [] if found else ["no figure exceeds its threshold"])
+    return _answer(found, {**_ADVICE, **facts.advice}, [] if found else ["no figure exceeds its threshold"])
 
 
 def is_full(peak: int, memory: int) -> bool:
@@ -117,9 +125,9 @@ def is_full(peak: int, memory: int) -> bool:
     return peak > memory * MEMORY_SHARE
 
 
-def _answer(found: list[Recommendation], notes: list[str]) -> Answer:
+def _answer(found: list[Recommendation], advice: Mapping[str, str], notes: list[str]) -> Answer:
     values = {name: [getattr(finding, name) for finding in found] for name in Recommendation._fields}
-    return Answer({**values, "advice": [_ADVICE[finding.rule] for finding in found]}, notes)
+    return Answer({**values, "advice": [advice[finding.rule] for finding in found]}, notes)
 
 
 def _share(rule: str, value: float, threshold: float, evidence: str) -> Recommendation:
@@ -161,6 +169,7 @@ def _gpus(facts: RecommendationFacts) -> list[Recommendation]:
 def _facts(context: Context) -> RecommendationFacts:
     """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
+    able = context.get(gpu_abilities)
     kernels = np.unique(trace.table("kernel")["name"])
     host = [np.unique(trace.table(kind)["name"]) for kind in OP_TABLES]
     nccl_ops = np.flatnonzero(context.get(communication_op_names))
@@ -187,6 +196,7 @@ def _facts(context: Context) -> RecommendationFacts:
             for gpu in gpus
             if gpu.peak_memory_bytes is not None and gpu.memory_bytes is not None
         ],
+        advice={"tensor_cores": able.precision() or _ADVICE["tensor_cores"], "low_utilization": able.fewer_launches()},
     )
 
 

@@ -7,6 +7,7 @@ from kineto_trace.view_api.text_columns import texts
 from kineto_trace.view_api.value_statistics import describe, statistics_columns
 from kineto_trace.view_api.view import Answer, view
 
+_NO_COPIES = "the trace has no copies or fills that state their size"
 _SERIES = columns(
     ("device", "int", "", "GPU index in the process; missing with compat=hta"),
     ("kind", "text", "", "Memcpy HtoD, Memcpy DtoH, Memcpy DtoD, Memset, …"),
@@ -21,6 +22,7 @@ _SERIES = columns(
         ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
         ("bandwidth", "float", "GB/s", "from this time on: sum over all running copies and fills"),
     ),
+    nothing=_NO_COPIES,
 )
 def memory_bandwidth(context: Context) -> Answer:
     """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
@@ -46,6 +48,7 @@ def bandwidth_columns(found: Bandwidths) -> Answer:
 @view(
     "memory_bandwidth_summary",
     _SERIES + statistics_columns("GB/s", "bandwidths above 0, one per change"),
+    nothing=_NO_COPIES,
 )
 def memory_bandwidth_summary(context: Context) -> Answer:
     """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts."""

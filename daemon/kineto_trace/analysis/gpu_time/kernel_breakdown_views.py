@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kineto_trace.analysis.gpu_time.gpu_events import gpu_events
+from kineto_trace.analysis.gpu_time.gpu_events import NO_ACTIVITIES, gpu_events
 from kineto_trace.analysis.gpu_time.temporal_views import union_of
-from kineto_trace.arrays.interval_sweep import Merged, Sweep, sweep
+from kineto_trace.arrays.interval_sweep import Sweep
 from kineto_trace.arrays.top_n import ByName, largest
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY, HTA_TYPES
 from kineto_trace.model.context import Context
@@ -57,6 +57,7 @@ def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: in
         ("share_pct", "float", "%", "share of the time in which any type ran"),
     ),
     reduce=_all_ranks,
+    nothing=NO_ACTIVITIES,
 )
 def kernel_type_breakdown(context: Context, *, include_memory: bool = True) -> dict[str, int]:
     """The GPU's busy time by the types of work that ran. Each moment counts once.
@@ -65,11 +66,15 @@ def kernel_type_breakdown(context: Context, *, include_memory: bool = True) -> d
     - include_memory: count copies and fills as a type.
     """
     events = context.get(gpu_events)
-    sets = []
+    changes, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for place, number in enumerate(kernel_types(include_memory)):
         ran = union_of(events, events.type == number)
-        sets.append((1 << place, Merged(ran.start, ran.end)))
-    return {name: length for name, length in by_class(sweep(sets, one_by_one=False)).items() if length}
+        changes.append(np.repeat([1 << place, -(1 << place)], len(ran.start)))
+        times += [ran.start, ran.end]
+    change, time = np.concatenate(changes), np.concatenate(times)
+    order = np.argsort(time, kind="stable")
+    running = Sweep(np.cumsum(change[order])[:-1], time[order][:-1], time[order][1:])
+    return {name: length for name, length in by_class(running).items() if length}
 
 
 def kernel_types(include_memory: bool) -> tuple[int, ...]:
@@ -100,6 +105,7 @@ def by_class(running: Sweep) -> dict[str, int]:
         ("mean_us", "float", "us", "mean"),
         ("std_us", "float", "us", "sample standard deviation; 0 for one event"),
     ),
+    nothing=NO_ACTIVITIES,
 )
 def kernel_breakdown(
     context: Context,

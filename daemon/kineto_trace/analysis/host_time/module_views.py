@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import op_times
+from kineto_trace.analysis.host_time.operator_views import without_gpu
 from kineto_trace.arrays.row_groups import subtree_sums, sums
 from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -108,7 +109,8 @@ def modules(context: Context) -> Answer:
     values["path"] = [texts[number] for number in order.tolist()]
     values["name"] = [names[number] for number in order.tolist()]
     values["depth"] = np.array(depth, np.int64)[order]
-    return Answer(values, [] if count or not len(table) else [NO_MODULES])
+    answer = Answer(values, [] if count or not len(table) else [NO_MODULES])
+    return answer if len(activity) or not count else without_gpu(answer)
 
 
 def _direct_operators(context: Context, found: ModuleCalls) -> Ints:
@@ -216,4 +218,4 @@ def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> 
         "device_total_us": total[shown] / NS_PER_US,
         "device_self_us": sums(path, device, count)[shown] / NS_PER_US,
     }
-    return Answer(values)
+    return Answer(values) if len(activity) else without_gpu(Answer(values))

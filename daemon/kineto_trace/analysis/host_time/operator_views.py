@@ -17,6 +17,8 @@ from kineto_trace.view_api.view import Answer, view
 
 NAME, NAME_AND_SHAPE = "name", "name+shape"
 NS_PER_US = 1000
+NO_GPU = "the trace has no GPU activity"
+GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -40,7 +42,7 @@ Ints = npt.NDArray[np.int64]
         ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
         ("tensor_core_self_pct", "float", "%", "share of device_self_us in kernels that use tensor cores"),
         ("tensor_core_total_pct", "float", "%", "share of device_total_us in kernels that use tensor cores"),
-        ("call_stack", "text", "", "Python frames, innermost first; only with stacks"),
+        ("call_stack", "text", "", "Python frames, innermost first; of backward operators: of the forward operator"),
     ),
 )
 def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
@@ -49,7 +51,7 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
     A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
     identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
     operators inside it, so totals of different rows must not be added. The rows with the most device_self_us come
-    first; without GPU work, those with the most host_self_us.
+    first; without GPU work, those with the most host_self_us, and the figures of the GPU are missing.
 
     Options:
     - group_by: "name", or "name+shape" for one row per distinct input shapes.
@@ -81,9 +83,18 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
         notes.append("the trace has no input shapes: record with record_shapes=True")
     if stacks and len(table) and (context.get(call_stacks).of_op == NO_STACK).all():
         notes.append("the trace has neither call stacks nor Python functions: record with with_stack=True")
-    return operator_columns(
+    answer = operator_columns(
         context, groups, groups.sizes(), sums, eligible, order, shapes, _stacks(context, stacks), notes
     )
+    return answer if on_gpu else without_gpu(answer)
+
+
+def without_gpu(answer: Answer) -> Answer:
+    """The same without figures of GPUs, which are not zero but unknown where no GPU activity was recorded."""
+    values = {
+        name: [None] * len(column) if name.startswith(GPU_FIGURES) else column for name, column in answer.values.items()
+    }
+    return Answer(values, [*answer.notes, NO_GPU])
 
 
 def is_by_shape(group_by: str) -> bool:

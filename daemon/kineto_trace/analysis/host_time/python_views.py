@@ -1,23 +1,25 @@
-"""Views of sampled Python: which functions and lines ran, and what each thread did."""
+"""The view of sampled Python: which functions and lines ran."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kineto_trace.arrays.row_groups import group
+from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.model.line_counts import STATES, LineCount, format_lines
-from kineto_trace.structure.python_samples import (
+from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
+from kineto_trace.model.trace import NO_STRING, Table, Trace
+from kineto_trace.structure.python.python_samples import (
     IDLE,
     RUNNING,
     UNKNOWN,
     WAITING,
     LineSamples,
+    idle_for,
     line_samples,
     sample_period_ns,
 )
-from kineto_trace.structure.thread_use import is_native, thread_use, window_ns
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -44,6 +46,14 @@ BY = ("function", "line")
             "",
             "samples in which it was the innermost frame and its thread slept or waited",
         ),
+        ("gil_holder", "text", "", "thread that held the GIL in most samples in which it waited for it"),
+        (
+            "idle_for",
+            "text",
+            "",
+            "what idle samples waited for, where known: lock, sleep, poll, io, child, driver, memory",
+        ),
+        ("caller", "text", "", "function and line that called it in most of its samples"),
         ("threads", "int", "", "number of threads seen in it"),
         ("lines", "text", "", "with by=function: its samples by line, the line with the most samples first"),
     ),
@@ -75,6 +85,8 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     order = order if idle else order[busy[order] + counts[order, WAITING] > 0]
     shown = [lines[place][0].line if lines else int(found.line[groups.first[place]]) for place in order.tolist()]
     period_us = sample_period_ns(trace) / 1000
+    waits, callers = _waits(table, found, groups), _callers(trace, found, groups)
+    holders = _gil_holders(trace, found, groups)
     values: dict[str, Any] = {
         "function": [trace.strings[number] for number in name[groups.first[order]].tolist()],
         "line": [line or None for line in shown],
@@ -83,6 +95,9 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
         "running_us": busy[order] * period_us if period_us else [None] * len(order),
         "waiting": counts[order, WAITING],
         "idle": counts[order, IDLE],
+        "gil_holder": [holders.get(place) for place in order.tolist()],
+        "idle_for": [waits[place] for place in order.tolist()],
+        "caller": [callers.get(place) for place in order.tolist()],
         "threads": threads[order],
         "lines": [format_lines(entry for entry in lines[place] if entry.line) if lines else None for place in order],
     }
@@ -90,6 +105,55 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     if len(order) and not counts[:, [RUNNING, WAITING, IDLE]].any():
         notes.append("these samples do not say whether their threads ran, so idle threads are among them")
     return Answer(values, notes)
+
+
+def _waits(table: Table, found: LineSamples, groups: Groups) -> list[str | None]:
+    """For each group what its idle samples waited for.
+
+    Only a slice as a whole knows that: by line, slices that were idle at several lines are left out.
+    """
+    idle = found.counts[:, IDLE] > 0
+    lowest, highest = np.full(len(table), len(groups)), np.full(len(table), -1)
+    np.minimum.at(lowest, found.row[idle], groups.number[idle])
+    np.maximum.at(highest, found.row[idle], groups.number[idle])
+    rows = np.flatnonzero(lowest == highest)
+    counts = [np.bincount(lowest[rows], table[wait][rows], len(groups)) for wait in WAITS[1:]]
+    return [idle_for([0, *map(int, row)]) for row in zip(*counts, strict=True)]
+
+
+def _callers(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, str]:
+    """For each group who called it in most of its samples, with the line."""
+    table = trace.table("python_function")
+    line, parent = table["call_line"][found.row].astype(np.int64), table["parent"][found.row].astype(np.int64)
+    caller = np.where(parent >= 0, table["name"][parent].astype(np.int64), NO_STRING)
+    commonest = _commonest(groups.number, [caller, line], found.counts.sum(axis=1))
+    return {
+        number: trace.strings[caller[entry]] + (f", line {line[entry]}" if line[entry] else "")
+        for number, entry in commonest.items()
+        if caller[entry] != NO_STRING
+    }
+
+
+def _gil_holders(trace: Trace, found: LineSamples, groups: Groups) -> dict[int, str]:
+    """For each group the thread that held the GIL in most of the samples in which it waited."""
+    holder = trace.table("python_function")["gil_holder"][found.row].astype(np.int64)
+    names = trace.target.threads
+    commonest = _commonest(groups.number, [holder], np.where(holder > 0, found.counts[:, WAITING], 0))
+    return {
+        number: names.get(int(holder[entry]), str(holder[entry]))
+        for number, entry in commonest.items()
+        if holder[entry] and found.counts[entry, WAITING]
+    }
+
+
+def _commonest(number: Any, keys: Sequence[Any], samples: Any) -> dict[int, int]:
+    """For each group an entry of those that are equal in all keys and have the most samples together."""
+    parts = group([number, *keys])
+    sums = parts.sums(samples)
+    found: dict[int, int] = {}
+    for entry in parts.first[np.lexsort((parts.first, -sums))].tolist():
+        found.setdefault(int(number[entry]), entry)
+    return found
 
 
 def _of_threads(context: Context, found: LineSamples, text: str) -> LineSamples:
@@ -113,43 +177,3 @@ def _lines(found: LineSamples, number: Any) -> dict[int, list[LineCount]]:
     for entries in result.values():
         entries.sort(key=lambda entry: (-entry.counts[RUNNING] - entry.counts[UNKNOWN], -entry.total, entry.line))
     return result
-
-
-@view(
-    "threads",
-    columns(
-        ("thread", "int", "", "system thread id"),
-        ("name", "text", "", "name in Python, otherwise the kernel's"),
-        ("python", "bool", "", "whether Python was seen running in it"),
-        ("cpu_us", "float", "us", "CPU time"),
-        ("cpu_pct", "float", "%", "CPU time as a share of the trace; 100 is one core all the time"),
-        (
-            "samples",
-            "int",
-            "",
-            "number of samples; threads without Python are sampled only when they have used CPU time",
-        ),
-        ("running", "int", "", "samples in which it had run most of the time since the previous sample"),
-        ("waiting", "int", "", "samples in which it waited for the GIL"),
-        ("idle", "int", "", "samples in which it was off the CPU for another reason"),
-        ("has_gil", "int", "", "samples in which it held the GIL"),
-    ),
-)
-def threads(context: Context) -> Answer:
-    """What each sampled thread did, including threads without Python; those with the most CPU time first."""
-    trace = context.trace
-    uses = thread_use(trace.target)
-    names = trace.target.threads
-    values = {
-        "thread": [use.thread for use in uses],
-        "name": [names.get(use.thread) for use in uses],
-        "python": [not is_native(use) for use in uses],
-        "cpu_us": [use.cpu_ns / 1000 for use in uses],
-        "cpu_pct": [100 * use.cpu_ns / window_ns(trace) for use in uses],
-        "samples": [use.samples for use in uses],
-        "running": [use.running for use in uses],
-        "waiting": [use.waiting for use in uses],
-        "idle": [use.idle for use in uses],
-        "has_gil": [use.has_gil for use in uses],
-    }
-    return Answer(values, [] if uses else ["the trace has no samples of threads, so what they did is unknown"])

@@ -1,12 +1,17 @@
 """Views of what the GPUs waited for."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
+from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
+from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.structure.python.python_frames import described
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -30,8 +35,8 @@ NO_GPU = "the trace has no GPU activity"
 def idle_causes(context: Context) -> Answer:
     """Why each GPU was idle, by cause.
 
-    A gap is a stretch of time without any kernel, copy or fill on the GPU. The activity that ends it determines the
-    cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+    A gap is a stretch of the window without any kernel, copy or fill on the GPU. The activity that ends it determines
+    the cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
     (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
     allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle.idle_gaps
     describes the rule in full.
@@ -87,6 +92,9 @@ def _by_op(
         ("cause", "text", "", f"one of {', '.join(CAUSES)}"),
         ("step", "int", "", "training step in which it began"),
         ("op", "text", "", "operator that the host was in"),
+        ("doing", "text", "", f"what most of it went to: one of {', '.join(IDLE_CAUSES)} (view time_causes)"),
+        ("doing_us", "float", "us", "how much of it"),
+        ("function", "text", "", "Python function of the user that ran then, with file and line"),
         ("blocking_call", "text", "", "call that had waited for the GPU"),
         ("launch_call", "text", "", "call that ended the gap"),
         ("before", "text", "", "activity before the gap"),
@@ -95,7 +103,7 @@ def _by_op(
     ),
 )
 def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> Answer:
-    """The longest gaps of all GPUs, each with its cause.
+    """The longest gaps of all GPUs, each with its cause and what the host did.
 
     Options:
     - limit: the maximum number of gaps.
@@ -106,6 +114,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
     if cause:
         order = order[np.isin(found.cause[order], [n for n, name in enumerate(CAUSES) if name == cause])]
     order = order[: max(limit, 0)]
+    doing = _doing(context, order)
     strings, activity, called = context.trace.strings, context.get(gpu), context.get(calls)
     op_names, stacks, numbers = (
         context.trace.table("cpu_op")["name"],
@@ -124,6 +133,9 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
             "cause": [CAUSES[number] for number in found.cause[order].tolist()],
             "step": [int(numbers[place]) if place >= 0 else None for place in found.step[order].tolist()],
             "op": texts(op_names, found.op[order]),
+            "doing": [IDLE_CAUSES[each.cause] if each else None for each in doing],
+            "doing_us": [each.time_ns / 1e3 if each else None for each in doing],
+            "function": [each.function if each else None for each in doing],
             "blocking_call": texts(called.name, found.blocking[order]),
             "launch_call": texts(called.name, found.launch[order]),
             "before": texts(activity.name, found.before[order]),
@@ -135,3 +147,27 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
         },
         [] if found.windows else [NO_GPU],
     )
+
+
+class _Doing(NamedTuple):
+    """What most of a gap went to: number into IDLE_CAUSES."""
+
+    cause: int
+    time_ns: int
+    function: str | None
+
+
+def _doing(context: Context, chosen: npt.NDArray[np.int64]) -> list[_Doing | None]:
+    """Returns for each of these gaps what most of it went to."""
+    pieces, strings = context.get(idle_pieces), context.trace.strings
+    lines = np.append(context.trace.table("python_function")["line"], 0)
+    rows = np.flatnonzero(np.isin(pieces.gap, chosen))
+    found = group([pieces.gap[rows], pieces.cause[rows], pieces.name[rows], pieces.frame[rows]])
+    time = found.sums(pieces.length[rows])
+    most: dict[int, _Doing] = {}
+    for place in np.argsort(-time, kind="stable").tolist():
+        row = int(rows[found.first[place]])
+        frame = int(pieces.frame[row])
+        function = described(strings[int(pieces.name[row])], int(lines[frame])) if frame >= 0 else None
+        most.setdefault(int(pieces.gap[row]), _Doing(int(pieces.cause[row]), int(time[place]), function))
+    return [most.get(gap) for gap in chosen.tolist()]

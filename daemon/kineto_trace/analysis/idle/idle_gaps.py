@@ -1,9 +1,10 @@
 """Why a GPU did nothing: one cause for every gap between its activities.
 
 Theory of operation
-    A gap is a stretch in which no kernel, copy or fill runs on a GPU, between its first and its last activity in the
-    window: the training steps, or the whole trace if it has none. The activity that ends the gap tells why it was
-    not there earlier, through the call that launched it:
+    A gap is a stretch of the window (the complete steps, or the whole trace if it has none) in which no kernel, copy
+    or fill runs on a GPU, also before the first and after the last activity. Time in which the GPU's activities were
+    not recorded is no gap. The activity that ends the gap, be it after the window, tells why it was not there earlier,
+    through the call that launched it:
 
     queued            it had been launched before the gap began: it waited for an event, another stream or the launch
     synchronisation   launched in the gap, by a host that was blocked when the gap began: the host had waited for the
@@ -14,6 +15,9 @@ Theory of operation
     host              … the host was busy with anything else: Python, operators, launches
     unknown           the launch is not in the trace
 
+    After the last activity of the trace there is no launch: the host's time until the end of the window counts.
+    idle_pieces.py divides each gap by what the host did in it.
+
     "Blocked" means a synchronising call (or a copy that waits) of any thread that launches work. The operator of a
     gap is the one around the blocking call for synchronisation, for queued work the one that launched it, else
     the innermost one that ran half way between the beginning of the gap and the launch, on the launching thread.
@@ -21,15 +25,17 @@ Theory of operation
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import OP_TABLES
-from kineto_trace.structure.activity_links import NOTHING, Calls, calls, gpu, ops, steps
+from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
+from kineto_trace.structure.activity_links import NOTHING, Calls, calls, gpu, ops, steps, whole_steps
+from kineto_trace.structure.recorded_time import unrecorded
 
 CAUSES = ("host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown")
 HOST, SYNCHRONISATION, DATA_LOADING, COMMUNICATION, MEMORY, QUEUED, UNKNOWN = range(len(CAUSES))
@@ -48,14 +54,16 @@ Flags = npt.NDArray[np.bool_]
 class IdleGaps:
     """Gaps in the order of (device, start), times in Unix ns.
 
-    cause: number into CAUSES. before, after: places in parts.Gpu. launch: place in parts.Calls of what launched
-    `after`; blocking: likewise the call that had waited; op: row of cpu_op; NOTHING: none. step: place in parts.Steps.
-    windows: device -> the length (ns) in which its gaps were looked for.
+    since: when the GPU became idle, which may be before the window (the window's start if nothing ran before). cause:
+    number into CAUSES. before, after: places in parts.Gpu. launch: place in parts.Calls of what launched `after`;
+    blocking: likewise the call that had waited; op: row of cpu_op; NOTHING: none. step: place in parts.Steps. windows:
+    device -> the length (ns) in which its gaps were looked for.
     """
 
     device: Ints
     start: Ints
     end: Ints
+    since: Ints
     cause: npt.NDArray[np.uint8]
     before: Ints
     after: Ints
@@ -77,39 +85,65 @@ class IdleGaps:
 def idle_gaps(context: Context) -> IdleGaps:
     """All gaps of all GPUs."""
     activity, called = context.get(gpu), context.get(calls)
-    low, high = _window(context)
+    low, high = context.get(idle_window)
     nothing = np.empty(0, np.int64)
     found: list[tuple[Ints, ...]] = [(nothing,) * 5]
-    windows = {}
-    for device in np.unique(activity.device).tolist():
-        rows = np.flatnonzero((activity.device == device) & (activity.start < high) & (activity.end > low))
-        if not len(rows):
-            continue
-        reach = np.maximum.accumulate(activity.end[rows])
-        windows[device] = int(min(high, reach[-1]) - max(low, activity.start[rows[0]]))
-        at = np.flatnonzero(activity.start[rows[1:]] > reach[:-1]) + 1
-        last = rows[np.searchsorted(reach, reach[at - 1])]  # the one that ended last before the gap
-        found.append((np.full(len(at), device), reach[at - 1], activity.start[rows[at]], last, rows[at]))
-    device, start, end, before, after = (np.concatenate(part) for part in zip(*found, strict=True))
-    launch = activity.call[after]
-    blocking = _blocking(context, called, launch, start)
-    cause, op = _causes(context, called, launch, blocking, start)
-    return IdleGaps(device, start, end, cause, before, after, launch, blocking, op, _step(context, start), windows)
+    devices = np.unique(activity.device).tolist() if high > low else []
+    lost = unrecorded(context.trace, GPU_TABLES)  # like an activity of which nothing is known
+    starts, ends = np.concatenate([activity.start, lost.start]), np.concatenate([activity.end, lost.end])
+    rows_lost = np.arange(len(activity), len(starts))
+    for device in devices:
+        rows = np.concatenate([np.flatnonzero(activity.device == device), rows_lost])
+        rows = rows[np.argsort(starts[rows], kind="stable")]
+        since, end, before, after = _of_device(starts[rows], ends[rows], low, high)
+        rows[rows >= len(activity)] = NOTHING
+        before, after = (np.where(place >= 0, rows[place], NOTHING) for place in (before, after))
+        found.append((np.full(len(since), device), since, end, before, after))
+    device, since, until, before, after = (np.concatenate(part) for part in zip(*found, strict=True))
+    start, end = np.maximum(since, low), np.minimum(until, high)
+    launch = np.where(after >= 0, activity.call[after], NOTHING) if len(activity) else after
+    blocking = _blocking(context, called, launch, since)
+    cause, op = _causes(context, _Ended(since, until, launch, after < 0, blocking))
+    window = Union(np.array([low]), np.array([high]))
+    windows = dict.fromkeys(devices, difference(window, lost).length())
+    return IdleGaps(
+        device, start, end, since, cause, before, after, launch, blocking, op, context.get(steps).at(start), windows
+    )
 
 
-def _window(context: Context) -> tuple[int, int]:
-    found = context.get(steps)
+def _of_device(start: Ints, end: Ints, low: int, high: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Returns start, end and the places of the activities before and after (NOTHING: none) of the gaps in a window.
+
+    start, end: of a GPU's activities, in the order of their starts.
+    """
+    reach = np.maximum.accumulate(end)
+    at = np.flatnonzero(start[1:] > reach[:-1]) + 1
+    since = np.concatenate([[min(low, int(start[0]))], reach[at - 1], reach[-1:]])
+    until = np.concatenate([start[:1], start[at], [max(high, int(reach[-1]))]])
+    last = np.searchsorted(reach, reach[np.append(at, len(reach)) - 1])  # the one that ended last before the gap
+    before, after = np.concatenate([[NOTHING], last]), np.concatenate([[0], at, [NOTHING]])
+    inside = np.minimum(until, high) > np.maximum(since, low)
+    return since[inside], until[inside], before[inside], after[inside]
+
+
+def idle_window(context: Context) -> tuple[int, int]:
+    """Returns the time (Unix ns) in which gaps are looked for: that of the complete steps, otherwise the window."""
+    found = context.get(whole_steps)
     if len(found):
         return int(found.start.min()), int(found.end.max())
     return context.trace.window_start_ns, context.trace.window_end_ns
 
 
-def _step(context: Context, moment: Ints) -> Ints:
-    found = context.get(steps)
-    if not len(found):
-        return np.full(len(moment), NOTHING)
-    at = np.searchsorted(found.start, moment, side="right") - 1
-    return np.where((at >= 0) & (moment < found.end[at]), at, NOTHING)
+def host_thread(context: Context) -> int:
+    """Returns the thread of the steps, otherwise the one that launches most, otherwise that of most operators; or 0."""
+    threads = context.get(steps).thread
+    if not len(threads):
+        activity, called = context.get(gpu), context.get(calls)
+        threads = called.thread[activity.call[activity.call >= 0]]
+    if not len(threads):
+        threads = context.trace.table("cpu_op")["thread"]
+    numbers, counts = np.unique(threads, return_counts=True)
+    return int(numbers[np.argmax(counts)]) if len(numbers) else 0
 
 
 def blocking_calls(context: Context) -> Flags:
@@ -139,14 +173,24 @@ def _blocking(context: Context, called: Calls, launch: Ints, start: Ints) -> Int
     return best
 
 
-def _causes(
-    context: Context, called: Calls, launch: Ints, blocking: Ints, start: Ints
-) -> tuple[npt.NDArray[np.uint8], Ints]:
+class _Ended(NamedTuple):
+    """Gaps that are not cut off by the window, and how they ended. last: nothing follows."""
+
+    since: Ints
+    until: Ints
+    launch: Ints
+    last: Flags
+    blocking: Ints
+
+
+def _causes(context: Context, gaps: _Ended) -> tuple[npt.NDArray[np.uint8], Ints]:
+    """Returns the cause of each gap and its operator (row of cpu_op)."""
+    called, launch, blocking, start = context.get(calls), gaps.launch, gaps.blocking, gaps.since
     cause = np.full(len(start), HOST, np.uint8)
     if not len(start):
         return cause, np.empty(0, np.int64)
-    known = launch >= 0
-    launched = called.start[launch] if len(called) else np.zeros(len(start), np.int64)
+    known = (launch >= 0) | gaps.last
+    launched = np.where(launch >= 0, called.start[launch], gaps.until) if len(called) else gaps.until
     waited = np.maximum(launched - start, 0)
     for number, covering in (
         (MEMORY, _call_union(context, called)),
@@ -155,9 +199,10 @@ def _causes(
     ):
         cause[2 * covering.within(start, start + waited) >= np.maximum(waited, 1)] = number
     cause[blocking >= 0] = SYNCHRONISATION
-    cause[launched <= start] = QUEUED
+    cause[(launch >= 0) & (launched <= start)] = QUEUED
     cause[~known] = UNKNOWN
-    thread = called.thread[launch] if len(called) else np.zeros(len(start), np.uint32)
+    thread = np.full(len(start), context.get(host_thread), np.uint32)
+    thread = np.where(launch >= 0, called.thread[launch], thread) if len(called) else thread
     tree = context.get(ops)
     op = np.full(len(start), NOTHING)
     if len(tree.row):

@@ -1,6 +1,6 @@
 """The views of kernels: by name, by properties and operator, and how much of their time uses tensor cores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
+from kineto_trace.structure.event_arguments import has_column
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -74,10 +75,10 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
     columns(
         ("name", "text", "", "name of the kernel"),
         ("op", "text", "", "operator that launched it; missing if it was launched outside of operators"),
-        ("grid", "text", "", "blocks in x, y and z"),
-        ("block", "text", "", "threads of a block in x, y and z"),
-        ("registers", "int", "", "registers per thread"),
-        ("shared_memory_bytes", "int", "bytes", "shared memory per block"),
+        ("grid", "text", "", "blocks in x, y and z; missing if it was not recorded"),
+        ("block", "text", "", "threads of a block in x, y and z; missing if it was not recorded"),
+        ("registers", "int", "", "registers per thread; missing if they were not recorded"),
+        ("shared_memory_bytes", "int", "bytes", "shared memory per block; missing if it was not recorded"),
         ("tensor_cores", "bool", "", "whether the kernel uses tensor cores, judged by its name"),
         ("op_eligible", "bool", "", "whether the operator could use tensor cores"),
         *_FIGURES,  # type: ignore[arg-type]
@@ -96,7 +97,17 @@ def kernels_by_op(context: Context) -> Answer:
     possible = np.append(context.get(tensor_times).eligible, False)[kernel_ops(context)]
     eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
     ops = [names[number] if number >= 0 else None for number in owner[found.first].tolist()]
-    return op_columns(context, found, ops, eligible, context.get(uses_tensor_cores))
+    answer = op_columns(context, found, ops, eligible, context.get(uses_tensor_cores))
+    return Answer({**answer.values, **_recorded(table.take(found.first), answer.values)}, answer.notes)
+
+
+def _recorded(table: Table, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch's properties where they were recorded: no kernel has 0 blocks, threads or registers."""
+    registers = has_column(table, "registers per thread") & (table["registers"] > 0)
+    shown = {"registers": registers, "shared_memory_bytes": has_column(table, "shared memory")}
+    shown |= {key: has_column(table, key) & (table[f"{key}_x"] > 0) for key in SHAPES}
+    nothing = np.full(len(table), None, object)
+    return {key: np.where(known, np.array(values[key], object), nothing) for key, known in shown.items()}
 
 
 def op_columns(

@@ -13,6 +13,7 @@ from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+NO_LAUNCHES = "no GPU activity of the trace has its launch in the trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Launches:
         ("long_call", "bool", "", "whether the call took longer than runtime_cutoff"),
         ("long_delay", "bool", "", "whether the delay is longer than launch_delay_cutoff"),
     ),
+    nothing=NO_LAUNCHES,
 )
 def launch_stats(
     context: Context,

@@ -40,6 +40,7 @@ class OpLaunches(NamedTuple):
         ("launch_delay_us", "float", "us", "mean time from the start of the operator to its first launch"),
         ("runtime_delay_us", "float", "us", "mean time from that launch to the start of its kernel"),
     ),
+    nothing="no operator aten::… launched a kernel of the trace",
 )
 def op_kernel_delay(context: Context) -> Answer:
     """The sequences of kernels that ATen operators launch themselves, and the delays of the first kernel of each.

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kineto_trace.analysis.launches.launch_views import NO_LAUNCHES
 from kineto_trace.analysis.launches.queue_lengths import Queues, queues
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -26,6 +27,7 @@ _STREAM = columns(
         ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
         ("queue_length", "int", "", "from this time on: number of activities that are launched but not started"),
     ),
+    nothing=NO_LAUNCHES,
 )
 def queue_length(context: Context) -> Answer:
     """The number of launched activities that have not started yet, for each stream, at every change.
@@ -55,6 +57,7 @@ def length_columns(found: Queues) -> Answer:
     _STREAM
     + statistics_columns("", "queue lengths, one per change")
     + columns(("time_mean", "float", "", "mean over time, from the first to the last change")),
+    nothing=NO_LAUNCHES,
 )
 def queue_length_summary(context: Context) -> Answer:
     """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
@@ -83,6 +86,7 @@ def summary_columns(found: Queues) -> Answer:
         ("blocked_us", "float", "us", "time in which the queue held at least max_queue_length activities"),
         ("blocked_pct", "float", "%", "share of the time from the first to the last event of the trace"),
     ),
+    nothing="no queue was ever full",
 )
 def blocked_on_full_queue(context: Context, *, max_queue_length: int = MAX_QUEUE_LENGTH) -> Answer:
     """How long the queue of each stream was full, so that the next launch would have blocked.

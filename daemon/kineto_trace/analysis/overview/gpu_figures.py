@@ -11,10 +11,11 @@ from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures, launch
 from kineto_trace.analysis.kernels.tensor_core_use import tensor_use
 from kineto_trace.analysis.overview.gpu_utilization import Course, busy_share, sm_efficiency, weighted_mean
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
-from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
+from kineto_trace.structure.recorded_time import unrecorded
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -93,9 +94,9 @@ def global_memory(properties: Mapping[str, Any]) -> int | None:
 class Basis:
     """What the figures of GPUs are computed from.
 
-    span: start and end of all steps; None: there are no steps. times: returns start and end of the rows of a table, in
-    the unit of `span`. kernel_rows, tensor_cores, properties: by GPU. efficiency: returns the SM efficiency over time
-    for blocks per multiprocessor, starts and ends of kernels.
+    span: start and end of the complete steps; None: there are no steps. times: returns start and end of the rows of a
+    table, in the unit of `span`. kernel_rows, tensor_cores, properties: by GPU. efficiency: returns the SM efficiency
+    over time for blocks per multiprocessor, starts and ends of kernels.
     """
 
     span: tuple[int, int] | None
@@ -105,19 +106,32 @@ class Basis:
     efficiency: Callable[[Floats, Ints, Ints], Course]
     tensor_cores: Mapping[int, float]
     properties: Mapping[int, Mapping[str, Any]]
+    missing: Union | None = None  # time that the source of GPU activities does not cover
+
+    def recorded(self, busy: Union) -> Union:
+        """Returns the part of the union that lies in time that is covered."""
+        return busy if self.missing is None else difference(busy, self.missing)
+
+    def recorded_share(self) -> float:
+        """Returns how much (0 to 1) of the span is covered."""
+        if self.span is None or self.missing is None or self.span[1] <= self.span[0]:
+            return 1.0
+        return 1 - busy_share(self.missing, *self.span)
 
 
 def gpu_figures(context: Context) -> list[GpuFigures]:
     """Returns the figures of every GPU with any activity."""
     devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
+    ranges = context.get(host_ranges)
     basis = Basis(
-        span=context.get(host_ranges).span(),
+        span=ranges.whole().span() or ranges.span(),
         times=unix_times,
         kernel_rows=context.get(kernel_rows),
         launches=context.get(launch_figures),
         efficiency=sm_efficiency,
         tensor_cores=context.get(tensor_use).by_device,
         properties=context.get(device_properties),
+        missing=unrecorded(context.trace, GPU_TABLES),
     )
     return [figures_of(context, device, basis) for device in sorted(devices)]
 
@@ -134,6 +148,7 @@ def figures_of(context: Context, device: int, basis: Basis) -> GpuFigures:
     start, end = (side[rows] for side in basis.times(table))
     span = basis.span or (0, 0)
     properties = basis.properties.get(device, {})
+    share = basis.recorded_share() or NAN
     major, minor = properties.get("computeMajor"), properties.get("computeMinor")
     return GpuFigures(
         device=device,
@@ -142,9 +157,9 @@ def figures_of(context: Context, device: int, basis: Basis) -> GpuFigures:
         compute_capability=None if major is None or minor is None else f"{major}.{minor}",
         kernels=len(rows),
         kernel_ns=int(table["duration"][rows].sum()),
-        utilization=busy_share(union(start, end), *span) if basis.span else 0.0,
-        busy=busy_share(_any_activity(context, device, basis), *span),
-        sm_efficiency=basis.efficiency(figures.blocks_per_sm[rows], start, end).mean(*span),
+        utilization=busy_share(basis.recorded(union(start, end)), *span) / share if basis.span else 0.0,
+        busy=busy_share(basis.recorded(_any_activity(context, device, basis)), *span) / share,
+        sm_efficiency=basis.efficiency(figures.blocks_per_sm[rows], start, end).mean(*span) / share,
         occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
         tensor_cores=basis.tensor_cores.get(device, NAN),
         peak_memory_bytes=context.get(peak_memory).get(device),

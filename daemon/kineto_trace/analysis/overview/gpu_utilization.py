@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.intervals import Union
+from kineto_trace.arrays.intervals import Union, difference
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -65,11 +65,11 @@ def sm_efficiency(blocks_per_sm: Floats, start: Ints, end: Ints) -> Course:
     return Course(time[lasting], time[lasting + 1], np.minimum(total[lasting], 1.0))
 
 
-def utilization_course(busy: Union, low: int, high: int, us: int = US) -> Course:
+def utilization_course(busy: Union, low: int, high: int, us: int = US, missing: Union | None = None) -> Course:
     """The busy share of each bucket of [low, high). us: how many units of these make a microsecond.
 
     Buckets are 1, 10, 100, … µs long, the shortest of these that gives at most 100 buckets; the last one takes what
-    is left over.
+    is left over. Of a bucket only the time outside of `missing` counts; NaN: there is none.
     """
     length = us
     while (high - low) / length > MAX_BUCKETS:
@@ -77,5 +77,9 @@ def utilization_course(busy: Union, low: int, high: int, us: int = US) -> Course
     count = max((high - low) // length, 1)
     start = low + np.arange(count, dtype=np.int64) * length
     end = np.append(start[1:], max(high, low))
-    share = busy.within(start, end) / np.maximum(end - start, 1)
+    if missing is None or not len(missing.start):
+        return Course(start, end, busy.within(start, end) / np.maximum(end - start, 1))
+    known = end - start - missing.within(start, end)
+    share = np.full(count, np.nan)
+    np.divide(difference(busy, missing).within(start, end), known, out=share, where=known > 0)
     return Course(start, end, share)

@@ -11,10 +11,20 @@ from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, kernel_rows, unix_times
 from kineto_trace.analysis.overview.gpu_utilization import Course, utilization_course
 from kineto_trace.analysis.overview.gpu_utilization import sm_efficiency as efficiency_course
-from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, Breakdown, breakdown, device_breakdown
+from kineto_trace.analysis.overview.step_breakdown import (
+    OTHER,
+    ROLES,
+    UNRECORDED,
+    Breakdown,
+    breakdown,
+    device_breakdown,
+)
+from kineto_trace.analysis.overview.step_views import incomplete_note
 from kineto_trace.arrays.intervals import union
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.recorded_time import unrecorded
 from kineto_trace.structure.recording_span import recording_span
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -37,28 +47,41 @@ _TITLES = {
     "cpu_exec": "operators and annotations on the host",
     OTHER: "none of the above",
 }
+_UNKNOWN = "a source did not record what it was spent on; missing: the trace does not state what its sources cover"
 _SHARES = (
     *((f"{role}_us", "float", "us", f"time in {title}") for role, title in _TITLES.items()),
+    (f"{UNRECORDED}_us", "float", "us", f"time of which {_UNKNOWN}"),
     *((f"{role}_pct", "float", "%", f"share of the step: {title}") for role, title in _TITLES.items()),
+    (f"{UNRECORDED}_pct", "float", "%", f"share of the step: {_UNKNOWN}"),
 )
 
 
 @view(
     "step_breakdown",
     columns(
-        ("step", "text", "", 'number of the step; "all": the trace has no steps; "average": the mean of all steps'),
+        (
+            "step",
+            "text",
+            "",
+            'number of the step; "all": the trace has no steps; "average": mean of the complete steps',
+        ),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
+        ("complete", "bool", "", "whether all of it was recorded; if not, total_us is the part that was"),
         ("total_us", "float", "us", "length of the step"),
         *_SHARES,  # type: ignore[arg-type]
     ),
 )
 def step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
-    """What each training step spent its time on; the last row is the average of all steps.
+    """What each training step spent its time on; the last row is the average of the complete steps.
+
+    A step that had begun before the recording or had not ended in it has a row, but does not count for the average.
 
     Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
-    cpu_exec that is active then, otherwise other. A row therefore sums to the length of the step. Kernels are those
-    that do not communicate; communication is NCCL's kernels, recognized by names or arguments, and host ranges such as
-    "nccl:all_reduce" and "gloo:broadcast".
+    cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
+    recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
+    that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
+    communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
+    "gloo:broadcast".
 
     Options:
     - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
@@ -83,17 +106,26 @@ def step_columns(found: Breakdown, without_steps: str) -> Answer:
     """The columns of the view step_breakdown. without_steps: the note if there are none."""
     notes = _step_notes(found, without_steps)
     if not found.steps:
-        return Answer({name: [] for name in ("step", "start_ns", "total_us", *(row[0] for row in _SHARES))}, notes)
-    total = np.append(found.lengths_us, found.lengths_us.mean())
-    shares = np.column_stack([found.shares_us, found.shares_us.mean(axis=1)])
+        names = ("step", "start_ns", "complete", "total_us", *(row[0] for row in _SHARES))
+        return Answer({name: [] for name in names}, notes)
+    counted, several = found.counted, np.vstack([found.shares_us, found.unrecorded])
+    total, averages = found.lengths_us, 1 if len(counted) else 0
+    if averages:
+        total = np.append(total, total[counted].mean())
+        several = np.column_stack([several, several[:, counted].mean(axis=1)])
+    complete = np.ones(len(found.steps) + averages, np.bool_)
+    complete[list(found.cut)] = False
     values: dict[str, object] = {
-        "step": [*found.steps, AVERAGE],
-        "start_ns": [*found.start_ns.tolist(), None],
+        "step": [*found.steps, *[AVERAGE] * averages],
+        "start_ns": [*found.start_ns.tolist(), *[None] * averages],
+        "complete": complete,
         "total_us": total,
     }
-    for role, share in zip((*ROLES, OTHER), shares, strict=True):
+    for role, share in zip((*ROLES, OTHER, UNRECORDED), several, strict=True):
         values[f"{role}_us"] = share
         values[f"{role}_pct"] = np.divide(100 * share, total, out=np.zeros_like(total), where=total > 0)
+    if found.unrecorded_us is None:
+        values.update({f"{UNRECORDED}_{unit}": np.full(len(total), np.nan) for unit in ("us", "pct")})
     return Answer(values, notes)
 
 
@@ -103,11 +135,25 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
         notes.append(without_steps)
     elif found.steps in (("all",), ("0",)):
         notes.append('the trace has no "ProfilerStep#N": the whole trace counts as one step')
+    if found.cut:
+        longest = float(found.lengths_us[list(found.cut)].max())
+        notes.append(incomplete_note([found.steps[place] for place in found.cut], len(found.whole), longest))
+    if found.unrecorded.any():
+        notes.append(_unrecorded_note(found))
     if found.dropped:
         notes.append(
             f"steps left out because the recording may have ended before their kernels: {', '.join(found.dropped)}"
         )
     return notes
+
+
+def _unrecorded_note(found: Breakdown) -> str:
+    count, total = len(found.counted), len(found.whole)
+    share = 100 * found.unrecorded.sum() / found.lengths_us.sum()
+    text = f"{share:.3g} % of the steps' time is unrecorded: a source does not cover it (view validate)"
+    if 0 < count < total:
+        text += f"; shares of the mean step are those of the {count} of {total} complete steps that are recorded wholly"
+    return text
 
 
 @view(
@@ -128,7 +174,7 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
     ),
 )
 def gpu_summary(context: Context) -> Answer:
-    """How busy each GPU was from the start of the first step to the end of the last one.
+    """How busy each GPU was from the start of the first complete step to the end of the last one.
 
     Utilization counts the union of kernels only. SM efficiency is the mean of min(blocks per multiprocessor of all
     running kernels, 1); occupancy is the mean of the kernels' estimates weighted by their time. Both are estimates from
@@ -172,9 +218,10 @@ def _mean(values: list[float]) -> float:
 @view(
     "overview",
     columns(
-        ("steps", "int", "", "number of steps"),
-        ("step_us", "float", "us", "mean length of a step"),
+        ("steps", "int", "", "number of complete steps"),
+        ("step_us", "float", "us", "mean length of a complete step; missing if no step is complete"),
         *((f"{role}_pct", "float", "%", f"share of the mean step: {title}") for role, title in _TITLES.items()),
+        (f"{UNRECORDED}_pct", "float", "%", f"share of the steps' time, no part of those shares: {_UNKNOWN}"),
         ("gpus", "int", "", "number of GPUs that ran kernels"),
         ("gpu_name", "text", "", "names of these GPUs"),
         ("utilization_pct", "float", "%", "mean over the GPUs: share of the steps' time in which a kernel ran"),
@@ -195,7 +242,8 @@ def overview(context: Context, *, step_ends: str = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-    and the tensor-core figures those of tensor_core_use.
+    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
+    others, the shares are those of the parts that were recorded.
     """
     found = _chosen_breakdown(context, step_ends)
     return overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
@@ -207,9 +255,10 @@ def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: Tenso
     names = dict.fromkeys(gpu.name for gpu in gpus if gpu.name)
     return Answer(
         {
-            "steps": [len(found.steps)],
-            "step_us": [found.lengths_us.mean() if found.steps else None],
+            "steps": [len(found.whole)],
+            "step_us": [found.lengths_us[found.whole].mean() if len(found.whole) else None],
             **{f"{role}_pct": _percent([found.average(role)]) for role in (*ROLES, OTHER)},
+            f"{UNRECORDED}_pct": _percent([_unrecorded_share(found)]),
             "gpus": [len(gpus)],
             "gpu_name": [", ".join(names) or None],
             "utilization_pct": _percent([_mean([gpu.utilization for gpu in gpus])]),
@@ -222,6 +271,11 @@ def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: Tenso
         },
         [*_step_notes(found, without_steps), *([] if gpus else ["the trace has no kernels"])],
     )
+
+
+def _unrecorded_share(found: Breakdown) -> float:
+    total = found.lengths_us.sum()
+    return float(found.unrecorded.sum() / total) if total and found.unrecorded_us is not None else float("nan")
 
 
 class Stretches(NamedTuple):
@@ -243,20 +297,26 @@ def stretches(course: Course) -> Stretches:
         ("device", "int", "", "GPU index in the process"),
         ("start_ns", "int", "ns", "start of the bucket, Unix time"),
         ("duration_us", "float", "us", "length"),
-        ("utilization_pct", "float", "%", "share of the bucket in which at least one kernel ran"),
+        (
+            "utilization_pct",
+            "float",
+            "%",
+            "share of the bucket in which a kernel ran; missing: not recorded",
+        ),
     ),
 )
 def gpu_utilization(context: Context) -> Answer:
     """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
 
     The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
-    event. The last bucket takes what is left over.
+    event. The last bucket takes what is left over. Time that the GPU's source did not record does not count.
     """
     low, high = recording_span(context)
+    missing = unrecorded(context.trace, GPU_TABLES)
     start, end = unix_times(context.trace.table("kernel"))
     return utilization_columns(
         {
-            device: stretches(utilization_course(union(start[rows], end[rows]), low, high))
+            device: stretches(utilization_course(union(start[rows], end[rows]), low, high, missing=missing))
             for device, rows in context.get(kernel_rows).items()
         }
     )

@@ -10,6 +10,10 @@ Theory of operation
     The roles and their priority are those of the TensorBoard profiler plug-in. It subtracts role after role from
     what is free in all steps together, and once nothing is left, it takes the next role as a whole, as if it was
     the first: `partition(…, restart=True)` does the same.
+
+    Time that a source does not cover has a role too: before the roles that the source records, since any of these may
+    have been active then. Both such roles together are the time UNRECORDED. It is no share of anything: means are those
+    of steps that were recorded wholly, or if there are none, of the recorded time of the others.
 """
 
 from collections.abc import Sequence
@@ -26,14 +30,18 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import calls, communication_kernels, gpu, step_names, steps
 from kineto_trace.structure.nesting import last_end
+from kineto_trace.structure.recorded_time import unrecorded
 
 ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
 OTHER = "other"
+UNRECORDED = "unrecorded"
 NS_PER_US = 1000
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-_BITS = 4  # under each time: the role and the side
+_BITS = 5  # under each time: the role and the side
+_ON_GPU = 4  # of ROLES: those that the GPU's activities decide
+_NEGLIGIBLE = 0.01  # of a step
 
 
 class Timeline:
@@ -63,7 +71,7 @@ class Timeline:
 
 
 def partition(roles: Sequence[Union], start: Ints, end: Ints, *, restart: bool = False) -> Ints:
-    """The time (ns) of each role of ROLES and of OTHER, the last row, in each [start, end): [role, interval].
+    """The time (ns) of each of the roles and of OTHER, the last row, in each [start, end): [role, interval].
 
     A column sums to the interval's length; with `restart`, the plug-in's fault, it may sum to more.
     """
@@ -72,9 +80,9 @@ def partition(roles: Sequence[Union], start: Ints, end: Ints, *, restart: bool =
     count, whole = len(start), together.length()
     moments = np.concatenate([start, end, together.start, together.end])
     places = np.cumsum([count, count, len(together.start)])
-    shares = np.zeros((len(ROLES) + 1, count), np.int64)
+    shares = np.zeros((len(roles) + 1, count), np.int64)
     group, before, left = 0, np.zeros(count, np.int64), end - start
-    for role in range(len(ROLES)):
+    for role in range(len(roles)):
         group |= 1 << role
         low, high, all_low, all_high = np.split(timeline.covered(group, moments), places)
         until = high - low
@@ -130,7 +138,8 @@ def host_ranges(context: Context) -> StepRanges:
     found = context.get(steps)
     if len(found):
         names = tuple(str(number) for number in found.number.tolist())
-        return StepRanges(names, found.start, found.end, np.zeros(len(found), np.int64))
+        cut = tuple(np.flatnonzero(~found.complete).tolist())
+        return StepRanges(names, found.start, found.end, np.zeros(len(found), np.int64), cut=cut)
     tables = [context.trace.table(kind) for kind in (*OP_TABLES, *API_TABLES, *GPU_TABLES)]
     tables = [table for table in tables if len(table)]
     if not tables:
@@ -150,7 +159,8 @@ def device_ranges(context: Context) -> StepRanges:
 class Breakdown:
     """Steps, and the time (us) of each role of ROLES and of OTHER in each of them: shares_us[role, step].
 
-    dropped: names of the last steps that are left out.
+    dropped: names of the last steps that are left out. cut: places of the steps that the recording cut off.
+    unrecorded_us: time that belongs to no role since a source does not cover it; None: the trace does not state that.
     """
 
     steps: tuple[str, ...]
@@ -158,11 +168,34 @@ class Breakdown:
     lengths_us: Floats
     shares_us: Floats
     dropped: tuple[str, ...]
+    cut: tuple[int, ...] = ()
+    unrecorded_us: Floats | None = None
+
+    @property
+    def unrecorded(self) -> Floats:
+        """The time (us) of each step that belongs to no role."""
+        return np.zeros(len(self.steps)) if self.unrecorded_us is None else self.unrecorded_us
+
+    @property
+    def counted(self) -> Ints:
+        """The places of the complete steps that means are taken over: if possible of those recorded by all sources."""
+        whole = self.whole
+        covered = whole[self.unrecorded[whole] <= _NEGLIGIBLE * self.lengths_us[whole]]
+        return covered if len(covered) else whole
+
+    @property
+    def whole(self) -> Ints:
+        """The places of the steps that were recorded from beginning to end."""
+        return np.delete(np.arange(len(self.steps)), self.cut)
 
     def average(self, role: str) -> float:
-        """Returns the share (0 to 1) of a role in the mean step; NaN without steps."""
-        total = self.lengths_us.sum() if self.steps else 0
-        return float(self.shares_us[(*ROLES, OTHER).index(role)].sum() / total) if total else float("nan")
+        """Returns the share (0 to 1) of a role in the recorded time of the mean step; NaN without steps.
+
+        If no step is whole, it is the share of the parts that were recorded.
+        """
+        chosen = self.counted if len(self.whole) else slice(None)
+        total = (self.lengths_us - self.unrecorded)[chosen].sum()
+        return float(self.shares_us[(*ROLES, OTHER).index(role)][chosen].sum() / total) if total else float("nan")
 
 
 def breakdown(context: Context) -> Breakdown:
@@ -176,5 +209,14 @@ def device_breakdown(context: Context) -> Breakdown:
 
 
 def _broken_down(context: Context, found: StepRanges) -> Breakdown:
-    shares = partition(context.get(roles), found.start, found.end)
-    return Breakdown(found.name, found.start, (found.end - found.start) / NS_PER_US, shares / NS_PER_US, found.dropped)
+    lengths = (found.end - found.start) / NS_PER_US
+    active = context.get(roles)
+    unknown = np.zeros(len(found)) if context.trace.coverage else None
+    no_gpu, no_host = (unrecorded(context.trace, kinds) for kinds in (GPU_TABLES, (*OP_TABLES, *API_TABLES)))
+    if len(no_gpu.start) or len(no_host.start):
+        active = [no_gpu, *active[:_ON_GPU], no_host, *active[_ON_GPU:]]
+    shares = partition(active, found.start, found.end) / NS_PER_US
+    if len(active) > len(ROLES):
+        unknown = shares[[0, 1 + _ON_GPU]].sum(axis=0)
+        shares = np.delete(shares, [0, 1 + _ON_GPU], axis=0)
+    return Breakdown(found.name, found.start, lengths, shares, found.dropped, found.cut, unknown)

@@ -28,7 +28,7 @@ INCOMPLETE = 0.8  # of the device events of the step before
 class StepRanges:
     """Steps in their order. start, end: in any one unit of time. launched: device events of each.
 
-    dropped: names of the last ones that are left out.
+    dropped: names of the last ones that are left out. cut: places of those that the recording cut off.
     """
 
     name: tuple[str, ...]
@@ -36,6 +36,7 @@ class StepRanges:
     end: Ints
     launched: Ints
     dropped: tuple[str, ...] = ()
+    cut: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.name)
@@ -43,6 +44,14 @@ class StepRanges:
     def span(self) -> tuple[int, int] | None:
         """Returns the start of the first step and the end of the last one; None without steps."""
         return (int(self.start[0]), int(self.end[-1])) if len(self) else None
+
+    def whole(self) -> "StepRanges":
+        """Returns the steps that the recording did not cut off."""
+        if not self.cut:
+            return self
+        rows = np.delete(np.arange(len(self)), self.cut)
+        names = tuple(self.name[row] for row in rows.tolist())
+        return StepRanges(names, self.start[rows], self.end[rows], self.launched[rows], self.dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,8 @@ def on_device(host: StepRanges, launched: DeviceLaunches) -> StepRanges:
         start[number] = max(previous, int(start[number]))
         previous = end[number] = max(int(end[number]), int(start[number]), int(last[number]))
     keep = _complete(events.tolist())
-    return StepRanges(host.name[:keep], start[:keep], end[:keep], events[:keep], dropped=host.name[keep:])
+    cut = tuple(place for place in host.cut if place < keep)
+    return StepRanges(host.name[:keep], start[:keep], end[:keep], events[:keep], dropped=host.name[keep:], cut=cut)
 
 
 def _step_of_calls(host: StepRanges, start: Ints, end: Ints) -> Ints:

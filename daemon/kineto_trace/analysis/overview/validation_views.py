@@ -1,5 +1,6 @@
 """What a trace has and what it lacks, and which analyses that concerns."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,8 +8,9 @@ import numpy as np
 
 from kineto_trace.analysis.kernels.counter_views import CATEGORY
 from kineto_trace.model.context import Context
+from kineto_trace.model.source_coverage import coverage_note
 from kineto_trace.model.trace import API_TABLES, NO_SEQUENCE, NO_STRING
-from kineto_trace.structure.activity_links import gpu, steps
+from kineto_trace.structure.activity_links import gpu, steps, whole_steps
 from kineto_trace.structure.event_arguments import argument_objects, arguments
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -32,6 +34,13 @@ _TYPES: dict[str, type[int] | type[float] | type[str]] = {
     "Group size": int,
     "Rank": int,
 }
+_LONGER = "request a larger buffer limit, a shorter capture or fewer activity types"
+_SHARES_OF = defaultdict(
+    lambda: "figures of what it records",
+    kernel="utilization, idle time, shares of the GPU's time",
+    cpu_op="shares of the host's time by role",
+    python_function="time by line of Python, CPU time of threads",
+)  # by the first table that a source fills
 _TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -43,11 +52,15 @@ class _Found(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Something that a trace may have. missing: what to do if it does not."""
+    """Something that a trace may have.
+
+    missing: what to do if it does not, in a program that uses torch.profiler; with_kinetod: for traces of kinetod.
+    """
 
     name: str
     needed_for: str
     missing: str
+    with_kinetod: str
     find: Callable[[Context], _Found]
     of_some: bool = False  # it may well be that no row should have it
 
@@ -72,22 +85,39 @@ def validate(context: Context) -> Answer:
     """What analyses need from a trace, whether this trace has it, and how to record it if not.
 
     Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
-    row of their own. The notes say what was lost when the trace was recorded or read.
+    row of their own. The notes say what was lost when the trace was recorded or read. Advice names options of kinetoctl
+    for traces that kinetod recorded, otherwise those of torch.profiler.
     """
+    ours = bool(context.trace.target.capture_id)
     rows: list[tuple[str, bool | None, int, float | None, str, str | None]] = []
     for part in _PARTS:
         found = part.find(context)
         share = 100 * found.complete / found.rows if found.rows else None
         good = None if part.of_some and share is None else share is not None and share >= _ENOUGH
-        advice = part.missing if good is False else None
+        advice = (part.with_kinetod if ours else part.missing) if good is False else None
         rows.append((part.name, good, found.rows, share, part.needed_for, advice))
-    rows += _wrong_types(context)
+    rows += [*_coverage(context), *_wrong_types(context)]
     names = [column.name for column in validate.columns]
     return Answer({name: [row[place] for row in rows] for place, name in enumerate(names)}, _losses(context))
 
 
+def _coverage(context: Context) -> list[tuple[str, bool, int, float | None, str, str | None]]:
+    """One row for each source that states when it recorded: its share of the window."""
+    trace = context.trace
+    found: list[tuple[str, bool, int, float | None, str, str | None]] = []
+    length = max(trace.window_end_ns - trace.window_start_ns, 1)
+    for each in trace.coverage:
+        count = sum(len(trace.table(kind)) for kind in each.kinds)
+        share = 100 * max(1 - each.missing_ns / length, 0.0)
+        advice = None if share >= _ENOUGH else _LONGER
+        found.append((f"coverage by {each.source}", share >= _ENOUGH, count, share, _SHARES_OF[each.kinds[0]], advice))
+    return found
+
+
 def _losses(context: Context) -> list[str]:
-    losses, notes = context.trace.losses, list(context.trace.notes)
+    trace, losses, notes = context.trace, context.trace.losses, list(context.trace.notes)
+    found = [coverage_note(each, trace.window_start_ns, trace.window_end_ns) for each in trace.coverage]
+    notes += [note for note in found if note]
     for count, what in (
         (losses.dropped, "were dropped while it was recorded: buffers were full"),
         (losses.undecoded, "could not be read"),
@@ -127,8 +157,9 @@ def _attributed(context: Context) -> _Found:
 
 
 def _steps(context: Context) -> _Found:
-    count = len(context.get(steps))
-    return _Found(count, count)
+    """Of those that were recorded; the first and the last one are incomplete in most recordings by time."""
+    count = len(context.get(whole_steps))
+    return _Found(count or len(context.get(steps)), count)
 
 
 def _shapes(context: Context) -> _Found:
@@ -181,57 +212,114 @@ def _wrong_types(context: Context) -> list[tuple[str, bool, int, float | None, s
 
 
 _PROFILER = "torch.profiler.profile"
+_TRACE = "kinetoctl trace"
+_CALLS = "record cuda_runtime and cuda_driver activities"
+_OUR_CALLS = f"{_TRACE} without --activities, or with cuda_runtime and cuda_driver among them, without another profiler"
+_QUEUED = "work that was queued before the trace began has no launch in it"
+_OUR_OPS = f"{_TRACE} without --activities, or with cpu_op among them"
 _PARTS = (
-    _Part("GPU activities", "all views of the GPU's time", "record CUDA activities", _activities),
+    _Part(
+        "GPU activities",
+        "all views of the GPU's time",
+        "record CUDA activities",
+        f"{_TRACE} without --activities, or with kernel,gpu_memcpy,gpu_memset, while the process uses its GPU",
+        _activities,
+    ),
     _Part(
         "calls of the runtime and driver",
         "launches, queue lengths, idle time by cause, operators' GPU time",
-        "record cuda_runtime and cuda_driver activities",
+        _CALLS,
+        _OUR_CALLS,
         _calls,
     ),
     _Part(
         "launches of GPU activities",
         "launches, queue lengths, host_wait in idle time, operators' GPU time",
-        "record cuda_runtime and cuda_driver activities",
+        f"{_CALLS}; {_QUEUED}",
+        f"{_OUR_CALLS}; {_QUEUED}",
         _launched,
     ),
-    _Part("operators", "operator views, delays, sequences, modules", "record CPU activities", _table("cpu_op")),
+    _Part(
+        "operators", "operator views, delays, sequences, modules", "record CPU activities", _OUR_OPS, _table("cpu_op")
+    ),
     _Part(
         "operators around launches",
         "operators' GPU time",
         "launches outside operators are those of other libraries",
+        "launches outside operators are those of other libraries",
         _attributed,
         of_some=True,
     ),
-    _Part("training steps", "all views by step", "call step() of the profiler after each step", _steps),
-    _Part("input shapes", "operators by shape, matrix sizes", f"use {_PROFILER}(record_shapes=True)", _shapes),
+    _Part(
+        "training steps",
+        "all views by step",
+        "call step() of the profiler after each step, and record at least one step from beginning to end",
+        "trace for longer than a step; programs without torch's optimizers call kineto_agent.step() after each step",
+        _steps,
+    ),
+    _Part(
+        "input shapes",
+        "operators by shape, matrix sizes",
+        f"use {_PROFILER}(record_shapes=True)",
+        f"{_TRACE} --record-shapes",
+        _shapes,
+    ),
     _Part(
         "links from backward to forward operators",
         "backward modules, recomputation",
         "record CPU activities",
+        _OUR_OPS,
         _sequences,
     ),
     _Part(
         "Python calls",
         "call stacks, modules, flame graphs",
         f"use {_PROFILER}(with_stack=True)",
+        f"{_TRACE} --with-stack, or --with-stack=trace for every call",
         _table("python_function"),
     ),
-    _Part("annotations", "time by annotation", "use torch.profiler.record_function", _table("user_annotation")),
+    _Part(
+        "annotations",
+        "time by annotation",
+        "use torch.profiler.record_function",
+        "mark ranges of the program with torch.profiler.record_function, which costs little",
+        _table("user_annotation"),
+    ),
     _Part(
         "synchronisations",
         "critical path",
         "record cuda_sync activities: _ExperimentalConfig(enable_cuda_sync_events=True)",
+        f"{_TRACE} --activities …,cuda_sync, which slows every CUDA call",
         _table("cuda_sync"),
     ),
-    _Part("allocations", "memory views", f"use {_PROFILER}(profile_memory=True)", _table("cpu_instant_event")),
+    _Part(
+        "allocations",
+        "memory views",
+        f"use {_PROFILER}(profile_memory=True)",
+        f"{_TRACE} --memory",
+        _table("cpu_instant_event"),
+    ),
     _Part(
         "arguments of collectives",
         "bandwidth and skew of collectives",
         "record_shapes=True, and a PyTorch that names collectives (2.2 or later)",
+        f"{_OUR_OPS}, and a PyTorch that names collectives (2.2 or later)",
         _collectives,
         of_some=True,
     ),
-    _Part("profiled ranges", "hardware counters with operators", "use CUPTI's range profiler", _ranges, True),
-    _Part("rank", "views over several ranks", "start the job with torch.distributed; or name the rank", _rank),
+    _Part(
+        "profiled ranges",
+        "hardware counters with operators",
+        "use CUPTI's range profiler",
+        "kinetod does not record hardware counters",
+        _ranges,
+        of_some=True,
+    ),
+    _Part(
+        "rank",
+        "views over several ranks",
+        "start the job with torch.distributed; or name the rank",
+        "start the job with torchrun or Slurm, whose variables state the rank",
+        _rank,
+    ),
 )

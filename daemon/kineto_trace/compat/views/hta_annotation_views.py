@@ -52,8 +52,9 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     """compat=hta: the figures of get_gpu_kernels_with_user_annotations.
 
     Every activity gets the shortest annotation of its stream that overlaps it; activities of other streams with exactly
-    the same times get it too, those of 0 us get none. HTA fails if rounding made an activity end before it starts;
-    here such activities have no annotation. Synchronisations count as activities.
+    the same times get it too. Those of 0 us have none at its edges (with pandas 3, HTA gives them none anywhere). HTA
+    fails if rounding made an activity end before it starts; here such activities have no annotation. Synchronisations
+    count as activities.
     """
     frame = context.get(hta_frame)
     spans = np.flatnonzero(frame.exact & (frame.kind == KIND["gpu_user_annotation"]))
@@ -77,7 +78,7 @@ def hta_kernels_with_annotations(context: Context) -> Answer:
     written = last[same.number]
     at = np.empty(len(spans), np.int64)
     at[order] = frame.name[spans]
-    name = np.where((written >= 0) & (frame.duration[rows] > 0), at[written], NOTHING)
+    name = np.where((written >= 0) & (frame.duration[rows] >= 0), at[written], NOTHING)
     broken = bool((frame.duration[rows] < 0).any())
     notes = ["HTA fails on this trace: by its rounding some activities end before they start"] if broken else []
     values = {

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.diff.diff_views import Side
 from kineto_trace.analysis.diff.event_diff_views import ALL, GPU, check_device, diff_event_names, side_of
+from kineto_trace.analysis.diff.name_totals import Side
 from kineto_trace.analysis.kernels.counter_views import counter_columns, counters_with_operators
 from kineto_trace.analysis.kernels.kernel_sequence_views import (
     Launched,

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.diff.diff_views import OPERATORS, Side, by_name, delta_columns, diff_operators, measured
+from kineto_trace.analysis.diff.name_totals import (
+    OPERATOR_TOTALS,
+    OPERATORS,
+    Side,
+    by_name,
+    delta_columns,
+    measured,
+)
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide, diff_node, launched_device_times
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
@@ -58,12 +65,12 @@ def diff_tree(baseline: Context, other: Context, *, path: str = "0", compat: Com
 
 
 def diff_tree_ops(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
-    """The operators inside one node of diff_tree, by name, as in the view diff_operators. Raises ViewError."""
+    """The operators inside one node of diff_tree, by name: sums over all steps. Raises ViewError."""
     left, right = (_side(context, compat) for context in (baseline, other))
     node = diff_node(left, right, path)
     partials = [(0, _inside(left, node.left)), (1, _inside(right, node.right))]
     values = by_name(partials, OPERATORS, ("device_total", "host_total"))
-    return make_result("diff_tree_ops", diff_operators.columns, values)
+    return make_result("diff_tree_ops", OPERATOR_TOTALS, values)
 
 
 def _side(context: Context, compat: Compat) -> TreeSide:

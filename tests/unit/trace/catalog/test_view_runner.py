@@ -1,6 +1,7 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
+from kineto_trace.view_api.view import VIEWS, Answer
 from support.trace_files import job_views
 from support.trace_files.job_views import FATAL, LONGEST, SPREAD
 from support.trace_files.traces import target, trace
@@ -78,6 +80,32 @@ def test_a_rank_on_which_a_view_fails_is_missing_in_that_view_alone(tmp_path: Pa
     assert longest.values("rank") == [0, 2]
     assert f"rank 1 is missing: {tmp_path}/rank1.kineto: there are no kernels" in longest.notes
     assert (spread.rows(), spread.notes) == ([{"ranks": 3, "spread": 5}], ())
+
+
+def test_a_view_that_fails_on_the_only_trace_does_not_take_the_others_down(tmp_path: Path) -> None:
+    longest, spread = run_views([LONGEST, SPREAD], ranks(tmp_path, 0))
+    assert longest.rows() == []
+    assert longest.failure == (
+        f"view {LONGEST} failed: {tmp_path}/rank0.kineto: there are no kernels; the rest is complete"
+    )
+    assert (spread.rows(), spread.failure) == ([{"ranks": 1, "spread": 0}], "")
+
+
+def test_a_view_that_fails_over_all_ranks_does_not_take_the_others_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_partials: object) -> Answer:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setitem(VIEWS, SPREAD, replace(VIEWS[SPREAD], reduce=broken))
+    longest, spread = run_views([LONGEST, SPREAD], ranks(tmp_path, 5, 9))
+    assert longest.values("duration") == [5, 9]
+    assert spread.failure.startswith(f"view {SPREAD} failed: ZeroDivisionError: division by zero (test_view_runner.py:")
+
+
+def test_if_every_view_fails_that_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="there are no kernels"):
+        run_views([LONGEST, Request(view=LONGEST, options={"least": 7})], ranks(tmp_path, 0))
 
 
 def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

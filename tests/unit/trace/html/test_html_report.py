@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.causes.cause_views import time_causes_view
+from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.html.report import MAX_ROWS, cell, heading, write_report
+from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, write_report
 from kineto_trace.store.parquet_folder import save_columns
-from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.result import columns, make_result
 from support.trace_files.traces import target, trace
 from support.trace_files.training_ranks import Job, write_job
 
@@ -65,7 +67,8 @@ def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) ->
     page = Page(text)
     assert size == len(text.encode())
     assert page.loaded == []
-    assert "The GPU waits for the host to launch work" in page.texts
+    assert "The GPU waits for the host, and the trace does not tell what it does" in page.texts
+    assert "What the time went to" in page.texts
     assert {f"{EVIL}{n}" for n in range(3)} <= set(page.texts)
     assert "<script>alert" not in text
     assert not re.search(r"(?:src|href)=.?http|url\(|@import", text)
@@ -90,9 +93,22 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Pa
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert {"Ranks", "Who waits for whom", "Steps over ranks"} <= set(texts)
     assert any(text.startswith("slow: it computes") for text in texts)
-    assert sum("Communication is not hidden behind computation (on 6 ranks)" in text for text in texts) == 1
+    title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
+    assert sum(title in text for text in texts) == 1
     write_report(tmp_path / "report.html", paths[0])
     assert "Ranks" not in Page((tmp_path / "report.html").read_text()).texts
+
+
+def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> None:
+    schema = time_causes_view.result_columns
+    shares = {**dict(zip(CAUSES, range(16, 6, -1), strict=False)), "others": 4}  # ten causes: 16 % to 7 %
+    rows = [{"rank": 0, "device": 0, "cause": name, "share_pct": float(share)} for name, share in shares.items()]
+    values = {column.name: [row.get(column.name) for row in rows] for column in schema}
+    drawn = str(SHOWN["time_causes"][2](make_result("time_causes", schema, values)))
+    keys = re.findall(r'<i class="series-(\d)"></i>([^<]+)<', drawn)
+    assert [number for number, _ in keys] == [str(n) for n in range(8)]
+    assert (keys[0][1], keys[-1][1]) == ("matrix products", "others")
+    assert "rank 0, GPU 0, others: 28 % (23.5 %)" in drawn  # 9 + 8 + 7 + 4 of 119
 
 
 def test_long_tables_end_and_say_so(tmp_path: Path) -> None:

@@ -254,6 +254,30 @@ def test_one_instance_of_an_annotation_is_a_window() -> None:
         path(rows, annotation="epoch")
 
 
+def test_after_the_last_gpu_activity_of_another_thread_the_host_is_on_the_path() -> None:
+    """The thread of the step has no events of its own: the path was as short as the GPU's work."""
+    rows: Rows = {
+        "user_annotation": [op("ProfilerStep#1", 0, 1000)],
+        "cpu_op": [op("aten::mm", 5, 10, thread=2)],
+        "cuda_runtime": [call("cudaLaunchKernel", 8, 3, 101, thread=2)],
+        "kernel": [kernel("gemm", 15, 30, 101)],
+    }
+    assert path(rows) == [
+        ("dependency", None, 5.0),
+        ("operator", "aten::mm", 3.0),
+        ("kernel_launch_delay", "gemm", 7.0),
+        ("operator", "gemm", 30.0),
+        ("dependency", "ProfilerStep#1", 955.0),
+    ]
+    found = {row["bound_by"]: row["time_us"] for row in critical_path_breakdown(context(rows)).rows()}
+    assert (found["cpu_bound"], found["gpu_compute_bound"], sum(found.values())) == (963.0, 30.0, 1000.0)
+
+
+def test_a_window_without_events_says_so() -> None:
+    result = critical_path_breakdown(context({"user_annotation": [op("ProfilerStep#1", 0, 1000)]}))
+    assert "no operator, call or GPU activity lies in the window, so nothing is known of its time" in result.notes
+
+
 def test_the_edges_leave_no_hole() -> None:
     found = critical_path_edges(context(GPU_BOUND)).rows()
     ends = [row["start_us"] + row["duration_us"] for row in found]

@@ -1,63 +1,186 @@
+from dataclasses import replace
+
 import pytest
-from kineto_trace.analysis.diff.diff_views import diff_kernels, diff_ops, diff_steps
+from kineto_trace.analysis.diff.diff_views import (
+    compare,
+    compare_jobs,
+    compare_ranks,
+    diff_call_paths,
+    diff_kernel_names,
+    diff_kernels,
+    diff_modules,
+    diff_operators,
+    diff_ops,
+    diff_step_times,
+    diff_steps,
+)
 from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from support.trace_files.traces import trace
+from kineto_trace.model.source_coverage import SourceCoverage
+from kineto_trace.view_api.result import Result
+from support.trace_files.step_traces import context, noisy, stepped
+from support.trace_files.traces import START_NS, trace
 
 
-def op(start: int, duration: int, name: str, number: int) -> dict[str, object]:
-    return {"start": start, "duration": duration, "name": name, "thread": 1, "id": number, "finished": 1}
+def told(result: Result) -> dict[str, str]:
+    return dict(zip(result.values("name"), result.values("verdict"), strict=True))
 
 
-def side(*, mm: int, kernel_ns: int, extra: str) -> Context:
-    """`mm` calls of aten::mm of 1000 ns, each with one kernel; and one call of another operator."""
-    kernels, calls, ops = [], [], []
-    for number in range(mm):
-        start = 10_000 * number
-        ops.append(op(start, 1000, "aten::mm", number + 1))
-        calls.append({"start": start + 100, "duration": 200, "name": "cudaLaunchKernel", "thread": 1})
-        calls[-1]["correlation"] = number + 1
-        kernels.append({"start": start + 2000, "duration": kernel_ns, "name": "gemm", "correlation": number + 1})
-    ops.append(op(900_000, 500, extra, 99))
-    steps = [op(0, 100_000 * mm, "ProfilerStep#4", 100)]
-    return Context(trace({"cpu_op": ops, "user_annotation": steps, "cuda_runtime": calls, "kernel": kernels}))
+def test_a_shorter_trace_of_the_same_program_has_no_changes() -> None:
+    long, short = (
+        context({"mm": noisy(3000, steps, steps)}, {"gemm": noisy(900, steps, 2 * steps)}) for steps in (40, 6)
+    )
+    for found in (diff_ops(long, short), diff_kernels(long, short), diff_steps(long, short)):
+        assert set(told(found).values()) == {"within noise"}
+    row = next(row for row in diff_ops(long, short).rows() if row["name"] == "mm")
+    assert (row["calls_baseline"], row["calls_other"], row["per"]) == (1, 1, "step")
+    assert abs(row["delta_pct"]) < 3
 
 
-def test_operators_of_two_traces_stand_beside_each_other() -> None:
-    found = diff_ops(side(mm=2, kernel_ns=3000, extra="old"), side(mm=1, kernel_ns=9000, extra="new")).rows()
-    assert [(row["name"], row["change"]) for row in found] == [
-        ("aten::mm", "decreased"),
-        ("new", "added"),
-        ("old", "deleted"),
+def test_a_slower_operator_a_new_one_and_one_that_is_gone_are_told_from_noise() -> None:
+    same = {"copy": noisy(500, 8, 1, 0.1), "add": noisy(100, 8, 2)}
+    first = context({**same, "mm": noisy(3000, 8, 3), "old": noisy(40, 8, 4)})
+    second = context({**same, "copy": noisy(500, 8, 5, 0.1), "mm": noisy(3600, 8, 6), "fused": noisy(60, 8, 7)})
+    found = diff_ops(first, second)
+    assert list(told(found).items()) == [
+        ("mm", "slower"),
+        ("fused", "new"),
+        ("old", "gone"),
+        ("copy", "within noise"),
+        ("add", "within noise"),
     ]
-    mm = found[0]
-    assert (mm["calls_baseline"], mm["calls_other"], mm["calls_delta"]) == (2, 1, -1)
-    assert (mm["device_total_baseline_us"], mm["device_total_other_us"]) == (6.0, 9.0)
-    assert (mm["device_self_delta_us"], mm["device_self_delta_pct"]) == (3.0, 50.0)
-    assert (mm["host_total_baseline_us"], mm["host_self_baseline_us"]) == (2.0, 1.6)
-    assert (found[1]["host_total_baseline_us"], found[1]["host_total_delta_pct"]) == (0.0, None)
+    row = found.rows()[0]
+    assert 0 < row["delta_low_us"] < 600 < row["delta_high_us"]
+    assert row["delta_pct"] == pytest.approx(20, abs=3)
+    assert row["step_delta_pct"] == pytest.approx(13, abs=2)
 
 
-def test_kernels_of_two_traces_stand_beside_each_other() -> None:
-    found = diff_kernels(side(mm=2, kernel_ns=3000, extra="x"), side(mm=2, kernel_ns=4000, extra="x")).rows()
-    assert len(found) == 1
-    assert (found[0]["name"], found[0]["change"], found[0]["total_delta_us"]) == ("gemm", "unchanged", 2.0)
-    assert (found[0]["mean_baseline_us"], found[0]["mean_other_us"]) == (3.0, 4.0)
+def test_the_parts_of_a_step_add_up_to_it_and_its_difference() -> None:
+    found = diff_steps(
+        context({"mm": noisy(3000, 6, 1)}, {"gemm": noisy(200, 6, 2)}),
+        context({"mm": noisy(3000, 6, 3)}, {"gemm": noisy(400, 6, 4)}),
+    ).rows()
+    step, *parts = found
+    assert (step["name"], step["time"]) == ("step", "step")
+    assert sum(row["other_us"] for row in parts) == pytest.approx(step["other_us"], rel=1e-9)
+    assert next(row for row in parts if row["name"] == "kernel")["verdict"] == "slower"
 
 
-def test_steps_are_compared_in_their_order_and_on_average() -> None:
-    found = diff_steps(side(mm=2, kernel_ns=1, extra="x"), side(mm=1, kernel_ns=1, extra="x")).rows()
-    assert [(row["step"], row["number_baseline"], row["duration_delta_us"]) for row in found] == [
-        ("1", 4, -100.0),
-        ("mean", None, -100.0),
-    ]
+def test_one_step_is_compared_but_not_judged() -> None:
+    found = diff_ops(context({"mm": [1000.0]}), context({"mm": [2000.0, 2000.0]}))
+    (row,) = found.rows()
+    assert (row["verdict"], row["delta_us"], row["delta_low_us"], row["p_value"]) == ("unknown", 1000, None, None)
+    assert "one step does not show how much steps vary" in found.notes[0]
 
 
-def test_steps_of_a_trace_without_steps_are_missing() -> None:
-    found = diff_steps(side(mm=1, kernel_ns=1, extra="x"), Context(trace({})))
-    assert [(row["step"], row["duration_other_us"]) for row in found.rows()] == [("1", None)]
-    assert found.notes
+def test_without_steps_figures_are_per_second_and_not_judged() -> None:
+    first, second = (context({"mm": [4000.0] * steps}, annotated=False, tail_ns=995_000_000) for steps in (1, 2))
+    found = diff_ops(first, second)
+    (row,) = found.rows()
+    assert (row["per"], row["verdict"], row["calls_baseline"]) == ("second", "unknown", pytest.approx(1, rel=0.01))
+    assert row["baseline_us"] == pytest.approx(4000, rel=0.01)
+    assert "have no whole training steps" in found.notes[0]
+    assert "step" not in told(diff_steps(first, second))
+    assert "the other trace has no whole" in diff_ops(context({"mm": [1.0, 1]}), second).notes[0]
+
+
+def test_what_one_trace_did_not_record_is_unknown_not_gone() -> None:
+    with_gpu = context({"mm": noisy(100, 5, 1)}, {"gemm": noisy(50, 5, 2)})
+    found = diff_kernels(with_gpu, context({"mm": noisy(100, 5, 3)}))
+    assert told(found) == {"gemm": "unknown"}
+    assert "the other trace has no gpu times here: they were not recorded, or there were none" in found.notes
+
+
+def test_a_step_that_was_cut_off_does_not_count() -> None:
+    cut = trace(
+        {
+            "user_annotation": [
+                {"name": f"ProfilerStep#{n}", "start": n * 1000, "duration": length, "thread": 1}
+                | {"finished": finished, "id": n}
+                for n, length, finished in ((1, 1000, 1), (2, 1000, 1), (3, 100, 0))
+            ],
+            "cpu_op": [
+                {"name": "mm", "start": n * 1000 + 10, "duration": 50, "thread": 1, "finished": 1} for n in (1, 2, 3)
+            ],
+        }
+    )
+    found = diff_steps(Context(cut), Context(cut))
+    assert found.rows()[0]["baseline_us"] == 1.0
+    assert "2 steps (1 incomplete) of the baseline" in found.notes[0]
+
+
+def test_a_step_that_a_source_did_not_cover_does_not_count() -> None:
+    part = SourceCoverage(source="torch_ops", kinds=("cpu_op",), missing=((START_NS, START_NS + 1_000_000),))
+    covered = stepped({"mm": noisy(5000, 5, 1)})
+    found = diff_ops(Context(replace(covered, coverage=(part,))), Context(covered))
+    assert "4 steps (1 incomplete) of the baseline against 5 steps" in found.notes[0]
+
+
+def test_gpu_work_of_a_host_that_runs_ahead_counts_where_it_ran() -> None:
+    rows = {
+        "user_annotation": [
+            {"name": f"ProfilerStep#{n}", "start": n * 1000, "duration": 1000, "thread": 1, "finished": 1, "id": n}
+            for n in (10, 11)
+        ],
+        "cuda_runtime": [{"name": "launch", "start": n, "duration": 1, "thread": 1, "correlation": n} for n in (1, 2)],
+        "kernel": [{"name": "gemm", "start": 9100 + 1000 * n, "duration": 300, "correlation": n} for n in (1, 2)],
+    }
+    found = compare(diff_kernel_names, Context(trace(rows)), Context(trace(rows)))
+    assert found.rows()[0]["calls_baseline"] == 1
+    assert any("the host ran ahead" in note for note in found.notes)
+
+
+def nested(scale: float, seed: int) -> Context:
+    """Steps with a module that calls an inner one, and an operator in an operator there."""
+    calls, ops, marks = [], [], []
+    for step, factor in enumerate(noisy(1.0, 6, seed)):
+        at, inner = 10_000 * step, round(scale * 1000 * factor)
+        marks.append({"name": f"ProfilerStep#{step}", "start": at, "duration": 5000 + inner})
+        for depth, name, own in ((1, "Net_0", 3000), (2, "Lin_0", 1000)):
+            call = {"name": f"nn.Module: {name}", "start": at + 100 * depth, "duration": own + inner, "thread": 1}
+            calls.append({**call, "module": 0})
+        ops.append({"name": "linear", "start": at + 300, "duration": 500 + inner})
+        ops.append({"name": "addmm", "start": at + 400, "duration": inner})
+    for place, row in enumerate((*marks, *ops)):
+        row |= {"id": place + 1, "thread": 1, "finished": 1, "inputs": -1, "sequence": -1}
+    return Context(trace({"python_function": calls, "cpu_op": ops, "user_annotation": marks}))
+
+
+def test_modules_and_call_paths_name_where_the_time_is() -> None:
+    first, second = nested(1.0, 1), nested(2.0, 2)
+    assert told(compare(diff_modules, first, second)) == {"Net_0/Lin_0": "slower", "Net_0": "within noise"}
+    assert told(compare(diff_modules, first, second, total=True)) == {"Net_0/Lin_0": "slower", "Net_0": "slower"}
+    paths = compare(diff_call_paths, first, second)
+    assert (paths.rows()[0]["name"], paths.rows()[0]["verdict"]) == ("ProfilerStep > linear > addmm", "slower")
+    assert list(told(paths).values()).count("slower") == 1
+    assert told(compare(diff_operators, first, second)) == {"addmm": "slower", "linear": "within noise"}
+    assert set(told(compare(diff_operators, first, second, total=True)).values()) == {"slower"}
+
+
+def test_jobs_are_means_over_ranks_and_ranks_are_matched_by_number() -> None:
+    def job(scale: float, seed: int, ranks: tuple[int, ...]) -> dict[int, Context]:
+        return {rank: context({"mm": noisy(scale * 1000, 6, seed + rank)}, rank=rank) for rank in ranks}
+
+    before, after = job(1.0, 1, (0, 1, 2)), job(1.3, 50, (1, 2, 3))
+    of = {rank: diff_step_times.partial(trace) for rank, trace in before.items()}
+    others = {rank: diff_step_times.partial(trace) for rank, trace in after.items()}
+    ranks = compare_ranks(of, others)
+    assert told(ranks) == {"rank 1": "slower", "rank 2": "slower"}
+    assert ranks.notes == (
+        "rank 0 missing in the other job: not compared",
+        "rank 3 missing in the baseline: not compared",
+    )
+    mean = compare_jobs(diff_step_times, [of[1], of[2]], [others[1], others[2]]).rows()[0]
+    each = ranks.values("baseline_us")
+    assert mean["baseline_us"] == pytest.approx(sum(each) / 2)
+
+
+def test_short_names_put_variants_of_a_kernel_together() -> None:
+    first = context({"x": [1.0] * 4}, {"void ns::add<int>(int*)": noisy(50, 4, 1)})
+    second = context({"x": [1.0] * 4}, {"void ns::add<long>(long*)": noisy(50, 4, 2)})
+    assert set(told(compare(diff_kernel_names, first, second)).values()) == {"new", "gone"}
+    assert told(compare(diff_kernel_names, first, second, short_names=True)) == {"ns::add": "within noise"}
 
 
 def test_a_diff_of_one_trace_is_refused() -> None:
@@ -67,4 +190,5 @@ def test_a_diff_of_one_trace_is_refused() -> None:
 
 def test_two_empty_traces_have_no_difference() -> None:
     empty = Context(trace({}))
-    assert len(diff_ops(empty, empty)) == len(diff_kernels(empty, empty)) == len(diff_steps(empty, empty)) == 0
+    assert len(diff_ops(empty, empty)) == len(diff_kernels(empty, empty)) == 0
+    assert told(diff_steps(empty, empty)) == {"other": "unknown"}

@@ -141,3 +141,13 @@ def test_a_collective_outside_of_all_steps_is_told() -> None:
     outside = launched(KERNEL, 200, 210, 5, 9, stream=20, **nccl("allreduce", 10, [0, 1], 2))
     found = over(distributed_wait, [*RANK0, *outside], RANK1)
     assert found.notes[-1] == "1 collectives were launched outside of all steps and are not counted"
+
+
+def test_a_rank_without_a_complete_step_has_no_figures_per_step() -> None:
+    first, *others = modern(70, 20)
+    cut: list[Event] = [{**first, "args": {"finished": False}}, *others]
+    note = "rank 1 has no row: its recording began or ended in each of its steps"
+    for view in (distributed_overlap, distributed_wait):
+        found = over(view, RANK0, cut)
+        assert {row["rank"] for row in found.rows()} == {0}
+        assert note in found.notes

@@ -10,7 +10,7 @@ from kineto_trace.catalog.view_runner import run_views
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.trace_files.ranks import Event, context, launched, nccl, step
+from support.trace_files.ranks import Event, context, event, launched, nccl, step
 from support.trace_files.training_ranks import Job, events_of
 
 DDP = Path(__file__).parents[4] / "data/h200/ddp4"
@@ -85,9 +85,46 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     found = over(rank_waits, *ranks)
     assert (len(found), found.notes) == (
         0,
-        ("no collective appears on more than one rank, so waiting cannot be measured",),
+        (
+            "1 collectives appear on several ranks, but in none of them all ranks have to meet (broadcast), so who "
+            "waits for whom is unknown",
+        ),
     )
-    assert over(rank_table, *ranks).values("waiting_us") == [0.0, 0.0]
+    table = over(rank_table, *ranks)
+    assert table.values("waiting_us") == [None, None]
+    assert found.notes[0] in table.notes
+
+
+def gloo(late: float) -> list[Event]:
+    """Five steps of 1 ms on the host; this rank begins each all_reduce so late, and it ends on both at 900 us."""
+    events: list[Event] = []
+    for number in range(5):
+        start = 1_000.0 * number
+        events.append(step(number, start, 999))
+        events.append(event("user_annotation", "gloo:all_reduce", start + 300 + late, 600 - late, tid=2 + number % 2))
+    return events
+
+
+def test_collectives_of_gloo_have_waits_and_what_is_not_known_is_no_zero() -> None:
+    found = over(rank_table, gloo(0), gloo(400))
+    assert [(row["rank"], row["waiting_us"], row["waited_for_us"], row["computation_us"]) for row in found.rows()] == [
+        (1, 0.0, 400.0, None),
+        (0, 400.0, 0.0, None),
+    ]
+    assert found.values("about") == [
+        "late: others wait for it; what it computes is not known",
+        "waits 40 % of its steps, most for rank 1",
+    ]
+    assert (
+        "the traces have no GPU kernels: collectives are those of the host, and computation is unknown" in found.notes
+    )
+    assert over(rank_waits, gloo(0), gloo(400)).rows()[0]["where"] == "all_reduce"
+    without = over(rank_table, [step(1, 0, 100)], [step(1, 0, 100)])
+    assert without.values("waiting_us") == [None, None]
+    assert (
+        "the traces have no collectives (kernels of NCCL or RCCL, or operators such as gloo:all_reduce)"
+        in (without.notes[-1])
+    )
 
 
 def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None:

@@ -8,6 +8,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat
 from support.trace_files.ranks import Event, context, launched, nccl, step
+from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, simulate
 
 
 def over(*ranks: list[Event], compat: Compat = Compat.NONE, **options: Any) -> Result:
@@ -58,7 +59,31 @@ def test_only_the_wanted_steps_count() -> None:
 def test_a_rank_alone_waits_for_nobody() -> None:
     found = over(RANKS[0])
     assert found.values("candidate") == [False]
-    assert "waiting cannot be measured" in found.notes[-1]
+    assert "no collective appears on more than one rank, so who waits for whom is unknown" in found.notes[-1]
+
+
+def simulated(job: SimulatedJob) -> tuple[SimulatedRun, Result]:
+    run = simulate(job)
+    partials = [(rank, stragglers.partial(run.context(rank))) for rank in range(job.ranks)]
+    return run, stragglers.combine(partials)
+
+
+@pytest.mark.parametrize("begin", [{}, {1: 0.1}, {0: 0.23}])
+def test_only_the_rank_that_sleeps_is_a_candidate_and_it_causes_no_more_than_was_waited(
+    begin: dict[int, float],
+) -> None:
+    run, found = simulated(fsdp(late={1: 15_000.0}, begin=begin))
+    by_rank = {row["rank"]: row for row in found.rows()}
+    assert [by_rank[rank]["candidate"] for rank in (0, 1)] == [False, True]
+    assert by_rank[1]["caused_us"] <= run.waits_us[0] < run.total_us
+    share = 1 - max([*begin.values(), 0.0])
+    assert by_rank[1]["caused_us"] == pytest.approx(share * run.waits_us[0], rel=0.12)
+
+
+@pytest.mark.parametrize("job", [fsdp(ranks=4), ddp(ranks=4), fsdp(ranks=2, begin={1: 0.2})])
+def test_a_job_of_equal_ranks_has_no_candidates(job: SimulatedJob) -> None:
+    _, found = simulated(job)
+    assert not any(found.values("candidate"))
 
 
 OLD = [

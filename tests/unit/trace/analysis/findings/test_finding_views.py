@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from kineto_trace.analysis.findings.finding_views import findings_view
+from kineto_trace.decode.python.python_slices import Samples, Trie, slices
 from kineto_trace.model.context import Context
-from support.trace_files.traces import trace
+from kineto_trace.model.line_counts import STATES
+from kineto_trace.model.trace import StringTable, Trace
+from support.trace_files.simulated_job import fsdp, host_bound, simulate
+from support.trace_files.traces import START_NS, table, target, trace
 
-US = 1000
+US, MS = 1000, 1_000_000
 Row = dict[str, Any]
+GUESSES = ("unknown_idle", "queued", "kernel_gaps")
 HOPPER = {"id": 0, "name": "H", "computeMajor": 9, "computeMinor": 0}
 
 
@@ -24,10 +30,22 @@ def found(
     devices: Sequence[Any] = (),
     **more: Sequence[Row],
 ) -> dict[str, Row]:
-    made = trace(
-        {"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops, **more}, length_ns=1000 * US, devices=devices
-    )
-    return {each["finding"]: each for each in findings_view(Context(made)).rows()}
+    return {
+        each["finding"]: each for each in listed(kernels, calls, ops, devices, **more) if each["finding"] not in GUESSES
+    }
+
+
+def listed(
+    kernels: Sequence[Row],
+    calls: Sequence[Row] = (),
+    ops: Sequence[Row] = (),
+    devices: Sequence[Any] = (),
+    **more: Sequence[Row],
+) -> list[Row]:
+    """The findings of a trace whose window ends with its last GPU activity."""
+    length = max(each["start"] + each["duration"] for each in (*kernels, *more.get("gpu_memcpy", ())))
+    made = trace({"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops, **more}, length_ns=length, devices=devices)
+    return findings_view(Context(made)).rows()
 
 
 def launched(*kernels: Row) -> list[Row]:
@@ -42,10 +60,8 @@ def test_a_host_that_is_late_costs_the_idle_time() -> None:
     rows = found(kernels, calls, ops)
     assert list(rows) == ["host_bound"]
     bound = rows["host_bound"]
-    assert (bound["saving_us"], bound["saving_pct"], bound["op"]) == (200.0, 50.0, "aten::slow")
-    assert bound["evidence"] == (
-        "1 gaps, 0.2 ms idle, more in aten::slow than in any other operator; 2 kernels of 100 us on average"
-    )
+    assert (bound["saving_us"], bound["saving_pct"], bound["op"]) == (150.0, 37.5, "aten::slow")
+    assert bound["evidence"] == "1 gap, 0.15 ms idle, 0.14 ms of it in aten::slow; 2 kernels of 100 us on average"
     assert bound["kernels"] == ["k"]
 
 
@@ -56,8 +72,8 @@ def test_savings_are_per_step_too_and_sorted() -> None:
         row("cudaStreamSynchronize", 310, 391, thread=1),
         row("cudaLaunchKernel", 395, 398, thread=1, correlation=3),
     ]
-    steps = [row(f"ProfilerStep#{n}", 250 * n, 250 * n + 250, thread=1, id=n + 1) for n in (0, 1)]
-    rows = found(kernels, calls, [], user_annotation=steps)
+    steps = [row(f"ProfilerStep#{n}", 250 * n, 250 * n + 250, thread=1, id=n + 1, finished=1) for n in (0, 1)]
+    rows = found(kernels, calls, [row("aten::slow", 90, 299, thread=1, id=9, finished=1)], user_annotation=steps)
     assert [(name, each["place"], each["saving_us"]) for name, each in rows.items()] == [
         ("host_bound", 1, 200.0),
         ("synchronisation", 2, 10.0),
@@ -72,8 +88,7 @@ def test_each_operator_that_waits_is_a_finding_of_its_own() -> None:
     calls += [row("cudaStreamSynchronize", 100 * n + 10, 100 * n + 51, thread=1) for n in range(3)]
     ops = [row("aten::item", 100 * n + 9, 100 * n + 52, thread=1, id=n + 1) for n in (0, 1)]
     ops.append(row("aten::nonzero", 209, 252, thread=1, id=3))
-    made = trace({"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops}, length_ns=1000 * US)
-    rows = findings_view(Context(made)).rows()
+    rows = listed(kernels, calls, ops)
     assert [(each["finding"], each["op"], each["saving_us"]) for each in rows] == [
         ("synchronisation", "aten::item", 100.0),
         ("synchronisation", "aten::nonzero", 50.0),
@@ -91,23 +106,102 @@ def test_what_the_host_waits_for_is_a_finding(finding: str, waits: Row) -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
     rows = found(kernels, calls, [waits])
-    assert {name: each["saving_us"] for name, each in rows.items()} == {finding: 200.0}
+    assert {name: each["saving_us"] for name, each in rows.items()} == {finding: 170.0, "host_bound": 10.0}
+
+
+@pytest.mark.parametrize(("loader", "told"), [("_SingleProcess", True), ("_MultiProcessing", False)])
+def test_a_loader_without_workers_is_told(loader: str, told: bool) -> None:
+    kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
+    calls = [row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
+    waits = row(f"enumerate(DataLoader)#{loader}DataLoaderIter.__next__", 110, 280, thread=1, id=1)
+    assert ("num_workers=0" in found(kernels, calls, [waits])["data_loading"]["evidence"]) is told
+
+
+def test_the_uncertainty_is_the_spread_over_the_steps() -> None:
+    """In each step the GPU works for 50 us, after the host was busy for 70, 100 and 130 us."""
+    ends = [120, 270, 450]
+    kernels = [row("k", end - 50, end, correlation=n + 1) for n, end in enumerate(ends)]
+    calls = [row("cudaLaunchKernel", end - 52, end - 51, thread=1, correlation=n + 1) for n, end in enumerate(ends)]
+    steps = [row(f"ProfilerStep#{n}", low, high, thread=1, id=n + 1, finished=1)
+             for n, (low, high) in enumerate([(0, 120), (120, 270), (270, 450)])]  # fmt: skip
+    ops = [row("aten::slow", 0, 450, thread=1, id=9, finished=1)]
+    bound = found(kernels, calls, ops, user_annotation=steps)["host_bound"]
+    assert bound["saving_us"] == 300.0
+    assert bound["uncertainty_pct"] == pytest.approx(100 * 1.96 * 30 * 3**0.5 / 450)
+    alone = found(kernels[:1], calls[:1], ops, user_annotation=steps[:1])["host_bound"]
+    assert alone["uncertainty_pct"] is None
 
 
 def test_allocation_is_a_finding() -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaMalloc", 105, 285, thread=1), row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
-    assert found(kernels, calls)["allocation"]["saving_us"] == 200.0
+    assert found(kernels, calls)["allocation"]["saving_us"] == 180.0
+
+
+def reduces(*spans: tuple[float, float]) -> list[Row]:
+    return [
+        row("ncclDevKernel_AllReduce_Sum_f32_RING_LL", *span, correlation=100 + n, stream=9)
+        for n, span in enumerate(spans)
+    ]
 
 
 def test_communication_that_computation_hides_costs_nothing() -> None:
-    nccl = row("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 250, correlation=2, stream=9)
-    kernels = [row("k", 0, 100, correlation=1), nccl, row("k", 200, 300, correlation=3)]
+    nccl = reduces((50, 250))
+    kernels = [row("k", 0, 100, correlation=1), *nccl, row("k", 251, 300, correlation=3)]
     rows = found(kernels, launched(*kernels))
+    assert list(rows) == ["exposed_communication"]
     exposed = rows["exposed_communication"]
-    assert exposed["saving_us"] == 100.0
-    assert exposed["evidence"].startswith("0.2 ms of collectives, 50 % of it while the GPU computes nothing")
+    assert exposed["saving_us"] == 150.0
+    assert exposed["evidence"] == (
+        "0.2 ms of collectives, 75 % of it while the GPU computes nothing; of that at most 0.15 ms is transfer, "
+        "0.15 ms of it without others alike to compare with"
+    )
     assert exposed["kernels"] == ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"]
+
+
+def test_computation_that_did_not_wait_for_a_collective_gains_nothing_from_a_shorter_one() -> None:
+    kernels = [row("k", 0, 100, correlation=1), *reduces((50, 250)), row("k", 200, 300, correlation=3)]
+    assert found(kernels, launched(*kernels)) == {}
+
+
+def test_what_a_collective_takes_beyond_others_alike_is_waiting_and_no_transfer() -> None:
+    nccl = reduces((100, 110), (210, 220), (320, 500))
+    kernels = [row("k", start, end, correlation=n) for n, (start, end) in enumerate(
+        [(0, 100), (111, 210), (221, 320), (501, 600)], start=1)]  # fmt: skip
+    rows = found([*kernels, *nccl], launched(*kernels, *nccl))
+    assert [(name, row["saving_us"]) for name, row in rows.items()] == [
+        ("waiting_in_collectives", 170.0),
+        ("exposed_communication", 30.0),
+    ]
+    assert (
+        "at least 0.17 ms is beyond the shortest collective of the same kind and size, the longest wait 0.17 ms"
+        in (rows["waiting_in_collectives"]["evidence"])
+    )
+    assert rows["waiting_in_collectives"]["advice"].startswith("Larger buckets do not help")
+
+
+@pytest.mark.parametrize(("late", "waiting"), [({1: 15_000.0}, 15_000.0), ({}, 0.0)])
+def test_a_rank_that_waits_is_told_what_it_waits_for_and_not_to_enlarge_buckets(
+    late: dict[int, float], waiting: float
+) -> None:
+    run = simulate(fsdp(late=late, steps=10))
+    rows = {row["finding"]: row for row in findings_view(run.context(0)).rows()}
+    told = rows["waiting_in_collectives"]["saving_per_step_us"] if waiting else 0.0
+    assert told == pytest.approx(waiting, abs=400)
+    # of one step: 12 all_gathers of 400 us before whose end nothing goes on, and 6 reduce_scatters that hold these up
+    assert rows["exposed_communication"]["saving_per_step_us"] == pytest.approx(12 * 400 + 6 * 480, rel=0.05)
+    assert next(iter(rows)) == ("waiting_in_collectives" if waiting else "exposed_communication")
+
+
+@pytest.mark.parametrize(("late", "gain"), [(0.0, 0.0), (15_000.0, 15_000.0)])
+def test_where_hosts_are_late_waiting_gains_what_the_other_rank_is_later_and_transfers_nothing(
+    late: float, gain: float
+) -> None:
+    run = simulate(host_bound(late=late))
+    rows = {row["finding"]: row["saving_per_step_us"] for row in findings_view(run.context(0)).rows()}
+    assert rows.get("waiting_in_collectives", 0.0) == pytest.approx(gain, abs=1_000)
+    assert rows.get("exposed_communication", 0.0) < 1_000  # 30 transfers of 300 us
+    assert next(iter(rows)) == ("waiting_in_collectives" if late else "synchronisation")
 
 
 def test_pageable_copies_cost_what_no_kernel_hides() -> None:
@@ -157,3 +251,165 @@ def test_what_saves_less_than_half_a_per_cent_is_left_out() -> None:
 def test_a_trace_without_gpu_activity_has_none_and_says_why() -> None:
     result = findings_view(Context(trace({})))
     assert (result.rows(), result.notes) == ([], ("the trace has no GPU activity",))
+
+
+def test_gpu_work_outside_of_the_steps_gives_no_finding_and_no_error() -> None:
+    kernels = [row("void at::native::vectorized_elementwise_kernel<4, Add>", 0, 100, correlation=1)]
+    steps = [row("ProfilerStep#1", 500, 600, thread=1, id=1, finished=1)]
+    rows = listed(kernels, launched(*kernels), [row("aten::slow", 450, 600, thread=1, id=2)], user_annotation=steps)
+    assert [(each["finding"], each["saving_us"], each["saving_pct"]) for each in rows] == [("host_bound", 100.0, 100.0)]
+
+
+def python(name: str, start: float, end: float, **more: Any) -> Row:
+    return row(name, start, end, thread=1, **more)
+
+
+@pytest.mark.parametrize(
+    ("inside", "finding", "does"),
+    [
+        ("<built-in function sleep>", "host_sleep", "it sleeps"),
+        ("threading.py(320): Condition.wait", "host_lock", "it waits for a lock, a queue or another thread"),
+        ("<built-in method read of _io.BufferedReader object>", "host_input_output", "it waits for a file"),
+        ("<built-in function print>", "host_logging", "it prints or logs"),
+        ("<built-in function collect>", "host_garbage_collection", "it collects garbage"),
+        ("<built-in function sorted>", "host_python", "it runs Python"),
+    ],
+)
+def test_a_function_that_holds_the_host_up_is_named_and_the_advice_is_for_what_it_does(
+    inside: str, finding: str, does: str
+) -> None:
+    kernels = [row("k", 5000 * n, 5000 * n + 900, correlation=n + 1) for n in range(4)]
+    calls = [row("cudaLaunchKernel", 5000 * n - 5, 5000 * n - 1, thread=1, correlation=n + 1) for n in range(4)]
+    frames = [
+        python("train.py(3): main", 0, 16000),
+        *(python(inside, 5000 * n + 850, 5000 * n + 4950) for n in range(3)),
+    ]
+    rows = listed(kernels, calls, python_function=[*frames, python("nn.Module: Net_0", 4960, 4970)])
+    first = rows[0]
+    assert (first["finding"], first["saving_us"]) == (finding, pytest.approx(3 * 4050, abs=600))
+    assert first["title"].startswith(f"The GPU waits for the host in main (train.py:3): {does}")
+    assert first["call_stack"] == "train.py(3): main"
+    assert "torch.compile" not in first["advice"]
+    assert sum(each["saving_us"] for each in rows) <= 15900
+
+
+def test_the_line_that_waits_for_the_gpu_is_named() -> None:
+    kernels = [row("k", 100 * n, 100 * n + 50, correlation=n + 1) for n in range(4)]
+    calls = [row("cudaLaunchKernel", 100 * n - 5, 100 * n - 1, thread=1, correlation=n + 1) for n in range(4)]
+    calls += [row("cudaStreamSynchronize", 100 * n + 10, 100 * n + 51, thread=1) for n in range(3)]
+    frames = [python("train.py(3): main", -10, 400), python("train.py(9): log_loss", 0, 60, line=12)]
+    frames += [python("train.py(9): log_loss", 100 * n, 100 * n + 60, line=12) for n in (1, 2)]
+    (first, *_) = listed(kernels, calls, python_function=frames)
+    assert (first["finding"], first["call_stack"]) == ("synchronisation", "train.py(9): log_loss;train.py(3): main")
+    assert first["evidence"] == (
+        "cudaStreamSynchronize 3 times, called in log_loss (train.py:12), the GPU idle for 0.15 ms after it"
+    )
+
+
+def test_the_advice_is_what_the_gpu_can_follow() -> None:
+    kernels = [row("volta_sgemm_128x64_nn", 0, 100, correlation=1), row("elementwise_kernel", 100, 300, correlation=2)]
+    kernels.append(row("k", 700, 800, correlation=3))
+    calls = [row("cudaLaunchKernel", n, n + 1, thread=1, correlation=n) for n in (1, 2)]
+    calls.append(row("cudaLaunchKernel", 690, 695, thread=1, correlation=3))
+    ops = [row("aten::mm", 0, 50, thread=1, id=1, finished=1), row("aten::slow", 60, 699, thread=1, id=2, finished=1)]
+
+    def advice(major: int, minor: int, name: str = "GPU") -> dict[str, str]:
+        device = {"id": 0, "name": name, "computeMajor": major, "computeMinor": minor}
+        return {finding: each["advice"] for finding, each in found(kernels, calls, ops, [device]).items()}
+
+    volta = advice(7, 0)
+    assert "float16" in volta["no_tensor_cores"]
+    assert "compute capability 7.0) multiply neither bfloat16 nor TF32" in volta["no_tensor_cores"]
+    ampere, hopper, mi250 = advice(8, 0), advice(9, 0), advice(9, 0, "AMD Instinct MI250X")
+    assert "TF32" in ampere["no_tensor_cores"] and "float8" not in ampere["no_tensor_cores"]
+    assert "float8" in hopper["no_tensor_cores"]
+    assert "TF32" not in mi250["no_tensor_cores"] and "float8" not in mi250["no_tensor_cores"]
+    pascal = advice(6, 1)
+    assert "no_tensor_cores" not in pascal
+    assert "torch.compile needs compute capability 7.0, and this GPU has 6.1" in pascal["elementwise"]
+    assert "torch.compile" not in pascal["host_bound"] and "torch.compile" in volta["host_bound"]
+
+
+def test_a_larger_batch_is_not_advised_where_the_memory_is_full() -> None:
+    kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
+    calls = [row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
+    ops = [row("aten::slow", 100, 299, thread=1, id=1)]
+    device = {**HOPPER, "totalGlobalMem": 100}
+
+    def advised(allocated: int) -> bool:
+        memory = [row("[memory]", 5, 5, thread=1, device_type=1, device=0, total_allocated=allocated)]
+        return (
+            "a larger batch" in found(kernels, calls, ops, [device], cpu_instant_event=memory)["host_bound"]["advice"]
+        )
+
+    assert (advised(50), advised(90)) == (True, False)
+
+
+def test_torch_compile_is_not_advised_to_a_pytorch_without_it() -> None:
+    kernels = [row("elementwise_kernel", 0, 100, correlation=1)]
+
+    def advice(framework: str) -> str:
+        made = trace({"kernel": kernels}, length_ns=100 * US, target=target(framework=framework))
+        return str(findings_view(Context(made)).rows()[0]["advice"])
+
+    assert "torch.compile needs PyTorch 2.0, and this is 1.13" in advice("torch 1.13.1+cu117")
+    assert advice("torch 2.11.0+cu130").startswith("torch.compile fuses them")
+    assert advice("").startswith("torch.compile fuses them")
+
+
+def test_work_that_waits_in_its_queue_and_unknown_time_are_told_last() -> None:
+    kernels = [row("k", 0, 100, correlation=1), row("k", 600, 700, correlation=2), row("k", 1500, 1550, correlation=9)]
+    calls = [row("cudaLaunchKernel", 50, 60, thread=1, correlation=2), *launched(kernels[0])]
+    rows = listed(kernels, calls)
+    assert [(each["finding"], each["saving_us"]) for each in rows] == [("unknown_idle", 800.0), ("queued", 500.0)]
+    assert rows[0]["advice"] == "the launch that ended the gap is not in the trace."
+
+
+def sampled(moments: Sequence[tuple[int, str, str]], strings: StringTable) -> Any:
+    """The table that samples (Unix ns, innermost function below main, state) every 10 ms are decoded to."""
+    names = ["train.py(1): main", *dict.fromkeys(name for _, name, _ in moments)]
+    count = len(names)
+    trie = Trie(
+        keys=np.arange(1, count + 1, dtype=np.uint64),
+        parent=np.array([0, 0, *[1] * (count - 1)]),
+        frame=np.arange(count + 1),
+        line=np.array([0, *range(100, 100 + count)]),
+        depth=np.array([-1, 0, *[1] * (count - 1)]),
+        name=np.array([0, *strings.add_all(names)]),
+        call_line=np.zeros(count + 1, np.int64),
+    )
+    node = np.array([names.index(name) + 1 for _, name, _ in moments])
+    state = np.array([STATES.index(state) for *_, state in moments])
+    time = np.array([moment for moment, *_ in moments])
+    none = np.zeros_like(time)
+    samples = Samples(time, np.ones_like(time), node, trie.line[node], state, none, none)
+    return slices(samples, trie, 10 * MS, strings)
+
+
+def test_samples_that_are_rarer_than_the_gaps_tell_how_long_each_function_held_the_host_up() -> None:
+    """300 steps of 21 ms: the GPU is idle for 6 ms of each, in which the host sleeps 4.1 ms and augments for 1.9 ms."""
+    random, step, steps = np.random.default_rng(3), 21 * MS, 300
+    kernels = [row("k", (n * step + 6 * MS) / US, (n + 1) * step / US, correlation=n + 1) for n in range(steps)]
+    calls = [row("cudaLaunchKernel", each["start"] / US - 5, each["start"] / US - 1, thread=1,
+                 correlation=each["correlation"]) for each in kernels]  # fmt: skip
+    ops = [row("aten::mm", (n * step + 6 * MS) / US, (n + 1) * step / US, thread=1, id=n + 1) for n in range(steps)]
+    moments = []
+    for moment in range(2 * MS, steps * step, 10 * MS):
+        at = moment + int(random.integers(-300_000, 300_000))
+        inside = at % step
+        function = "throttle" if inside < 4_100_000 else "augment" if inside < 6 * MS else "forward"
+        state = "idle" if function == "throttle" else "running"
+        moments.append((START_NS + at, f"train.py({len(function)}): {function}", state))
+    strings = StringTable()
+    tables = {"kernel": kernels, "cuda_runtime": calls, "cpu_op": [{**each, "finished": 1} for each in ops]}
+    made = {kind: table(kind, rows, strings) for kind, rows in tables.items()}
+    made["python_function"] = sampled(moments, strings)
+    whole = Trace(target=target(), strings=strings.strings, tables=made, window_start_ns=START_NS,
+                  window_end_ns=START_NS + steps * step, sample_period_ns=10 * MS)  # fmt: skip
+    rows = {each["finding"]: each for each in findings_view(Context(whole)).rows()}
+    assert list(rows)[:2] == ["host_blocked", "host_python"]
+    blocked, augmenting = rows["host_blocked"], rows["host_python"]
+    assert blocked["title"].startswith("The GPU waits for the host in throttle (train.py:")
+    assert augmenting["title"].startswith("The GPU waits for the host in augment (train.py:")
+    assert blocked["saving_us"] / steps == pytest.approx(4100, rel=0.15)
+    assert augmenting["saving_us"] / steps == pytest.approx(1900, rel=0.3)

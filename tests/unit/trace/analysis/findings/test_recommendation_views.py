@@ -10,7 +10,7 @@ from kineto_trace.view_api.view import Compat
 from support.trace_files import traces
 
 BUSY = {"name": "s1688gemm", "start": 0, "duration": 1_000_000, "external_id": 5}  # a GPU with enough to do
-STEP = {"name": "ProfilerStep#1", "start": 0, "duration": 1_000_000, "id": 1}
+STEP = {"name": "ProfilerStep#1", "start": 0, "duration": 1_000_000, "id": 1, "finished": 1}
 GPU = {"id": 0, "computeMajor": 9, "computeMinor": 0, "totalGlobalMem": 1000}
 
 
@@ -92,6 +92,17 @@ def test_tensor_cores_that_nothing_uses() -> None:
     assert "tensor_cores" not in rules(matmul("sgemm"), devices=({**GPU, "computeMajor": 6},))
     assert "tensor_cores" not in rules(matmul("nvjet_tst"), devices=(GPU,))
     assert "tensor_cores" in rules(matmul("nvjet_tst"), Compat.PLUGIN, devices=(GPU,))
+
+
+def test_the_advice_is_what_the_gpu_can_follow() -> None:
+    volta = {**GPU, "computeMajor": 7}
+    assert "neither bfloat16 nor TF32" in rules(matmul("sgemm"), devices=(volta,))["tensor_cores"]["advice"]
+    assert "TF32" in rules(matmul("sgemm"), devices=(GPU,))["tensor_cores"]["advice"]
+    short = {"kernel": [{**BUSY, "duration": 100_000}]}
+    assert "torch.compile" in rules(short, devices=(volta,))["low_utilization"]["advice"]
+    assert "torch.compile" not in rules(short, devices=({**GPU, "computeMajor": 6},))["low_utilization"]["advice"]
+    plugin = [rules(matmul("sgemm"), Compat.PLUGIN, devices=(each,))["tensor_cores"]["advice"] for each in (volta, GPU)]
+    assert plugin[0] == plugin[1]
 
 
 def test_the_plugin_looks_at_the_first_gpu_only() -> None:

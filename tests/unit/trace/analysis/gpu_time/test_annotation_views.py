@@ -48,6 +48,12 @@ def test_a_kernel_is_of_the_innermost_annotation_around_its_launch() -> None:
     assert rows(events, "kernels_with_annotations", *columns) == [("a", "fwd"), ("b", "fwd"), ("c", "step")]
 
 
+@pytest.mark.parametrize(("at", "annotation_of"), [(0, None), (6, "fwd"), (20, None)])
+def test_hta_annotates_activities_of_0_us_inside_of_annotations(at: float, annotation_of: str | None) -> None:
+    found = rows([gpu("a", at, 0, 1), annotation("fwd", 0, 20)], "kernels_with_annotations", "annotation")
+    assert found == [(annotation_of,)]
+
+
 def test_hta_gives_kernels_of_other_streams_with_the_same_times_the_same_annotation() -> None:
     events = [gpu("a", 5, 3, 1), gpu("b", 5, 3, 2, stream=9), gpu("c", 5, 4, 3, stream=9), annotation("fwd", 0, 20)]
     found = rows(events, "kernels_with_annotations", "name", "annotation")

@@ -105,7 +105,17 @@ def test_without_recorded_stacks_they_are_made_of_python_functions() -> None:
 
 def test_what_was_not_recorded_is_told() -> None:
     found = operators(Context(trace({"cpu_op": [op(0, 5, "aten::mm", 1)]})), group_by="name+shape", stacks=True)
-    assert ["record_shapes" in note or "with_stack" in note for note in found.notes] == [True, True]
+    assert ["record_shapes" in note or "with_stack" in note for note in found.notes] == [True, True, False]
+    assert found.notes[-1] == "the trace has no GPU activity"
+
+
+def test_figures_of_the_gpu_are_missing_where_no_gpu_activity_was_recorded() -> None:
+    context = Context(trace({"cpu_op": [op(0, 5, "aten::mm", 1)]}))
+    (row,) = operators(context).rows()
+    missing = {name for name, value in row.items() if value is None}
+    assert missing == {"input_shape", "call_stack", *(f"device_{part}_us" for part in ("self", "total"))} | {
+        f"tensor_core_{part}_pct" for part in ("self", "total")
+    }
 
 
 def test_an_unknown_grouping_is_refused() -> None:

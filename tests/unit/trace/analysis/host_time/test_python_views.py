@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_agent.protocol.records import WAIT_CPU, WAIT_LOCK, WAIT_SLEEP
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import ViewError
@@ -14,6 +15,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
 from support.agent.stack_records import (
+    HAS_GIL,
     IDLE,
     PERIOD_NS,
     RUNNING,
@@ -88,6 +90,59 @@ def test_by_function_the_hottest_line_and_all_lines_are_told(trace: Trace) -> No
 
 def test_samples_of_one_thread_alone(trace: Trace) -> None:
     assert rows(trace, "python_samples", "function", thread="wait_for") == [("threading.py(1): wait",)]
+
+
+def test_idle_code_says_what_it_waits_for_and_who_called_it(tmp_path: Path) -> None:
+    lock, sleep = IDLE | WAIT_LOCK << 16, IDLE | WAIT_SLEEP << 16
+    states = [lock] * 5 + [sleep] * 2 + [RUNNING, RUNNING | WAIT_CPU << 16]
+    stacks_ = {1: NODES[1], 2: NODES[2], 3: node(1, 2, 0), 4: node(2, 2, 0)}
+    found = [
+        Sample(START_NS + tick * PERIOD_NS, MAIN, 3 if tick < 3 else 4, state) for tick, state in enumerate(states)
+    ]
+    target(window_start_ns=START_NS, window_end_ns=START_NS + 9 * PERIOD_NS, complete=True).write(tmp_path)
+    write_recording(tmp_path, recording(found, codes=CODES, nodes=stacks_, threads=THREADS))
+    convert_target(tmp_path, formats=["chrome", "perfetto"])
+    for form in ("columns", "trace.json.gz", "trace.pftrace"):
+        trace = open_trace(tmp_path / form)
+        assert rows(trace, "python_samples", "function", "idle", "idle_for", "caller") == [
+            ("threading.py(1): wait", 7, "lock 5, sleep 2", "t.py(10): train, line 12"),
+        ]
+        assert rows(trace, "python_samples", "idle_for", "caller", by="function") == [
+            ("lock 5, sleep 2", "t.py(10): train, line 12"),
+        ]
+        assert rows(trace, "threads", "idle", "idle_for") == [(7, "lock 5, sleep 2")]
+        table = trace.table("python_function")
+        assert sorted(table["call_line"].tolist()) == [0, 11, 12]
+        assert (int(table["ready"].sum()), int(table["running"].sum())) == (1, 2)
+
+
+def test_a_slice_that_was_idle_at_two_lines_does_not_say_which_waited_for_what(tmp_path: Path) -> None:
+    found = [Sample(START_NS + tick * PERIOD_NS, MAIN, 1 + tick % 2, IDLE | WAIT_LOCK << 16) for tick in range(4)]
+    target(window_start_ns=START_NS, window_end_ns=START_NS + 4 * PERIOD_NS, complete=True).write(tmp_path)
+    write_recording(tmp_path, recording(found, codes=CODES, nodes=NODES, threads=THREADS))
+    convert_target(tmp_path, formats=["chrome"])
+    trace = open_trace(tmp_path / "columns")
+    assert rows(trace, "python_samples", "line", "idle", "idle_for") == [(11, 2, None), (12, 2, None)]
+    assert rows(trace, "python_samples", "idle", "idle_for", by="function") == [(4, "lock 4")]
+
+
+def test_who_holds_the_gil_while_code_waits_is_named(tmp_path: Path) -> None:
+    found = [
+        sample
+        for tick in range(5)
+        for sample in (
+            Sample(START_NS + tick * PERIOD_NS, MAIN, 1, WAITING),
+            Sample(START_NS + tick * PERIOD_NS, IDLER, 3, RUNNING | HAS_GIL),
+        )
+    ]
+    target(window_start_ns=START_NS, window_end_ns=START_NS + 5 * PERIOD_NS, complete=True).write(tmp_path)
+    write_recording(tmp_path, recording(found, codes=CODES, nodes=NODES, threads=THREADS))
+    convert_target(tmp_path, formats=["chrome", "perfetto"])
+    for form in ("columns", "trace.json.gz", "trace.pftrace"):
+        assert rows(open_trace(tmp_path / form), "python_samples", "function", "waiting", "gil_holder") == [
+            ("threading.py(1): wait", 0, None),
+            ("t.py(10): train", 5, "wait_for_end"),
+        ]
 
 
 def test_an_unknown_grouping_is_refused(trace: Trace) -> None:

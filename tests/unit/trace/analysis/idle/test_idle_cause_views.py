@@ -33,7 +33,9 @@ def op(name: str, start: int, end: int, identity: int = 1, thread: int = 1) -> R
 
 
 def context(kernels: Sequence[Row], calls: Sequence[Row], ops: Sequence[Row] = (), **more: Sequence[Row]) -> Context:
-    return Context(trace({"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops, **more}, length_ns=1000 * US))
+    """A trace whose window ends with its last GPU activity."""
+    length = max((each["start"] + each["duration"] for each in (*kernels, *more.get("gpu_memcpy", ()))), default=0)
+    return Context(trace({"kernel": kernels, "cuda_runtime": calls, "cpu_op": ops, **more}, length_ns=length))
 
 
 def causes(found: Context) -> list[tuple[str, float]]:
@@ -104,20 +106,43 @@ def test_work_on_any_stream_and_copies_keep_a_gpu_busy_and_each_gpu_counts_for_i
     rows = idle_causes(context(kernels, [call(290, 295, 3)], gpu_memcpy=copies)).rows()
     assert [(row["device"], row["cause"], row["gaps"], row["idle_us"]) for row in rows] == [
         (0, "host", 1, 50.0),
+        (1, "host", 1, 370.0),
         (1, "unknown", 1, 10.0),
     ]
-    assert [row["window_pct"] for row in rows] == [pytest.approx(100 * 50 / 400), pytest.approx(100 * 10 / 30)]
+    shares = [100 * 50 / 400, 100 * 370 / 400, 100 * 10 / 400]
+    assert [row["window_pct"] for row in rows] == [pytest.approx(share) for share in shares]
 
 
-def test_only_gaps_inside_the_steps_count() -> None:
-    steps = [{"name": f"ProfilerStep#{n}", "start": (200 + 100 * n) * US, "duration": 100 * US, "thread": 1, "id": n}
-             for n in (1, 2)]  # fmt: skip
+def test_gaps_are_cut_at_the_steps_and_have_the_cause_of_the_whole_gap() -> None:
+    steps = [
+        {"name": f"ProfilerStep#{n}", "start": (200 + 100 * n) * US, "duration": 100 * US, "thread": 1, "id": n}
+        for n in (1, 2)
+    ]
+    steps = [{**step, "finished": 1} for step in steps]
     kernels = [kernel(0, 100, 1), kernel(310, 350, 2), kernel(390, 450, 3), kernel(600, 700, 4)]
     calls = [call(300, 305, 2), call(380, 385, 3), call(590, 595, 4)]
     found = context(kernels, calls, user_annotation=steps)
     assert [(row["start_ns"] - START_NS, row["idle_us"], row["step"]) for row in idle_gaps_view(found).rows()] == [
-        (350 * US, 40.0, 1)
+        (450 * US, 50.0, 2),
+        (350 * US, 40.0, 1),
+        (300 * US, 10.0, 1),
     ]
+    assert {row["cause"] for row in idle_gaps_view(found).rows()} == {"host"}
+
+
+def test_the_time_before_the_first_and_after_the_last_activity_is_idle_too() -> None:
+    steps = [{"name": "ProfilerStep#1", "start": 0, "duration": 1000 * US, "thread": 1, "finished": 1, "id": 1}]
+    found = context([kernel(300, 400, 1)], [call(290, 295, 1)], user_annotation=steps)
+    assert [(row["start_ns"] - START_NS, row["idle_us"], row["cause"]) for row in idle_gaps_view(found).rows()] == [
+        (400 * US, 600.0, "host"),
+        (0, 300.0, "host"),
+    ]
+
+
+def test_a_gpu_whose_work_lies_outside_of_the_steps_is_idle_all_the_time() -> None:
+    steps = [{"name": "ProfilerStep#1", "start": 500 * US, "duration": 100 * US, "thread": 1, "finished": 1, "id": 1}]
+    found = context([kernel(0, 100, 1)], [call(-20, -10, 1)], user_annotation=steps)
+    assert causes(found) == [("host", 100.0)]
 
 
 def test_a_trace_without_gpu_activity_says_so() -> None:

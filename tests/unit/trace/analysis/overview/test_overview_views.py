@@ -28,7 +28,10 @@ def two_steps(**changes: Any) -> Trace:
     """Steps 0-100 and 100-200; each launches a kernel of 40 µs that ends after the step."""
     return traces.trace(
         {
-            "user_annotation": [us(0, 100, "ProfilerStep#4", id=1), us(100, 100, "ProfilerStep#5", id=2)],
+            "user_annotation": [
+                us(0, 100, "ProfilerStep#4", id=1, finished=1),
+                us(100, 100, "ProfilerStep#5", id=2, finished=1),
+            ],
             "cpu_op": [us(10, 30, "aten::mm", id=3, finished=1), us(110, 50, "aten::mm", id=4, finished=1)],
             "cuda_runtime": [
                 us(50, 5, "cudaMemcpyAsync", correlation=3),
@@ -64,7 +67,7 @@ def test_steps_are_those_of_the_host_and_rows_sum_to_them() -> None:
     assert {name: [row[name] for row in rows] for name in wanted} == wanted
     assert [row["other_us"] for row in rows] == [35, 15, 25]
     assert [row["kernel_pct"] for row in rows] == [20, 40, 30]
-    assert all(sum(row[name] for name in row if name.endswith("_pct")) == pytest.approx(100) for row in rows)
+    assert all(sum(row[name] or 0 for name in row if name.endswith("_pct")) == pytest.approx(100) for row in rows)
 
 
 def test_steps_can_end_on_the_device() -> None:
@@ -152,3 +155,39 @@ def test_the_peak_of_memory_is_that_of_the_allocator() -> None:
     events.append({"name": "[memory]", "device_type": 0, "device": -1, "total_allocated": 7_000})
     trace = traces.trace({"cpu_instant_event": events, "kernel": [us(0, 1, "k")]})
     assert gpu_summary(Context(trace)).values("peak_memory_bytes") == [900]
+
+
+def cut_steps(*whole: bool) -> Context:
+    """Steps of 100, 200, … µs, of which some have not ended."""
+    lengths = [100 * (place + 1) for place in range(len(whole))]
+    steps = [
+        us(sum(lengths[:place]), lengths[place], f"ProfilerStep#{place + 4}", id=place + 1, finished=complete)
+        for place, complete in enumerate(whole)
+    ]
+    return Context(traces.trace({"user_annotation": steps, "kernel": [us(100, 50, "gemm")]}))
+
+
+def test_incomplete_steps_are_shown_and_do_not_count_for_the_average() -> None:
+    result = step_breakdown(cut_steps(False, True, False))
+    assert [(row["step"], row["complete"], row["total_us"]) for row in result.rows()] == [
+        ("4", False, 100),
+        ("5", True, 200),
+        ("6", False, 300),
+        ("average", True, 200),
+    ]
+    assert result.values("kernel_pct")[-1] == 25
+    note = "incomplete and left out of means, because the recording began or ended in them: step 4, 6"
+    assert result.notes == (note,)
+    (row,) = overview(cut_steps(False, True, False)).rows()
+    assert (row["steps"], row["step_us"], row["kernel_pct"], row["utilization_pct"]) == (1, 200, 25, 25)
+
+
+def test_without_a_complete_step_there_is_no_average_but_a_bound() -> None:
+    result = overview(cut_steps(False, False))
+    (row,) = result.rows()
+    assert (row["steps"], row["step_us"], row["kernel_pct"]) == (0, None, pytest.approx(100 / 6))
+    assert result.notes == (
+        "no step is complete: the recording began or ended in step 4, 5; the longest part recorded is 0.2 ms, and a "
+        "step takes at least as long; shares are those of the parts recorded",
+    )
+    assert step_breakdown(cut_steps(False, False)).values("step") == ["4", "5"]

@@ -1,7 +1,11 @@
 from typing import Any
 
+import pytest
 from kineto_trace.catalog.view_catalog import find_view
+from kineto_trace.model.context import Context
+from kinetoctl.commands.trace import command
 from support.trace_files.hta_events import context, event, gpu, launch, op, rows, step
+from support.trace_files.traces import trace
 
 
 def test_steps_have_their_gpu_work() -> None:
@@ -25,6 +29,18 @@ def test_validation_tells_what_is_missing_and_whom_that_concerns() -> None:
     assert found["arguments of collectives"]["ok"] is None  # there are none
 
 
+def test_advice_on_traces_of_kinetod_names_options_of_kinetoctl() -> None:
+    found = {row["part"]: row["advice"] for row in find_view("validate")(Context(trace({}))).rows()}
+    assert found["allocations"] == "kinetoctl trace --memory"
+    assert found["input shapes"] == "kinetoctl trace --record-shapes"
+    assert not [part for part, advice in found.items() if advice and "torch.profiler.profile" in advice]
+
+
+@pytest.mark.parametrize("option", ["--memory", "--record-shapes", "--with-stack", "--activities"])
+def test_kinetoctl_has_the_options_that_are_advised(option: str) -> None:
+    assert option in {name for parameter in command.params for name in parameter.opts}
+
+
 def test_collectives_without_arguments_are_missing_them() -> None:
     arguments: dict[str, Any] = {"Collective name": "allreduce"}
     named = gpu("ncclDevKernel_AllReduce", 0, 1, 1, **arguments)
@@ -39,3 +55,14 @@ def test_arguments_of_a_wrong_type_have_a_row() -> None:
         ("kernel: argument stream", 2, 50, "'seven' is not a whole number: it counts as missing"),
         ("kernel: argument Group size", 2, 50, "'8' is not a whole number: it counts as missing"),
     ]
+
+
+def test_a_step_that_had_not_ended_is_shown_as_incomplete() -> None:
+    cut = step(4, 10, 5)
+    cut["args"]["finished"] = False
+    assert rows([step(3, 0, 10), cut], "profiler_steps", "step", "complete", hta=False) == [(3, True), (4, False)]
+    found = {row["part"]: row for row in find_view("validate")(context([step(3, 0, 10), cut])).rows()}
+    assert (found["training steps"]["ok"], found["training steps"]["rows"]) == (True, 1)
+    found = {row["part"]: row for row in find_view("validate")(context([cut])).rows()}
+    assert (found["training steps"]["ok"], found["training steps"]["rows"]) == (False, 1)
+    assert "from beginning to end" in found["training steps"]["advice"]

@@ -1,0 +1,1 @@
+"""Divides the time of training steps among named causes that sum to 100 %."""

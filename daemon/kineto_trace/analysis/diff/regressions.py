@@ -1,0 +1,89 @@
+"""Decides whether a diff is acceptable: rows that became slower beyond the noise and by more than a limit.
+
+regressions(diff_steps(before, after), 5)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kineto_trace.analysis.diff.diff_views import NEW, SLOWER, UNKNOWN
+from kineto_trace.view_api.result import Result
+
+RELEVANT_PCT = 0.1  # of the step: a row that takes less more than before is no regression
+
+
+class CheckOutcome(StrEnum):
+    """What a check found."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison with a limit. row: what was compared. message: the figures, for people."""
+
+    row: str
+    outcome: CheckOutcome
+    message: str
+
+
+def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Check]:
+    """Returns a check for each row that is slower by more than the limit, one for what cannot be judged, or one passed.
+
+    Rows fail whose difference is beyond the noise, at least limit_pct of the baseline, and at least RELEVANT_PCT of the
+    step. only: look at the row of this name alone, whatever its share.
+    """
+    rows = [row for row in result.rows() if not only or row["name"] == only]
+    unknown = [row for row in rows if row["verdict"] == UNKNOWN]
+    found = [
+        Check(_name(row), CheckOutcome.FAILED, described(row)) for row in rows if _slower(row, limit_pct, bool(only))
+    ]
+    if unknown or not rows:
+        why = "; ".join(result.notes) or "nothing was recorded that could be compared"
+        return [*found, Check(only or result.view, CheckOutcome.UNKNOWN, f"{len(unknown)} of {len(rows)} rows: {why}")]
+    if found:
+        return found
+    if only:
+        return [Check(_name(row), CheckOutcome.PASSED, described(row) + _doubt(row, limit_pct)) for row in rows]
+    told = f"none of {len(rows)} rows is slower by {limit_pct:g} % or more beyond the noise"
+    return [Check(result.view, CheckOutcome.PASSED, told)]
+
+
+def described(row: Mapping[str, Any]) -> str:
+    """Says in one line how a row changed, with its interval."""
+    text = f"{_ms(row['baseline_us'])} → {_ms(row['other_us'])} per {row['per']}"
+    if row["delta_pct"] is not None:
+        text += f", {row['delta_pct']:+.1f} %"
+        if row["delta_low_us"] is not None:
+            low, high = (100 * row[f"delta_{end}_us"] / row["baseline_us"] for end in ("low", "high"))
+            text += f" (interval {low:+.1f} % to {high:+.1f} %)"
+    return f"{text}: {row['verdict']}"
+
+
+def _slower(row: Mapping[str, Any], limit_pct: float, planned: bool) -> bool:
+    if row["verdict"] not in (SLOWER, NEW):
+        return False
+    grown = row["delta_pct"] is None or row["delta_pct"] >= limit_pct
+    return grown and (planned or (row["step_delta_pct"] or 0) >= RELEVANT_PCT)
+
+
+def _doubt(row: Mapping[str, Any], limit_pct: float) -> str:
+    high = row["delta_high_us"]
+    if high is None or not row["baseline_us"] or 100 * high / row["baseline_us"] < limit_pct:
+        return ""
+    return f"; the noise would hide a regression of {limit_pct:g} %: record more steps"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return str(row["name"]) if row["time"] == "step" else f"{row['name']} ({row['time']} time)"
+
+
+def _ms(us: float) -> str:
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.4g} {unit}"
+    return f"{us:.4g} µs"

@@ -1,0 +1,204 @@
+"""What the job would gain if one rank, or one kind of collective, were faster."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.distributed.rank_simulation import Simulation
+from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork, rank_work
+from kineto_trace.base.quantities import ms
+from kineto_trace.collectives.rank_matching import match
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+Ints = npt.NDArray[np.int64]
+MAX_ERROR = 0.1  # of the time that the job took: a worse model predicts nothing
+MAX_RANKS = 16  # that are simulated, those with the most own work
+WORTH_SAYING = 0.02  # of the time that the job took
+NAMES = ("change", "rank", "collective", "process_group", "saving_us", "saving_pct", "saving_per_step_us", "about")
+
+
+class _Change(NamedTuple):
+    change: str
+    rank: int | None
+    collective: str | None
+    process_group: str | None
+    saving_ns: int
+    about: str | None
+
+
+def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
+    matched = match([(rank, part.found) for rank, part in partials])
+    notes = [*matched.notes, *matched.clock_notes]
+    try:
+        simulation = Simulation(matched, [part for _, part in partials])
+    except ViewError as exc:
+        return _nothing([*notes, str(exc)])
+    if not len(simulation.rows):
+        return _nothing([*notes, "no collective appears on more than one rank, so the ranks cannot be compared"])
+    if not simulation.on_the_gpu:
+        return _nothing([*notes, "the collectives run on the host: what a rank does beside them is not known"])
+    if simulation.error > MAX_ERROR:
+        return _nothing(
+            [
+                *notes,
+                f"the model of the job says {ms(simulation.model_ns)} where the traces have "
+                f"{ms(simulation.measured_ns)}: nothing is predicted from it",
+            ]
+        )
+    alike = _all_ranks(simulation)
+    if any(change.saving_ns < -WORTH_SAYING * simulation.model_ns for change in alike):
+        return _nothing(
+            [
+                *notes,
+                "the ranks wait in ways that the traces do not show (without calls to CUDA, or outside of them): "
+                "what they could gain is unknown",
+            ]
+        )
+    changes = [*_ranks(simulation), *alike, *_collectives(simulation)]
+    changes.sort(key=lambda change: -change.saving_ns)
+    steps = _steps(simulation)
+    notes.append(
+        f"of {ms(simulation.measured_ns)} from the first collective to the last one, the model of the job reproduces "
+        f"{ms(simulation.model_ns)}; savings overlap and must not be added up"
+    )
+    return Answer(
+        {
+            **{name: [getattr(change, name) for change in changes] for name in NAMES[:4]},
+            "saving_us": [change.saving_ns / 1e3 for change in changes],
+            "saving_pct": [100 * change.saving_ns / simulation.model_ns for change in changes],
+            "saving_per_step_us": [change.saving_ns / 1e3 / steps if steps else None for change in changes],
+            "about": [change.about for change in changes],
+        },
+        notes,
+    )
+
+
+def _nothing(notes: Sequence[str]) -> Answer:
+    return Answer({name: [] for name in NAMES}, notes)
+
+
+def _steps(simulation: Simulation) -> int:
+    """The number of steps whose collectives take part; 0: unknown."""
+    rows = simulation.rows
+    first = rows[simulation.matched.rank[rows] == simulation.matched.rank[rows[0]]]
+    step = np.unique(simulation.matched.step[first])
+    return int((step >= 0).sum())
+
+
+def _saving(simulation: Simulation, before: Ints, transfer: Ints) -> int:
+    return simulation.model_ns - simulation.run(before, transfer)
+
+
+def _ranks(simulation: Simulation) -> list[_Change]:
+    """One change for each rank, of many ranks for those that are longer than the others between collectives."""
+    matched, work = simulation.matched, simulation.work
+    excess = np.zeros(len(matched.ranks))
+    middle = simulation.medians(work.own, NOTHING)
+    np.add.at(excess, work.rank, np.nan_to_num(work.own - middle))
+    changes = []
+    for place in np.argsort(-excess, kind="stable")[:MAX_RANKS].tolist():
+        if not (work.rank == place).any():
+            continue
+        saving = _saving(simulation, simulation.like_the_others(place), simulation.found.transfer)
+        rank = matched.ranks[place]
+        about = _why(simulation, place) if saving >= WORTH_SAYING * simulation.model_ns else None
+        changes.append(_Change(f"rank {rank} as fast as the others", rank, None, None, saving, about))
+    return changes
+
+
+def _why(simulation: Simulation, place: int) -> str:
+    """What makes a rank slower than the others, and before which collectives."""
+    work, kinds = simulation.work, _kinds(simulation)
+    own = work.rank == place
+    longer = np.nan_to_num(work.own - simulation.medians(work.own, place))[own]
+    on_gpu, on_host = (longer[work.host[own] == host].sum() for host in (False, True))
+    longer = np.where(work.host[own] == (on_host > on_gpu), longer, 0)
+    before = np.bincount(kinds.of[work.closing[own]], longer, len(kinds.names))
+    collective, group = kinds.names[int(before.argmax())]
+    where = f"{collective} of {group}" if group else collective
+    cause = (
+        "its kernels take longer"
+        if on_gpu >= on_host
+        else "its host is late (views idle_causes and findings of this rank)"
+    )
+    extra = f"{ms(float(longer.sum()))} more own work than the median of the others"
+    return f"rank {simulation.matched.ranks[place]} has {extra}, most of it before {where}: {cause}"
+
+
+class _Kinds(NamedTuple):
+    """Kinds of collectives: names and process groups; of: the number of each instance's kind."""
+
+    names: list[tuple[str, str | None]]
+    of: Ints
+
+
+def _kinds(simulation: Simulation) -> _Kinds:
+    matched = simulation.matched
+    numbers: dict[tuple[str, str | None], int] = {}
+    each = [
+        numbers.setdefault((entry.collective, entry.group_description or entry.group), len(numbers))
+        for entry in matched.descriptions
+    ]
+    return _Kinds(list(numbers), np.array(each, np.int64)[matched.description[simulation.found.row]])
+
+
+def _all_ranks(simulation: Simulation) -> list[_Change]:
+    """All ranks at once; of two ranks there is no middle one."""
+    if len(simulation.matched.ranks) < 3:
+        return []
+    saving = _saving(simulation, simulation.all_alike(), simulation.found.transfer)
+    about = "nobody waits for anybody: all ranks have the own work of the median rank"
+    return [_Change("all ranks equally fast", None, None, None, saving, about)]
+
+
+def _collectives(simulation: Simulation) -> list[_Change]:
+    """One change for each kind of collective: its transfers take no time."""
+    kinds, changes = _kinds(simulation), []
+    used = np.zeros(len(kinds.of), np.bool_)
+    used[simulation.matched.instance[simulation.rows]] = True
+    for number, (collective, group) in enumerate(kinds.names):
+        members = used & (kinds.of == number)
+        count, took = int(members.sum()), float(simulation.found.transfer[members].sum())
+        if not count:
+            continue
+        transfer = np.where(members, 0, simulation.found.transfer)
+        saving = _saving(simulation, simulation.chains.before, transfer)
+        about = f"at most: {count} transfers of {ms(took / count)} on average, if all of them were hidden"
+        changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
+    return changes
+
+
+@view(
+    "rank_what_if",
+    columns(
+        ("change", "text", "", "what would be different"),
+        ("rank", "int", "", "rank that would be faster"),
+        ("collective", "text", "", "collective whose transfers would take no time"),
+        ("process_group", "text", "", "description or name of its process group"),
+        ("saving_us", "float", "us", "time that the whole job would save, from the first collective to the last one"),
+        ("saving_pct", "float", "%", "share of that time"),
+        ("saving_per_step_us", "float", "us", "the same per training step"),
+        ("about", "text", "", "what makes the rank slower, or what the figure assumes"),
+    ),
+    reduce=_rows,
+)
+def rank_what_if(context: Context) -> RankWork:
+    """What the job would gain if a rank worked as fast as the others, or if transfers took no time; the most first.
+
+    The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
+    its GPU and of its host; a collective ends on all of its ranks when the last one has begun it and its transfer is
+    over. A rank as fast as the others has between each two consecutive collectives the median own work of the other
+    ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
+    work, never of communication.
+
+    The model says in a note how well it reproduces the time that the job took; if it is wrong by more than 10 %, there
+    are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
+    traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
+    collective that several ranks have is left out. Of more than 16 ranks, those with the most own work are shown.
+    """
+    return context.get(rank_work)

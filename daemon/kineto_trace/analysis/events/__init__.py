@@ -1,0 +1,1 @@
+"""Lists the single events of a trace that fit conditions."""

@@ -1,0 +1,180 @@
+"""The events of a trace that fit conditions, as HTA's filters select them."""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kineto_trace.analysis.events.event_columns import KINDS, NOTHING, ON_DEVICE, EventColumns, event_columns
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import steps
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.text_columns import texts
+from kineto_trace.view_api.view import Answer, view
+
+_GROUPS = {
+    "gpu": ON_DEVICE,
+    "cpu": tuple(kind for kind in KINDS if kind not in ON_DEVICE),
+    **{kind: (kind,) for kind in KINDS},
+}
+_OPERATORS = tuple(KINDS.index(kind) for kind in ("cpu_op", "user_annotation"))
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@view(
+    "event_selection",
+    columns(
+        ("kind", "text", "", "kernel, cpu_op, cuda_runtime, …: the table that has it"),
+        ("name", "text", "", "name of the event"),
+        ("iteration", "int", "", "number of the step in which it began, GPU work: was launched; missing: in none"),
+        ("start_ns", "int", "ns", "Unix time"),
+        ("time_us", "float", "us", "the same, relative to the beginning of the trace"),
+        ("duration_us", "float", "us", "duration"),
+        ("thread", "int", "", "thread; missing for GPU work"),
+        ("device", "int", "", "GPU index in the process; missing for events of the host"),
+        ("stream", "int", "", "stream; missing for events of the host and of whole devices"),
+        ("op", "text", "", "operator, else annotation, around the call; missing for other events"),
+    ),
+    nothing="no event of the trace fits all conditions",
+)
+def event_selection(
+    context: Context,
+    *,
+    kind: Sequence[str] = (),
+    name: str = "",
+    iteration: Sequence[int] = (),
+    iteration_index: Sequence[int] = (),
+    start_us: float | None = None,
+    end_us: float | None = None,
+    min_us: float = 0,
+    stream: Sequence[int] = (),
+    where: Literal["under", "before", "after"] = "under",
+    op: str = "",
+    position: int = 0,
+    with_kernels: bool = False,
+    limit: int = 1000,
+) -> Answer:
+    """The events that fit all conditions, by start. Without conditions these are all events.
+
+    These are HTA's filters: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
+    (iteration_index=0), TimeRangeFilter (start_us, end_us), NameFilter (name), GPUKernelFilter (kind=gpu),
+    CPUOperatorFilter (kind=cpu), MemCopyEventFilter (kind=gpu_memcpy with a name), ZeroDurationFilter (min_us=0.001),
+    UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). CompositeFilter and
+    CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. What QueryFilter
+    expresses is SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
+
+    Options:
+    - kind: kinds of events, or gpu or cpu for all kinds there.
+    - name: a regular expression that the beginning of the name matches.
+    - iteration: numbers of steps.
+    - iteration_index: places of steps in the trace, 0 for the first.
+    - start_us: the event starts at this time or later, relative to the beginning of the trace.
+    - end_us: the event ends at this time or earlier.
+    - min_us: the minimum duration.
+    - stream: GPU streams.
+    - op: an operator or annotation with exactly this name; events count by their place around it.
+    - where: under selects the host's events during it, before those that ended before it, after those that started
+      after it.
+    - position: which run of that operator, 0 for the first, -1 for the last.
+    - with_kernels: also the GPU work that selected calls launched.
+    - limit: the maximum number of events to list; 0 lists all.
+    """
+    events = context.get(event_columns)
+    base = context.trace.window_start_ns
+    chosen = _of_kinds(events, kind) & (events.end - events.start >= round(min_us * 1000))
+    if name:
+        chosen &= _named(context, events, name)
+    if iteration:
+        chosen &= np.isin(events.iteration, list(iteration))
+    if iteration_index:
+        chosen &= np.isin(events.iteration, _numbers(context, iteration_index))
+    if start_us is not None:
+        chosen &= events.start >= base + round(start_us * 1000)
+    if end_us is not None:
+        chosen &= events.end <= base + round(end_us * 1000)
+    if stream:
+        chosen &= np.isin(events.stream, list(stream))
+    if op:
+        chosen &= _around(context, events, op, position, where)
+    if with_kernels:
+        chosen |= np.append(chosen, False)[events.call]
+    return _answer(context, events, np.flatnonzero(chosen), limit)
+
+
+def _of_kinds(events: EventColumns, kinds: Sequence[str]) -> Flags:
+    unknown = [kind for kind in kinds if kind not in _GROUPS]
+    if unknown:
+        raise ViewError(f"view event_selection: kind={unknown[0]} is not valid; use some of {', '.join(_GROUPS)}")
+    wanted = np.zeros(len(KINDS), np.bool_)
+    wanted[[KINDS.index(each) for kind in kinds or ("cpu", "gpu") for each in _GROUPS[kind]]] = True
+    return wanted[events.kind]
+
+
+def _named(context: Context, events: EventColumns, pattern: str) -> Flags:
+    try:
+        expression = re.compile(pattern)
+    except re.error as exc:
+        raise ViewError(f"view event_selection: name={pattern!r} is not a regular expression: {exc}") from exc
+    fits = np.array([*(expression.match(text) is not None for text in context.trace.strings), False], np.bool_)
+    return fits[events.name]
+
+
+def _numbers(context: Context, places: Sequence[int]) -> Ints:
+    """The numbers of the steps at these places."""
+    known = np.unique(context.get(steps).number)
+    wrong = [place for place in places if not -len(known) <= place < len(known)]
+    if wrong:
+        raise ViewError(f"view event_selection: the trace has {len(known)} steps, none with the index {wrong[0]}")
+    return known[list(places)]
+
+
+def _around(context: Context, events: EventColumns, op: str, position: int, where: str) -> Flags:
+    """Which events of the host lie so in relation to a run of the operator."""
+    named = np.array([*(text == op for text in context.trace.strings), False], np.bool_)
+    runs = np.flatnonzero(named[events.name] & np.isin(events.kind, _OPERATORS))
+    runs = runs[np.argsort(events.start[runs], kind="stable")]
+    if not -len(runs) <= position < len(runs):
+        raise ViewError(
+            f"view event_selection: {op!r} runs {len(runs)} times in the trace; position={position} is none"
+        )
+    start, end = int(events.start[runs[position]]), int(events.end[runs[position]])
+    found: Flags = events.device == NOTHING
+    if where == "under":
+        found &= (events.start >= start) & (events.end <= end)
+    else:
+        found &= events.end <= start if where == "before" else events.start >= end
+    return found
+
+
+def _answer(context: Context, events: EventColumns, rows: Ints, limit: int) -> Answer:
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    notes = []
+    if limit and len(rows) > limit:
+        notes = [f"{len(rows):,} events fit; the first {limit:,} are shown, all with limit=0"]
+        rows = rows[:limit]
+    found, strings = events.take(rows), context.trace.strings
+    return Answer(
+        {
+            "kind": texts(KINDS, found.kind),
+            "name": texts(strings, found.name),
+            "iteration": _known(found.iteration),
+            "start_ns": found.start,
+            "time_us": (found.start - context.trace.window_start_ns) / 1000,
+            "duration_us": (found.end - found.start) / 1000,
+            "thread": _known(found.thread),
+            "device": _known(found.device),
+            "stream": _known(found.stream),
+            "op": texts(strings, found.op),
+        },
+        notes,
+    )
+
+
+def _known(values: Ints) -> pa.Array:
+    return pa.array(values, mask=values == NOTHING)

@@ -1,0 +1,123 @@
+"""What the GPUs of a trace can do, so that nothing is advised that they cannot follow.
+
+Theory of operation
+    NVIDIA's compute capability tells: tensor cores multiply float16 from 7.0 on, bfloat16 and TF32 from 8.0 on, float8
+    from 8.9 on; Triton, and so torch.compile, needs 7.0. AMD's numbers count otherwise (gfx90a is 9.0), and only what
+    all Instinct GPUs can do is advised. Of several GPUs in a process the least able one counts. torch.compile also
+    needs PyTorch 2; kinetod's own captures tell the version.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kineto_trace.analysis.overview.gpu_figures import device_properties, global_memory, is_count, peak_memory
+from kineto_trace.model.context import Context
+
+TENSOR_CORES, BFLOAT16, FLOAT8, COMPILES = (7, 0), (8, 0), (8, 9), (7, 0)
+COMPILING_TORCH = (2, 0)
+FULL = 0.8  # of the memory: no larger batch is advised above
+_TORCH = re.compile(r"torch\D*(\d+)\.(\d+)")
+_AMD = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAbilities:
+    """capability: of NVIDIA's GPUs; None: unknown. amd: they are AMD's. full: share of memory in use, if known.
+
+    torch: major and minor version of PyTorch, if known.
+    """
+
+    capability: tuple[int, int] | None
+    amd: bool
+    full: float | None
+    torch: tuple[int, int] | None = None
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Tells whether it is known to have tensor cores (or AMD's matrix cores)."""
+        return self.amd or (self.capability is not None and self.capability >= TENSOR_CORES)
+
+    def precision(self) -> str:
+        """Returns which types of numbers to use for matrix products; "" if tensor cores are not known."""
+        sizes = "; sizes should be multiples of 8."
+        if self.amd:
+            return "Use bfloat16 or float16 (torch.autocast)" + sizes
+        if self.capability is None or self.capability < TENSOR_CORES:
+            return ""
+        if self.capability < BFLOAT16:
+            return (
+                "Use float16 (torch.autocast(dtype=torch.float16) with a GradScaler): the tensor cores of this GPU "
+                f"(compute capability {_text(self.capability)}) multiply neither bfloat16 nor TF32" + sizes
+            )
+        advice = (
+            "Use bfloat16 or float16 (torch.autocast), or TF32 for float32 (torch.set_float32_matmul_precision('high'))"
+        )
+        if self.capability >= FLOAT8:
+            advice += ", or float8 for the largest products (torchao, Transformer Engine)"
+        return advice + sizes
+
+    def no_compiler(self) -> str:
+        """Returns why torch.compile cannot be used; "" if nothing is known against it."""
+        if self.capability is not None and self.capability < COMPILES:
+            return (
+                f"torch.compile needs compute capability {_text(COMPILES)}, and this GPU has {_text(self.capability)}"
+            )
+        if self.torch is not None and self.torch < COMPILING_TORCH:
+            return f"torch.compile needs PyTorch {_text(COMPILING_TORCH)}, and this is {_text(self.torch)}"
+        return ""
+
+    def fusing(self) -> str:
+        """Returns how kernels become fewer."""
+        others = "fused operators (fused optimizers, F.scaled_dot_product_attention, fused norms and activations)"
+        reason = self.no_compiler()
+        return f"Use {others}: {reason}." if reason else f"torch.compile fuses them; else use {others}."
+
+    def fewer_launches(self) -> str:
+        """Returns how the host launches less."""
+        compiler = "" if self.no_compiler() else "torch.compile or "
+        batch = "" if self.full is not None and self.full > FULL else "a larger batch, "
+        return (
+            f"Give the GPU more work per launch: {compiler}CUDA graphs, {batch}fused "
+            "optimizers (fused=True), fewer tiny operators and less Python between them."
+        )
+
+
+def gpu_abilities(context: Context) -> GpuAbilities:
+    """Returns what the GPUs of the trace that did work can do."""
+    properties, peaks = context.get(device_properties), context.get(peak_memory)
+    used = set(context.trace.table("kernel")["device"].tolist()) or set(properties)
+    known = [properties[number] for number in sorted(used) if number in properties]
+    amd = any(_is_amd(item) for item in known)
+    capabilities = [found for found in map(_capability, known) if found is not None]
+    shares = [
+        peaks[number] / memory
+        for number in used & set(peaks) & set(properties)
+        if (memory := global_memory(properties[number]))
+    ]
+    return GpuAbilities(
+        capability=min(capabilities) if capabilities and not amd else None,
+        amd=amd,
+        full=max(shares) if shares else None,
+        torch=_torch_version(context.trace.target.framework),
+    )
+
+
+def _is_amd(properties: Mapping[str, Any]) -> bool:
+    return _AMD.search(str(properties.get("name", ""))) is not None
+
+
+def _capability(properties: Mapping[str, Any]) -> tuple[int, int] | None:
+    major: Any = properties.get("computeMajor")
+    minor: Any = properties.get("computeMinor", 0)
+    return (major, minor) if is_count(major) and is_count(minor) else None
+
+
+def _torch_version(framework: str) -> tuple[int, int] | None:
+    match = _TORCH.search(framework)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _text(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

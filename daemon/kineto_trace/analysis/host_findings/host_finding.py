@@ -1,0 +1,61 @@
+"""What a finding about the host is, and figures that several rules use."""
+
+import math
+from dataclasses import dataclass
+
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments
+from kineto_trace.base.quantities import ms
+from kineto_trace.model.context import Context
+
+LEAST = 0.02  # of the steps' time: what is less is within the noise of samples
+LEAST_MOMENTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFinding:
+    """saving_ns: over all steps. where: function, file and line of the user's code; "": none."""
+
+    name: str
+    title: str
+    saving_ns: int
+    advice: str
+    evidence: str
+    where: str = ""
+
+
+def total_ns(context: Context) -> int:
+    """Returns the time of all steps, of which findings take a part; at least 1."""
+    return max(context.get(host_steps).total_ns, 1)
+
+
+def per_step(context: Context, weight: float) -> str:
+    """Formats a time as one per step: "12.3 ms of each step (31 %)"."""
+    window, total = context.get(host_steps), total_ns(context)
+    share = f"{100 * weight / total:.0f} %"
+    if not window.told:
+        return f"{ms(weight)} ({share} of the trace)"
+    return f"{ms(weight / len(window.start))} of each step ({share})"
+
+
+def margin(context: Context, weight: float) -> str:
+    """Formats how sure a share is: "±3 points" if it comes from samples."""
+    if is_exact(context):
+        return "by exact calls"
+    count = max(len(context.get(moments)), 1)
+    share = min(max(weight / total_ns(context), 0.0), 1.0)
+    return f"±{196 * math.sqrt(share * (1 - share) / count):.0f} points"
+
+
+def is_exact(context: Context) -> bool:
+    """Tells whether all calls of Python were recorded, in the place of samples."""
+    return not context.trace.table("python_function")["self_samples"].any()
+
+
+def idleness(context: Context, share: float) -> str:
+    """Formats in how much of a time the thread did not run; "" if calls, which do not know that, were recorded."""
+    return "" if is_exact(context) else f"; the thread slept or waited in {100 * share:.0f} % of it"
+
+
+def is_enough(context: Context, weight: float, count: int) -> bool:
+    """Tells whether so much time, in so many moments, is worth a finding."""
+    return weight >= LEAST * total_ns(context) and count >= LEAST_MOMENTS

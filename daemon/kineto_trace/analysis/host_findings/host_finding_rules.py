@@ -1,0 +1,33 @@
+"""All findings about the host, of one trace."""
+
+from collections.abc import Callable, Iterator
+
+from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.host_findings.loading import loading
+from kineto_trace.analysis.host_findings.small_operators import small_operators
+from kineto_trace.analysis.host_findings.tensor_formats import layouts, number_types
+from kineto_trace.analysis.host_findings.threads import gil, processors
+from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
+from kineto_trace.analysis.host_findings.user_code import user_code
+from kineto_trace.model.context import Context
+
+HOST_RULES: tuple[Callable[[Context], Iterator[HostFinding]], ...] = (
+    user_code,
+    loading,
+    gil,
+    processors,
+    optimizer,
+    anomaly_mode,
+    compilation,
+    second_backward,
+    small_operators,
+    number_types,
+    layouts,
+)
+USES_OF_TORCH = ("anomaly_mode", "recompilation", "compiled_in_the_loop", "second_backward")  # also with a GPU
+
+
+def host_findings(context: Context) -> list[HostFinding]:
+    """Returns the findings about the host, the largest saving first."""
+    found = [finding for rule in HOST_RULES for finding in rule(context)]
+    return sorted(found, key=lambda finding: -finding.saving_ns)

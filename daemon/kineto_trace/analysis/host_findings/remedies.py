@@ -1,0 +1,53 @@
+"""What to do about the user's code in a step, by what it calls."""
+
+from kineto_trace.analysis.host_time.call_kinds import CallKind
+
+_LESS = "do it less often, or in another thread or process"
+REMEDIES = {
+    CallKind.NONE: f"Look at this line: {_LESS}; work on single numbers is faster as operations on whole tensors, and "
+    "batches can be prepared in worker processes of a DataLoader (num_workers).",
+    CallKind.TENSOR_PRINT: "Do not print tensors in the loop: to format them reads every number. Print a figure every "
+    "so many steps.",
+    CallKind.LOGGING: "Log less often, or hand the records to another thread (logging.handlers.QueueHandler); a "
+    "handler that flushes or syncs keeps the training waiting for the disk.",
+    CallKind.CHECKPOINT: "Save checkpoints less often, or copy the state and save it in another thread or process "
+    "(torch.distributed.checkpoint.async_save).",
+    CallKind.COPY: "Do not make deep copies in the loop: update a copy that exists in place (torch._foreach_copy_, "
+    "torch.optim.swa_utils.AveragedModel), or copy less often.",
+    CallKind.JSON: f"Serialise less (a JSON text of numbers is slow): send figures, not tensors; {_LESS}.",
+    CallKind.PICKLE: f"Pickle less: send figures, not tensors or models; {_LESS}.",
+    CallKind.SUBPROCESS: "Do not start a process in each step: read what it tells from /proc or a library, or ask in "
+    "another thread, and every so many seconds.",
+    CallKind.IMPORT: "Import modules once, before the loop: to import, reload or look for one again reads files and "
+    "runs the module.",
+    CallKind.TOKENS: "Tokenise before the training, or in worker processes of a DataLoader (num_workers); regular "
+    "expressions in Python run one text at a time, a compiled tokenizer many.",
+    CallKind.ARCHIVE: f"Do not compress or unpack in the step: {_LESS}; for input, store it unpacked or read it in "
+    "worker processes of a DataLoader (num_workers).",
+    CallKind.IMAGE: "Decode and augment images in worker processes of a DataLoader (num_workers), on whole batches, or "
+    "once before the training.",
+    CallKind.NETWORK: f"Do not wait for the network in the step: {_LESS}.",
+    CallKind.FILE: f"Do not wait for files in the step: read them ahead in another thread or in worker processes of a "
+    f"DataLoader (num_workers), keep them on faster storage; to write, {_LESS}.",
+    CallKind.WAIT: "The step waits for another thread or process (a lock, a queue, a result): give it the work without "
+    "waiting for the answer, hold locks for a shorter time, or make the other side faster.",
+    CallKind.TABLES: "Keep tables out of the loop: convert them to tensors once, before the training.",
+    CallKind.SLEEP: "Remove the sleep, or sleep in another thread: the step waits for it.",
+    CallKind.ITEM: "Do not read single numbers of tensors in Python (.item(), .tolist()): compute on whole tensors "
+    "(vectorised) and read one result.",
+    CallKind.GARBAGE: "Do not collect garbage in each step (gc.collect()): call gc.freeze() before the loop, and "
+    "collect every so many steps.",
+}
+BLOCKED = (
+    "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
+    "wait, do it in another thread, or prepare what it waits for ahead (a queue, worker processes of a DataLoader)."
+)
+LOADING = "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…). {more}"
+EVALUATION = (
+    "Evaluate less often, or on less data. If these are fixed features or a teacher, compute them once and keep them."
+)
+SMALL_OPERATORS = (
+    "Use fewer and larger operators: vectorised ones on whole tensors instead of a loop (torch._foreach_* and "
+    "torch.nn.utils.clip_grad_norm_ for lists of parameters), or do it less often."
+)
+COPIES = "Copy less, or less often: reuse buffers (copy_ into one that exists), keep views instead of clones."

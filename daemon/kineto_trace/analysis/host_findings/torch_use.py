@@ -1,0 +1,194 @@
+"""How the program uses torch: its optimizer, anomaly mode, compilation, graphs that are run backward twice."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step
+from kineto_trace.analysis.host_time.call_kinds import CallKind
+from kineto_trace.analysis.host_time.code_places import place_of
+from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.arrays.intervals import containing, union
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
+REPEATED = 0.2  # of the nodes of the graph
+SMALL_NS = 20_000  # an operator on the CPU below this is mostly the cost of calling it
+FUSED_GAIN = 0.5  # of large operators: one pass over the memory in the place of several
+GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py[^:]*: grad$")
+EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
+WARM_UP = 0.2  # of the steps, all at the beginning
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def optimizer(context: Context) -> Iterator[HostFinding]:
+    """An optimizer that goes over the parameters one by one."""
+    classes, found = context.get(moment_classes), context.get(moments)
+    rows = np.flatnonzero((classes.kind == Class.OPTIMIZER) & (classes.weight > 0))
+    weight = float(classes.weight[rows].sum())
+    if (
+        not is_enough(context, weight, len(rows))
+        or not below(context, matches(context.trace.strings, SINGLE_TENSOR))[found.place[rows]].any()
+    ):
+        return
+    count, large = _ops_of_optimizer(context)
+    steps = max(len(context.get(host_steps).start), 1)
+    saving = max(weight - large, 0.0) + FUSED_GAIN * min(large, weight)
+    if not is_enough(context, saving, len(rows)):
+        return
+    name = next(
+        (text.removeprefix("Optimizer.step#") for text in context.trace.strings if OPTIMIZER_STEP.match(text)),
+        "optimizer",
+    )
+    yield HostFinding(
+        name="unfused_optimizer",
+        title=f"The optimizer ({name}) updates the parameters one by one",
+        saving_ns=int(saving),
+        advice="Use the fused optimizer (fused=True, on the CPU too in torch 2.4 and later), else foreach=True.",
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in {count / steps:,.0f} operators a step; "
+        f"the saving assumes that the cost of calling them goes, and half of those above {SMALL_NS / 1e3:.0f} us",
+    )
+
+
+def _ops_of_optimizer(context: Context) -> tuple[int, float]:
+    """The number of outermost operators inside the optimizer's steps, and the time (ns) of those that are not small."""
+    annotations, table = context.trace.table("user_annotation"), context.trace.table("cpu_op")
+    own = matches(context.trace.strings, OPTIMIZER_STEP)[annotations["name"]]
+    steps = union(annotations["start"][own], annotations.end()[own])
+    outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
+    inside = outermost & (containing(*steps, table["start"]) >= 0)
+    inside &= table["thread"] == context.get(host_steps).thread
+    took = table["duration"][inside]
+    return len(took), float(took[took > SMALL_NS].sum())
+
+
+def anomaly_mode(context: Context) -> Iterator[HostFinding]:
+    """Stacks that torch writes down for each operator."""
+    classes = context.get(moment_classes)
+    weight = float(classes.weight[classes.kind == Class.ANOMALY].sum())
+    checks = float(_checks(context))
+    if is_enough(context, weight, int(np.count_nonzero(classes.kind == Class.ANOMALY))):
+        yield HostFinding(
+            name="anomaly_mode",
+            title="Autograd's anomaly mode is on",
+            saving_ns=int(weight + checks),
+            advice="Switch anomaly detection off (torch.autograd.set_detect_anomaly(False), detect_anomaly): it writes "
+            "down a Python stack for each operator, and checks every gradient.",
+            evidence=f"{per_step(context, weight)}, {margin(context, weight)}, in formatting stacks below operators, "
+            f"and {per_step(context, checks)} in checks for NaN inside the backward",
+        )
+
+
+def _checks(context: Context) -> int:
+    """The time (ns) of operators inside the backward that look for NaN."""
+    table, tree = context.trace.table("cpu_op"), context.get(ops)
+    names = {"aten::isnan", "aten::any", "aten::_is_any_true", "aten::is_nonzero"}
+    chosen = np.array([text in names for text in context.trace.strings], np.bool_)[table["name"]]
+    above = tree.nested.tree.parent[tree.place]
+    evaluates = matches(context.trace.strings, EVALUATES)
+    parents = np.where(above >= 0, tree.row[above], -1) if len(tree.row) else above
+    inside = np.append(evaluates[table["name"]], False)[parents]
+    return int(table["duration"][chosen & inside].sum())
+
+
+def compilation(context: Context) -> Iterator[HostFinding]:
+    """torch.compile at work inside the steps."""
+    classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
+    rows = np.flatnonzero((classes.kind == Class.COMPILE) & (classes.weight > 0))
+    weight = float(classes.weight[rows].sum())
+    if not is_enough(context, weight, len(rows)):
+        return
+    steps, count = np.unique(found.step[rows]), len(context.get(host_steps).start)
+    warm_up = context.get(host_steps).told and steps[-1] < max(WARM_UP * count, 1)
+    anew = bool((calls.kind[found.place[rows]] == CallKind.RESET).any())
+    where = _caller(context, rows)
+    evidence = f"{per_step(context, weight)}, {margin(context, weight)}; in {len(steps)} of {count} steps"
+    if warm_up:
+        yield HostFinding(
+            name="compile_warm_up",
+            title="torch.compile compiles in the first steps of the trace",
+            saving_ns=int(weight),
+            advice="This ends once everything is compiled: trace later, after the warm-up (--start-iteration).",
+            evidence=evidence,
+            where=where,
+        )
+        return
+    yield HostFinding(
+        name="compiled_in_the_loop" if anew else "recompilation",
+        title="torch.compile is called, or reset, in the loop" if anew else "torch.compile compiles again and again",
+        saving_ns=int(weight),
+        advice="Call torch.compile once, outside the loop, and do not reset it."
+        if anew
+        else "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
+        "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
+        "torch.compile once, outside the loop.",
+        evidence=evidence,
+        where=where,
+    )
+
+
+def _caller(context: Context, rows: Ints) -> str:
+    """The user's function around most of these moments."""
+    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
+    places = calls.user_slice[found.place[rows]]
+    places = places[places != NOTHING]
+    if not len(places):
+        return ""
+    names, counts = np.unique(context.trace.table("python_function")["name"][slices.row[places]], return_counts=True)
+    return str(place_of(context.trace.strings[int(names[np.argmax(counts)])]))
+
+
+def second_backward(context: Context) -> Iterator[HostFinding]:
+    """A graph that is run backward more than once: by whom besides the one that trains."""
+    repeated = _repeated_share(context)
+    if repeated < REPEATED:
+        return
+    classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
+    table, slices = context.trace.table("python_function"), context.get(thread_slices)
+    rows = np.flatnonzero((classes.kind == Class.BACKWARD) & (classes.weight > 0))
+    places = calls.user_slice[found.place[rows]]
+    rows, places = rows[places != NOTHING], places[places != NOTHING]
+    names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
+    callers = callers.reshape(-1)
+    weights = np.bincount(callers, classes.weight[rows], len(names))
+    asks = below(context, matches(context.trace.strings, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
+    extra = np.bincount(callers, asks, len(names)) > 0.5 * np.bincount(callers, minlength=len(names))
+    if not extra.any():
+        extra = np.arange(len(names)) != np.argmax(weights)
+    for number in np.flatnonzero(extra).tolist():
+        if not is_enough(context, float(weights[number]), int((callers == number).sum())):
+            continue
+        place = place_of(context.trace.strings[int(names[number])])
+        yield HostFinding(
+            name="second_backward",
+            title=f"{place.short} runs the graph backward once more",
+            saving_ns=int(weights[number]),
+            advice="Run backward once: take the gradients that the first backward leaves in .grad, or do this every so "
+            "many steps.",
+            evidence=f"{per_step(context, float(weights[number]))}, {margin(context, float(weights[number]))}; "
+            f"{100 * repeated:.0f} % of the graph's nodes run more than once",
+            where=str(place),
+        )
+
+
+def _repeated_share(context: Context) -> float:
+    """The share of backward nodes that ran more than once: the same number of the same thread."""
+    table = context.trace.table("cpu_op")
+    around = matches(context.trace.strings, EVALUATES)[table["name"]]  # the engine's own operator has the same number
+    rows = np.flatnonzero((table["forward_thread"] > 0) & (table["sequence"] >= 0) & ~around)
+    if not len(rows):
+        return 0.0
+    keys, counts = np.unique(
+        table["forward_thread"][rows].astype(np.int64) << 40 | table["sequence"][rows], return_counts=True
+    )
+    return float(np.count_nonzero(counts > 1) / len(keys))

@@ -1,0 +1,198 @@
+"""What the training thread did at many moments of the steps: the innermost Python function, and the time it stands for.
+
+Theory of operation
+    Samples became slices, and slices were moved to where operators begin and end; what is left of a sample is that its
+    innermost slice counts it as its own. A slice's own samples are laid evenly over the time in which it is the
+    innermost one, from its beginning on, where the first one was. Each stands for the same part of the steps' time.
+    Exact calls are cut into pieces of EXACT_NS, which stand for their lengths.
+
+    The thread is the one that steps, otherwise the one that spends most time in operators, otherwise the one with most
+    samples that were not idle. Only moments within steps count; without steps, all.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.intervals import containing, union
+from kineto_trace.arrays.row_groups import in_subtrees, sums
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import gpu, steps, whole_steps
+from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_counts
+
+EXACT_NS = 100_000
+MAX_MOMENTS = 2_000_000  # pieces of exact calls; with more, the pieces are longer
+NO_THREAD = 0
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSteps:
+    """The time that is looked at (Unix ns), step by step: those that were recorded as a whole, if there are any.
+
+    thread: that trains. number: of each step. told: whether the trace has steps.
+    """
+
+    thread: int
+    start: Ints
+    end: Ints
+    number: Ints
+    told: bool
+
+    @property
+    def total_ns(self) -> int:
+        """Returns the time of all steps."""
+        return int((self.end - self.start).sum())
+
+    def of(self, time: Ints) -> Ints:
+        """Returns for each moment the place of its step; -1: none."""
+        return containing(self.start, self.end, time)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMoments:
+    """One value per moment. place: of the innermost slice in thread_slices. weight: ns. step: place in TrainingSteps.
+
+    sure: whether the time is that of the sample: of a slice's samples only the first one's is known. The others follow
+    it.
+
+    waiting, idle: the share (0 to 1) of its slice's own samples in which the thread waited for the GIL, or slept.
+    """
+
+    time: Ints
+    place: Ints
+    weight: Floats
+    step: Ints
+    sure: Flags
+    waiting: Floats
+    idle: Floats
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+def host_steps(context: Context) -> TrainingSteps:
+    """Returns the steps of the thread that trains."""
+    found, trace = context.get(whole_steps), context.trace
+    found = found if len(found) else context.get(steps)
+    if not len(found):
+        window = np.array([trace.window_start_ns]), np.array([trace.window_end_ns])
+        return TrainingSteps(_busiest_thread(context), *window, np.zeros(1, np.int64), told=False)
+    threads, counts = np.unique(found.thread, return_counts=True)
+    thread = int(threads[np.argmax(counts)])
+    own = found.thread == thread
+    start, end = found.start[own], np.minimum(found.end[own], np.append(found.start[own][1:], found.end[own][-1]))
+    return TrainingSteps(thread, start, end, found.number[own], told=True)
+
+
+def _busiest_thread(context: Context) -> int:
+    ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
+    if len(ops):
+        threads, place = np.unique(ops["thread"], return_inverse=True)
+        return int(threads[np.argmax(sums(place.reshape(-1), ops["duration"], len(threads)))])
+    if not len(python):
+        return NO_THREAD
+    threads, place = np.unique(python["thread"], return_inverse=True)
+    busy = python["self_samples"].astype(np.int64) - python["idle"]
+    return int(threads[np.argmax(sums(place.reshape(-1), busy, len(threads)))])
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadSlices:
+    """The Python slices of the training thread, outer ones first. row: of python_function."""
+
+    nested: Nested
+    row: Ints
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def thread_slices(context: Context) -> ThreadSlices:
+    """Returns the slices of the thread of host_steps."""
+    table = context.trace.table("python_function")
+    rows = np.flatnonzero((table["thread"] == context.get(host_steps).thread) & (table["duration"] > 0))
+    nested = nest_tables([table.take(rows)], context.trace.window_end_ns)
+    return ThreadSlices(nested, rows[nested.order.astype(np.int64)])
+
+
+def below(context: Context, names: Flags) -> Flags:
+    """Tells for each slice of thread_slices whether it, or one around it, has one of these names (per string)."""
+    slices = context.get(thread_slices)
+    chosen = names[context.trace.table("python_function")["name"][slices.row]]
+    return in_subtrees(chosen, slices.nested.tree.stop)
+
+
+def moments(context: Context) -> HostMoments:
+    """Returns the moments of the training thread inside its steps."""
+    table, window, found = context.trace.table("python_function"), context.get(host_steps), context.get(thread_slices)
+    own = table["self_samples"][found.row].astype(np.int64)
+    stretches = _stretches(found, window.thread)
+    time, place, weight = _of_samples(stretches, own, found) if own.any() else _of_calls(stretches)
+    step = window.of(time)
+    inside = step >= 0
+    time, place, weight, step = time[inside], place[inside], weight[inside], step[inside]
+    sure = np.append(True, place[1:] != place[:-1])[: len(place)] if own.any() else np.ones(len(place), np.bool_)
+    if own.any():
+        weight = weight * window.total_ns / max(len(time), 1)
+    counts = state_counts(table)[found.row[place]]
+    seen = np.maximum(counts.sum(axis=1), 1)
+    return HostMoments(time, place, weight, step, sure, counts[:, WAITING] / seen, counts[:, IDLE] / seen)
+
+
+class _Stretches(NamedTuple):
+    """Stretches of time, and the innermost slice in each, sorted by slice and time."""
+
+    start: Ints
+    length: Ints
+    place: Ints
+
+
+def _stretches(found: ThreadSlices, thread: int) -> _Stretches:
+    nested = found.nested
+    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end]))
+    inner = nested.innermost(np.full(max(len(edges) - 1, 0), thread, np.uint32), edges[:-1]).astype(np.int64)
+    order = np.argsort(inner, kind="stable")
+    order = order[inner[order] >= 0]
+    return _Stretches(edges[:-1][order], np.diff(edges)[order], inner[order])
+
+
+def _of_samples(stretches: _Stretches, own: Ints, found: ThreadSlices) -> tuple[Ints, Ints, Floats]:
+    """Times, slices and weights (1) of samples."""
+    total = sums(stretches.place, stretches.length, len(found))
+    ends = np.cumsum(stretches.length)
+    base = np.zeros(len(found), np.int64)  # where the stretches of each slice begin, one after the other
+    base[1:] = np.cumsum(total)[:-1]
+    place = np.repeat(np.arange(len(found)), own)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(own) - own, own)
+    at = base[place] + within * total[place] // own[place]
+    stretch = np.minimum(np.searchsorted(ends, at, side="right"), max(len(ends) - 1, 0))
+    offset = at - (ends[stretch] - stretches.length[stretch])
+    time = np.where(total[place] > 0, stretches.start[stretch] + offset, found.nested.events.start[place])
+    return time, place, np.ones(len(place))
+
+
+def _of_calls(stretches: _Stretches) -> tuple[Ints, Ints, Floats]:
+    """Times, slices and weights (ns) of pieces of exact calls."""
+    piece = max(EXACT_NS, int(stretches.length.sum()) // MAX_MOMENTS)
+    count = np.maximum((stretches.length + piece // 2) // piece, 1)
+    place = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+    length = stretches.length / count
+    time = stretches.start[place] + (within * length[place]).astype(np.int64)
+    return time, stretches.place[place], length[place]
+
+
+def lost_to_host(context: Context) -> Flags:
+    """Tells for each moment whether time of the host is lost then: while no GPU works. Without GPU work: always."""
+    found, activity = context.get(moments), context.get(gpu)
+    if not len(activity):
+        return np.ones(len(found), np.bool_)
+    free: Flags = containing(*union(activity.start, activity.end), found.time) < 0
+    return free

@@ -1,0 +1,178 @@
+"""What each moment of the training thread was for: a phase of the step, evaluation, or the user's other code.
+
+Theory of operation
+    The Python stack tells the phase (user_calls.py), and where it does not, the operator that runs: one that autograd
+    runs backward, or a forward one that has a backward. So a model that is written without modules has a forward, too.
+
+    Of the samples of one slice only the first one's time is known, so what ran then counts for all of them: a slice may
+    go from a function's call in one step to the next call in another.
+
+    Inside the forward, the user's code counts as other if it calls a library for something else (to print, to
+    wait …), sleeps, runs operators without a backward in a function of its own, or runs no operator for longer than
+    LONG_GAP_NS: shorter stretches between operators of the forward are what calling them takes.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.call_kinds import CallKind
+from kineto_trace.analysis.host_time.code_places import StepPhase
+from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
+from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.arrays.intervals import Union, containing, union
+from kineto_trace.arrays.row_groups import in_subtrees
+from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
+
+LONG_GAP_NS = 1_000_000
+ASLEEP = 0.5
+OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+class Class(IntEnum):
+    """What a moment was for. FORWARD: with a backward, or not told. UNLINKED: a forward without a backward."""
+
+    OTHER = 0
+    LOADING = 1
+    FORWARD = 2
+    UNLINKED = 3
+    BACKWARD = 4
+    OPTIMIZER = 5
+    COMPILE = 6
+    ANOMALY = 7
+
+
+@dataclass(frozen=True, slots=True)
+class MomentClasses:
+    """One value per moment. weight: ns that the host lost and did not wait for the GIL. op: row of cpu_op; -1: none."""
+
+    kind: npt.NDArray[np.int8]
+    weight: Floats
+    op: Ints
+    linked: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class OpRoles:
+    """Per row of cpu_op: whether its outermost operator has a backward; whether it is, or is inside, a backward."""
+
+    linked: Flags
+    backward: Flags
+
+
+def op_roles(context: Context) -> OpRoles:
+    """Returns the roles of all operators."""
+    trace, tree = context.trace, context.get(ops)
+    table = trace.table("cpu_op")
+    outermost = np.cumsum(tree.nested.tree.parent < 0)[tree.place]  # a number that all inside one share
+    linked = np.isin(outermost, np.unique(outermost[forward_backward(trace.tables).forward_rows]))
+    evaluates = np.array([text.startswith(EVALUATE_FUNCTION) for text in trace.strings], np.bool_)
+    backward = (evaluates[table["name"]] if len(table) else linked) | (table["forward_thread"] > 0)
+    return OpRoles(linked, in_subtrees(backward[tree.row], tree.nested.tree.stop)[tree.place])
+
+
+def moment_classes(context: Context) -> MomentClasses:
+    """Returns the class of each moment."""
+    found, calls = context.get(moments), context.get(user_calls)
+    roles, tree = context.get(op_roles), context.get(ops)
+    thread = np.full(len(found), context.get(host_steps).thread, np.uint32)
+    inside = tree.nested.innermost(thread, found.time).astype(np.int64)
+    op = np.where(inside >= 0, tree.row[inside], -1) if len(tree.row) else np.full(len(found), -1)
+    op = op[np.maximum.accumulate(np.where(found.sure, np.arange(len(op)), 0))] if len(op) else op
+    linked, backward = (np.append(flags, False)[op] for flags in (roles.linked, roles.backward))
+    phase, kind = calls.phase[found.place], calls.kind[found.place]
+    gaps = _gaps(context)
+    between = (op < 0) & ~gaps.long & gaps.forward & (kind == CallKind.NONE) & (found.idle <= ASLEEP)
+    forward = (phase == StepPhase.FORWARD) | ((phase == StepPhase.NONE) & (linked | between))
+    in_user = calls.user[calls.node[found.place]] if len(calls) else np.zeros(len(found), np.bool_)
+    aside = ~linked & ((kind != CallKind.NONE) | (found.idle > ASLEEP) | (in_user & ((op >= 0) | gaps.long)))
+    classes = np.select(
+        [
+            np.isin(kind, (CallKind.COMPILE, CallKind.RESET)),
+            (kind == CallKind.ANOMALY) & (op >= 0),
+            calls.loading[found.place] | _in_loader(context),
+            (phase == StepPhase.BACKWARD) | ((phase == StepPhase.NONE) & backward),
+            phase == StepPhase.OPTIMIZER,
+            forward & ~aside & ((op < 0) | linked | (found.time >= _last_backward(context))),
+            forward & ~aside,
+        ],
+        [Class.COMPILE, Class.ANOMALY, Class.LOADING, Class.BACKWARD, Class.OPTIMIZER, Class.FORWARD, Class.UNLINKED],
+        int(Class.OTHER),
+    ).astype(np.int8)
+    weight = _calibrated(context, classes) * (1 - found.waiting) * context.get(lost_to_host)
+    return MomentClasses(classes, weight, op, linked)
+
+
+def _calibrated(context: Context, classes: npt.NDArray[np.int8]) -> Floats:
+    """The weights of the moments, so that loading and the optimizer have the time of their exact annotations."""
+    found, window = context.get(moments), context.get(host_steps)
+    weight, total = found.weight.copy(), found.weight.sum()
+    rest = np.ones(len(weight), np.bool_)
+    for kind, names in (
+        (Class.LOADING, context.get(data_loading_names)),
+        (Class.OPTIMIZER, matches(context.trace.strings, OPTIMIZER)),
+    ):
+        own = classes == kind
+        exact, sampled = annotated(context, names).within(window.start, window.end).sum(), weight[own].sum()
+        if exact and sampled and 0.5 <= exact / sampled <= 2:
+            weight[own] *= exact / sampled
+            rest &= ~own
+    left = weight[rest].sum()
+    weight[rest] *= max(total - weight[~rest].sum(), 0) / left if left else 1
+    return weight
+
+
+def annotated(context: Context, names: Flags) -> Union:
+    """Returns when the training thread was in annotations of these names."""
+    table = context.trace.table("user_annotation")
+    own = names[table["name"]] & (table["thread"] == context.get(host_steps).thread)
+    return union(table["start"][own], table.end()[own])
+
+
+def _last_backward(context: Context) -> int:
+    """When the last backward of the trace began: of what ran after it, the backward is not in the trace."""
+    table, backward = context.trace.table("cpu_op"), context.get(op_roles).backward
+    return int(table["start"][backward].max()) if backward.any() else 0
+
+
+class _Gaps(NamedTuple):
+    """For each moment: whether no operator of the thread runs for long; whether those before and after it are forward.
+
+    Neither holds inside an operator.
+    """
+
+    long: Flags
+    forward: Flags
+
+
+def _gaps(context: Context) -> _Gaps:
+    found, table, tree = context.get(moments), context.trace.table("cpu_op"), context.get(ops)
+    own = (table["thread"] == context.get(host_steps).thread) & (tree.nested.tree.parent[tree.place] < 0)
+    rows = np.flatnonzero(own)
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    if not len(rows):
+        return _Gaps(*np.zeros((2, len(found)), np.bool_))
+    start, end, linked = table["start"][rows], table.end()[rows], np.append(context.get(op_roles).linked[rows], False)
+    at = np.searchsorted(start, found.time, side="right") - 1
+    before = np.where(at >= 0, end[at], 0)
+    after = np.append(start, np.iinfo(np.int64).max)[at + 1]
+    free = found.time >= before
+    return _Gaps(free & (after - before > LONG_GAP_NS), free & (at >= 0) & linked[at] & linked[at + 1])
+
+
+def _in_loader(context: Context) -> Flags:
+    """Tells for each moment whether the thread fetches a batch, by its annotations."""
+    found, fetching = context.get(moments), annotated(context, context.get(data_loading_names))
+    within: Flags = containing(*fetching, found.time) >= 0
+    return within

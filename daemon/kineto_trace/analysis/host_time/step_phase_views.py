@@ -1,0 +1,193 @@
+"""Views of the host's part of training steps: phases, the program's hottest lines, loading."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.call_kinds import CallKind
+from kineto_trace.analysis.host_time.code_places import place_of
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.step_phases import OTHER, STEP_PHASES, step_phases
+from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_lines import user_lines
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+NO_STEPS = "the trace has no training steps: the whole trace counts as one"
+NO_PYTHON = "the trace has no Python functions of the training thread: record with --with-stack"
+_MEANINGS = {
+    "loading": "waiting for the next batch",
+    "optimizer": "the optimizer's step and zero_grad",
+    "backward": "operators that autograd runs backward",
+    "forward": "operators that have a backward",
+    OTHER: "all else: the program's own code",
+}
+
+Ints = npt.NDArray[np.int64]
+
+
+@view(
+    "step_phases",
+    columns(
+        ("step", "text", "", 'number of the step; "average": the mean of all; "all": the trace has no steps'),
+        ("start_ns", "int", "ns", "start of the step, Unix time"),
+        ("total_us", "float", "us", "length of the step on the host"),
+        *((f"{name}_us", "float", "us", f"time in {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
+        *((f"{name}_pct", "float", "%", f"share of the step: {_MEANINGS[name]}") for name in (*STEP_PHASES, OTHER)),
+    ),
+)
+def step_phase_times(context: Context) -> Answer:
+    """Where the host's time of each training step goes: loading, forward, backward, optimizer, other code.
+
+    Needs no GPU. Loading and the optimizer are the annotations that torch makes, backward and forward come from the
+    operators and autograd's numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
+    so a row sums to the length of the step. With a GPU these are the times of the launches, not of the kernels. Steps
+    that the recording cut off are left out if there are others.
+    """
+    window, times = context.get(host_steps), context.get(step_phases)
+    names = [str(number) for number in window.number.tolist()] if window.told else ["all"]
+    shares = np.column_stack([times, times.mean(axis=1)]) / 1000
+    total = shares.sum(axis=0)
+    values: dict[str, Any] = {
+        "step": [*names, "average"],
+        "start_ns": [*window.start.tolist(), None],
+        "total_us": total,
+    }
+    for name, share in zip((*STEP_PHASES, OTHER), shares, strict=True):
+        values[f"{name}_us"] = share
+        values[f"{name}_pct"] = np.divide(100 * share, total, out=np.zeros_like(total), where=total > 0)
+    notes = [] if window.told else [NO_STEPS]
+    if not len(context.trace.table("cpu_op")):
+        notes.append("the trace has no operators, so forward and backward are part of other")
+    return Answer(values, notes)
+
+
+_PARTS = {
+    Class.OTHER: "other",
+    Class.LOADING: "loading",
+    Class.FORWARD: "forward",
+    Class.UNLINKED: "forward without backward",
+    Class.BACKWARD: "backward",
+    Class.OPTIMIZER: "optimizer",
+    Class.COMPILE: "compilation",
+    Class.ANOMALY: "anomaly mode",
+}
+
+
+@view(
+    "hot_lines",
+    columns(
+        ("function", "text", "", "function of the program's own code"),
+        ("file", "text", "", "its file"),
+        ("line", "int", "", "line that ran, or that called what ran; missing if it is not known"),
+        ("part", "text", "", "part of the step: loading, forward, backward, optimizer, other, …"),
+        ("calls", "text", "", "the library function that it called, if it was not itself"),
+        ("time_us", "float", "us", "time, over all steps"),
+        ("per_step_us", "float", "us", "the same per training step"),
+        ("share_pct", "float", "%", "share of the steps' time"),
+        ("idle_pct", "float", "%", "share of that in which the thread slept or waited"),
+        ("moments", "int", "", "number of samples (or of pieces of exact calls) that this comes from"),
+    ),
+)
+def hot_lines(context: Context) -> Answer:
+    """The lines of the program's own code with the most time on the training thread, with all that they call.
+
+    A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
+    time outside the steps, do not count. The line of a function that calls others is told where nearly all samples of
+    that call agree.
+    """
+    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
+    window = context.get(host_steps)
+    inner = calls.user_slice[found.place] if len(calls) else found.place
+    rows = np.flatnonzero(inner != NOTHING)
+    lines = context.get(user_lines)[rows]
+    slices, table, strings = context.get(thread_slices), context.trace.table("python_function"), context.trace.strings
+    name = table["name"][slices.row[inner[rows]]].astype(np.int64)
+    node = calls.node[found.place[rows]] if len(calls) else rows
+    entry = np.where(calls.user[node], NOTHING, calls.name[node]) if len(calls) else rows
+    groups = group([name, lines, classes.kind[rows], entry])
+    weight = np.bincount(groups.number, found.weight[rows], len(groups))
+    idle = np.bincount(groups.number, (found.weight * found.idle)[rows], len(groups))
+    order = np.argsort(-weight, kind="stable")
+    first = groups.first[order]
+    places = [place_of(strings[int(number)]) for number in name[first]]
+    counted = len(window.start) if window.told else 0
+    return Answer(
+        {
+            "function": [place.function for place in places],
+            "file": [place.file for place in places],
+            "line": [int(line) or None for line in lines[first]],
+            "part": [_PARTS[Class(kind)] for kind in classes.kind[rows][first].tolist()],
+            "calls": [place_of(strings[number]).function if number >= 0 else None for number in entry[first].tolist()],
+            "time_us": weight[order] / 1000,
+            "per_step_us": weight[order] / 1000 / counted if counted else [None] * len(order),
+            "share_pct": 100 * weight[order] / max(window.total_ns, 1),
+            "idle_pct": 100 * idle[order] / np.maximum(weight[order], 1),
+            "moments": groups.sizes()[order],
+        },
+        [] if len(found) else [NO_PYTHON],
+    )
+
+
+_DOES = {
+    CallKind.WORKER_WAIT: "waiting for workers",
+    CallKind.WORKER_START: "starting workers",
+    CallKind.COLLATE: "collating",
+}
+
+
+@view(
+    "data_loading",
+    columns(
+        ("what", "text", "", 'what the training thread does for the next batch; "all": all of it'),
+        ("function", "text", "", "function of the program's own code in which it does that, if any"),
+        ("file", "text", "", "its file"),
+        ("time_us", "float", "us", "time, over all steps"),
+        ("per_step_us", "float", "us", "the same per training step"),
+        ("share_pct", "float", "%", "share of the steps' time"),
+        ("idle_pct", "float", "%", "share of that in which the thread slept or waited"),
+        ("moments", "int", "", "number of samples (or of pieces of exact calls) that this comes from"),
+    ),
+)
+def data_loading(context: Context) -> Answer:
+    """How long the training thread is blocked by the DataLoader, and by what: its own work, or waiting for workers.
+
+    Worker processes are not in the trace of the training process: what they do is in a trace of their own pids. An
+    iterator of the program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+    """
+    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
+    rows = np.flatnonzero(classes.kind == Class.LOADING)
+    window, table, strings = context.get(host_steps), context.trace.table("python_function"), context.trace.strings
+    slices = context.get(thread_slices)
+    inner = calls.user_slice[found.place[rows]]
+    own = (inner != NOTHING) & calls.loading[inner] if len(rows) else inner == 0
+    name = np.where(own, table["name"][slices.row[inner]], NOTHING) if len(rows) else inner
+    kinds = np.where(own, CallKind.NONE, calls.kind[found.place[rows]]).astype(np.int64)
+    groups = group([name, kinds]) if len(rows) else None
+    weight = np.bincount(groups.number, found.weight[rows], len(groups)) if groups else np.empty(0)
+    idle = np.bincount(groups.number, (found.weight * found.idle)[rows], len(groups)) if groups else np.empty(0)
+    order = np.argsort(-weight, kind="stable")
+    first = groups.first[order] if groups else order
+    places = [place_of(strings[number]) if number >= 0 else None for number in name[first].tolist()]
+    weight, idle = np.append(weight.sum(), weight[order]), np.append(idle.sum(), idle[order])
+    counted = len(window.start) if window.told else 0
+    notes = [] if len(found) else [NO_PYTHON]
+    if len(found) and not len(rows):
+        notes.append("torch's DataLoader was not seen in the steps")
+    return Answer(
+        {
+            "what": ["all", *(_DOES.get(CallKind(kind), "in the training process") for kind in kinds[first].tolist())],
+            "function": [None, *(place.function if place else None for place in places)],
+            "file": [None, *(place.file if place else None for place in places)],
+            "time_us": weight / 1000,
+            "per_step_us": weight / 1000 / counted if counted else [None] * len(weight),
+            "share_pct": 100 * weight / max(window.total_ns, 1),
+            "idle_pct": 100 * idle / np.maximum(weight, 1),
+            "moments": [len(rows), *(groups.sizes()[order].tolist() if groups else ())],
+        },
+        notes,
+    )

@@ -1,0 +1,320 @@
+"""Views of threads and the process on the host's CPUs: what ran, what waited for a CPU, and what limits them.
+
+The figures of the kernel (model/kernel_counters.py) come first: they cover every thread and all of the time. Samples
+say what the kernel does not know: whether a thread waited for the GIL or held it.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.model.kernel_counters import UNKNOWN, Ints, KernelCounters
+from kineto_trace.model.line_counts import WAITS
+from kineto_trace.structure.python.python_samples import idle_for
+from kineto_trace.structure.python.thread_use import ThreadUse, is_native, thread_use, window_ns
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+NOTED_WAIT_PCT = 5.0  # of the CPU time that threads wanted
+NOTED_THROTTLING_PCT = 5.0  # of the periods of a CPU quota
+MIN_COVERED = 0.95  # of the window, else the views say so
+NO_COUNTERS = "the kernel's counters of threads are not in this trace: kinetod records them, other tools do not"
+
+
+def counters_of(context: Context) -> KernelCounters | None:
+    """Returns what the kernel counted for the process; None if it was not recorded."""
+    return KernelCounters.parse(context.trace.target.kernel_counters)
+
+
+@view(
+    "threads",
+    columns(
+        ("thread", "int", "", "system thread id"),
+        ("name", "text", "", "name in Python, otherwise the kernel's"),
+        ("python", "bool", "", "whether Python was seen running in it; null: it was not sampled"),
+        ("cpu_us", "float", "us", "CPU time"),
+        ("cpu_pct", "float", "%", "CPU time as a share of the trace; 100 is one core all the time"),
+        ("cpu_wait_us", "float", "us", "time in which it could have run and waited for a CPU"),
+        ("cpu_wait_pct", "float", "%", "that time as a share of the trace"),
+        (
+            "blocked_pct",
+            "float",
+            "%",
+            "rest of its time in the trace: it slept, or waited for a lock, data or a device",
+        ),
+        (
+            "voluntary_switches",
+            "int",
+            "",
+            "times that it gave up its CPU to wait; null: it had ended before the trace did",
+        ),
+        ("involuntary_switches", "int", "", "times that its CPU was taken from it; null: it had ended"),
+        ("minor_faults", "int", "", "page faults that needed no storage; null: it had ended"),
+        ("major_faults", "int", "", "page faults that waited for storage; null: it had ended"),
+        (
+            "samples",
+            "int",
+            "",
+            "number of samples; threads without Python are sampled only when they have used CPU time",
+        ),
+        ("running", "int", "", "samples in which it had run most of the time since the previous sample"),
+        ("waiting", "int", "", "samples in which it waited for the GIL"),
+        ("idle", "int", "", "samples in which it was off the CPU for another reason"),
+        ("has_gil", "int", "", "samples in which it held the GIL"),
+        ("idle_for", "text", "", "what its idle samples waited for: lock, sleep, poll, io, child, driver, memory"),
+    ),
+)
+def threads(context: Context) -> Answer:
+    """What each thread did, including threads without Python; those with the most CPU time first.
+
+    CPU time, waiting for a CPU, switches and page faults are the kernel's own counters. Threads that did nothing are
+    left out. The columns from `samples` on come from sampled stacks.
+    """
+    trace = context.trace
+    uses = {use.thread: use for use in thread_use(trace.target)}
+    found = counters_of(context)
+    rows = _thread_rows(found, uses, window_ns(trace))
+    names = trace.target.threads
+    values: dict[str, Any] = {name: [row[name] for row in rows] for name in _COLUMNS}
+    values["name"] = [names.get(row["thread"]) for row in rows]
+    notes = [] if rows else ["the trace has no samples of threads, so what they did is unknown"]
+    if found is None:
+        return Answer(values, [*notes, NO_COUNTERS] if rows else notes)
+    return Answer(values, [*_limits_noted(found), *_coverage_noted(context, found)])
+
+
+_FROM_KERNEL = ("cpu_wait_us", "cpu_wait_pct", "blocked_pct")
+_EVENTS = ("voluntary_switches", "involuntary_switches", "minor_faults", "major_faults")
+_SAMPLED = ("samples", "running", "waiting", "idle", "has_gil")
+_COLUMNS = ("thread", "python", "cpu_us", "cpu_pct", *_FROM_KERNEL, *_EVENTS, *_SAMPLED, "idle_for")
+
+
+def _thread_rows(found: KernelCounters | None, uses: dict[int, ThreadUse], window: int) -> list[dict[str, Any]]:
+    """One row for each thread that ran, waited for a CPU or was sampled."""
+    counted = found.by_thread() if found is not None else {}
+    events = _events(found) if found is not None else {}
+    lives = found.life_of() if found is not None else {}
+    rows = []
+    for thread in counted.keys() | uses.keys():
+        use = uses.get(thread)
+        row: dict[str, Any] = dict.fromkeys(_COLUMNS)
+        row["thread"] = thread
+        if found is not None and thread in counted:
+            first, last = lives.get(thread, (int(found.times[0]), int(found.times[-1])))
+            row |= _shares(counted[thread][0], counted[thread][1], found.duration_ns, last - first)
+            row |= events.get(thread, {})
+        elif use is not None:
+            row |= {"cpu_us": use.cpu_ns / 1000, "cpu_pct": 100 * use.cpu_ns / window}
+        if use is not None:
+            row |= {"python": not is_native(use), **{name: getattr(use, name) for name in _SAMPLED}}
+            row["idle_for"] = idle_for([getattr(use, name, 0) for name in WAITS])
+        rows.append(row)
+    return sorted(rows, key=lambda row: (-row["cpu_us"], -(row["cpu_wait_us"] or 0), row["thread"]))
+
+
+def _shares(cpu_ns: int, wait_ns: int, duration_ns: int, lived_ns: int) -> dict[str, float]:
+    return {
+        "cpu_us": cpu_ns / 1000,
+        "cpu_pct": 100 * cpu_ns / duration_ns,
+        "cpu_wait_us": wait_ns / 1000,
+        "cpu_wait_pct": 100 * wait_ns / duration_ns,
+        "blocked_pct": max(100 * (lived_ns - cpu_ns - wait_ns) / duration_ns, 0.0),
+    }
+
+
+def _events(found: KernelCounters) -> dict[int, dict[str, int]]:
+    columns_ = [found.events[name].tolist() for name in _EVENTS]
+    return {
+        thread: dict(zip(_EVENTS, row, strict=True))
+        for thread, row in zip(found.events["thread"].tolist(), zip(*columns_, strict=True), strict=True)
+    }
+
+
+@view(
+    "thread_times",
+    columns(
+        ("start_us", "float", "us", "start of the interval, from the start of the trace"),
+        ("duration_us", "float", "us", "length of the interval"),
+        ("thread", "int", "", "system thread id"),
+        ("name", "text", "", "name in Python, otherwise the kernel's"),
+        ("cpu_pct", "float", "%", "share of the interval in which it ran"),
+        ("cpu_wait_pct", "float", "%", "share in which it could have run and waited for a CPU"),
+        ("blocked_pct", "float", "%", "rest: it slept, or waited for a lock, data or a device; null: it began then"),
+        ("switches", "int", "", "times that it was put on a CPU"),
+    ),
+)
+def thread_times(context: Context, *, thread: str = "") -> Answer:
+    """What each thread did over time, in intervals of about 0.1 s; threads that neither ran nor waited are left out.
+
+    Options:
+    - thread: only threads whose name contains this text.
+    """
+    found, names = counters_of(context), context.trace.target.threads
+    if found is None:
+        return Answer({name: [] for name in _TIMES}, [NO_COUNTERS])
+    rows = found.rows
+    chosen = np.ones(len(rows["thread"]), np.bool_)
+    if thread:
+        chosen = np.isin(rows["thread"], [tid for tid, name in names.items() if thread in name])
+        if not chosen.any():
+            raise ViewError(f"view thread_times: no thread that ran is called {thread!r}; the view threads lists them")
+    interval = rows["interval"][chosen]
+    length = np.diff(found.times)[interval]
+    cpu, wait = (100 * rows[name][chosen] / length for name in ("cpu_ns", "wait_ns"))
+    tids = rows["thread"][chosen].tolist()
+    lives, starts = found.life_of(), found.times[interval].tolist()
+    begun = [tid in lives and start < lives[tid][0] for tid, start in zip(tids, starts, strict=True)]
+    blocked = np.maximum(100 - cpu - wait, 0.0).tolist()
+    values = {
+        "start_us": (found.times[interval] - context.trace.window_start_ns) / 1000,
+        "duration_us": length / 1000,
+        "thread": tids,
+        "name": [names.get(tid) for tid in tids],
+        "cpu_pct": cpu,
+        "cpu_wait_pct": wait,
+        "blocked_pct": [None if began else rest for began, rest in zip(begun, blocked, strict=True)],
+        "switches": rows["switches"][chosen],
+    }
+    return Answer(values, _coverage_noted(context, found))
+
+
+_TIMES = ("start_us", "duration_us", "thread", "name", "cpu_pct", "cpu_wait_pct", "blocked_pct", "switches")
+
+
+@view(
+    "process_use",
+    columns(
+        ("seconds", "float", "s", "time for which the kernel's counters were read"),
+        ("cpu_cores", "float", "cores", "CPU time of all threads per second"),
+        ("cpu_wait_cores", "float", "cores", "time per second in which threads could have run and waited for a CPU"),
+        ("usable_cores", "int", "cores", "cores on which the process may run (affinity)"),
+        ("host_cores", "int", "cores", "cores of the host"),
+        ("quota_cores", "float", "cores", "CPU quota of the tightest control group; null: none"),
+        ("throttled_pct", "float", "%", "share of the quota's periods in which the quota was used up"),
+        ("other_cores", "float", "cores", "CPU time of all other processes of the host per second"),
+        ("minor_faults", "float", "1/s", "page faults that needed no storage, per second"),
+        ("major_faults", "float", "1/s", "page faults that waited for storage, per second"),
+        ("read_bytes", "float", "bytes/s", "what storage had to deliver, per second; null: unknown"),
+        ("written_bytes", "float", "bytes/s", "what was written towards storage, per second; null: unknown"),
+        ("read_chars", "float", "bytes/s", "what calls read, also from memory, pipes and sockets; null: unknown"),
+        ("written_chars", "float", "bytes/s", "what calls wrote, also to pipes and sockets; null: unknown"),
+    ),
+)
+def process_use(context: Context) -> Answer:
+    """What the process used of the host's CPUs, memory pages and storage, and what limits it; one row.
+
+    All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
+    """
+    found = counters_of(context)
+    if found is None:
+        return Answer({column: [] for column in _USE}, [NO_COUNTERS])
+    seconds = found.duration_ns / 1e9
+
+    def rate(name: str, unit: float = 1.0) -> float | None:
+        total = found.process_total(name)
+        return None if total is None else total / (unit * seconds)
+
+    cpu, busy = rate("cpu_ns", 1e9), rate("host_busy_ns", 1e9)
+    row = {
+        "seconds": seconds,
+        "cpu_cores": cpu,
+        "cpu_wait_cores": int(found.rows["wait_ns"].sum()) / (1e9 * seconds),
+        "usable_cores": found.usable_cores if found.usable_cores != UNKNOWN else None,
+        "host_cores": found.host_cores if found.host_cores != UNKNOWN else None,
+        "quota_cores": found.quota_cores or None,
+        "throttled_pct": throttled_pct(found),
+        "other_cores": None if cpu is None or busy is None else max(busy - cpu, 0.0),
+        **{name: rate(name) for name in _RATES},
+    }
+    return Answer({name: [value] for name, value in row.items()}, _limits_noted(found))
+
+
+_RATES = ("minor_faults", "major_faults", "read_bytes", "written_bytes", "read_chars", "written_chars")
+_CORES = ("cpu_cores", "cpu_wait_cores", "usable_cores", "host_cores", "quota_cores", "throttled_pct", "other_cores")
+_USE = ("seconds", *_CORES, *_RATES)
+
+
+@view(
+    "child_processes",
+    columns(
+        ("pid", "int", "", "as the host numbers it"),
+        ("name", "text", "", "the kernel's name of it"),
+        ("seconds", "float", "s", "time between the first and the last look at it"),
+        ("cpu_pct", "float", "%", "CPU time of all its threads as a share of that time; 100 is one core all the time"),
+        ("cpu_wait_pct", "float", "%", "time in which its threads could have run and waited for a CPU, likewise"),
+        ("major_faults", "float", "1/s", "page faults that waited for storage, per second; null: unknown"),
+        ("read_bytes", "float", "bytes/s", "what storage had to deliver to it, per second; null: unknown"),
+    ),
+)
+def child_processes(context: Context) -> Answer:
+    """What each child process used, such as the workers of a DataLoader; those with the largest share of a CPU first.
+
+    A worker near 100 % is busy: more of them would deliver more, if there are cores. One that neither runs nor waits
+    for a CPU waits for storage, for work, or for the process to take what it has made. Children that lived for less
+    than half a second may be missing.
+    """
+    found = counters_of(context)
+    if found is None:
+        return Answer({name: [] for name in _CHILD}, [NO_COUNTERS])
+    given = found.children
+    seconds = (given["last_ns"] - given["first_ns"]) / 1e9
+    rates = {name: _known_rate(given[name], seconds) for name in ("cpu_ns", "wait_ns", "major_faults", "read_bytes")}
+    values: dict[str, list[Any]] = {
+        "pid": given["pid"].tolist(),
+        "name": list(found.child_names),
+        "seconds": seconds.tolist(),
+        "cpu_pct": [None if rate is None else rate / 1e7 for rate in rates["cpu_ns"]],
+        "cpu_wait_pct": [None if rate is None else rate / 1e7 for rate in rates["wait_ns"]],
+        "major_faults": rates["major_faults"],
+        "read_bytes": rates["read_bytes"],
+    }
+    order = sorted(range(len(seconds)), key=lambda at: (-(values["cpu_pct"][at] or 0.0), values["pid"][at]))
+    notes = [] if order else ["no child process was seen"]
+    return Answer({name: [column[at] for at in order] for name, column in values.items()}, notes)
+
+
+_CHILD = ("pid", "name", "seconds", "cpu_pct", "cpu_wait_pct", "major_faults", "read_bytes")
+
+
+def _known_rate(values: Ints, seconds: npt.NDArray[np.float64]) -> list[float | None]:
+    pairs = zip(values.tolist(), seconds.tolist(), strict=True)
+    return [None if value == UNKNOWN else value / length for value, length in pairs]
+
+
+def throttled_pct(found: KernelCounters) -> float | None:
+    """Returns the share of the quota's periods in which the process was throttled; None without a quota."""
+    periods, throttled = found.process_total("quota_periods"), found.process_total("throttled_periods")
+    if not found.quota_cores or periods is None or throttled is None:
+        return None
+    return 100 * throttled / periods if periods else 0.0
+
+
+def _limits_noted(found: KernelCounters) -> list[str]:
+    """Notes on what keeps threads from running."""
+    notes = list(found.notes)
+    share = throttled_pct(found)
+    if share is not None and share >= NOTED_THROTTLING_PCT:
+        notes.append(
+            f"the CPU quota of {found.quota_cores:g} cores of the control group {found.quota_group} was used up in "
+            f"{share:.0f} % of its periods: threads then stand still until the next period"
+        )
+    cpu, wait = int(found.rows["cpu_ns"].sum()), int(found.rows["wait_ns"].sum())
+    if 100 * wait >= NOTED_WAIT_PCT * max(cpu + wait, 1):
+        cores = f"{found.usable_cores} usable cores" if found.usable_cores > 0 else "its cores"
+        notes.append(
+            f"threads waited for a CPU in {100 * wait / max(cpu + wait, 1):.0f} % of the time in which they could have "
+            f"run: with those of other processes, more threads were ready than {cores} could run"
+        )
+    return notes
+
+
+def _coverage_noted(context: Context, found: KernelCounters) -> list[str]:
+    trace = context.trace
+    start, end = max(int(found.times[0]), trace.window_start_ns), min(int(found.times[-1]), trace.window_end_ns)
+    covered = max(end - start, 0) / window_ns(trace)
+    if covered >= MIN_COVERED:
+        return []
+    return [f"the kernel's counters cover {100 * covered:.0f} % of the trace; their shares are of that time"]

@@ -1,0 +1,102 @@
+"""The calls of the training thread as a tree of the user's functions and of what these call in libraries.
+
+Theory of operation
+    A node is a user's function below the node that called it, or the first library function that a user's function
+    calls (an entry); what a library calls inside belongs to its entry, until it calls the user's code again: the
+    DataLoader a data set, a module a user's forward(). So the tree is small however deep the stacks are. All slices of
+    one depth are numbered at once.
+
+    A slice also has the phase that the innermost function of torch around it began, and the kind of the outermost
+    library function of a known kind below the innermost user's function, or a kind that holds for all below it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.call_kinds import CallKind, call_kinds
+from kineto_trace.analysis.host_time.code_places import StepPhase, code_names
+from kineto_trace.analysis.host_time.host_moments import thread_slices
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.model.context import Context
+
+NOTHING = -1
+STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, also for user's code
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class UserCalls:
+    """name, parent, user: of each node; outer ones first. node, phase, kind: of each slice of thread_slices.
+
+    phase: innermost StepPhase. outer: the kind of the library that called the innermost user's function. loading:
+    whether the slice is below the DataLoader. user_slice: place of the innermost slice of a user's function at or above
+    each slice.
+    """
+
+    name: Ints
+    parent: Ints
+    user: Flags
+    node: Ints
+    phase: npt.NDArray[np.int8]
+    kind: npt.NDArray[np.int8]
+    outer: npt.NDArray[np.int8]
+    loading: Flags
+    user_slice: Ints
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def user_calls(context: Context) -> UserCalls:
+    """Returns the tree of the training thread."""
+    slices, frames, kinds = context.get(thread_slices), context.get(code_names), context.get(call_kinds)
+    tree = slices.nested.tree
+    name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
+    user, own_phase, own_kind = frames.user[name], frames.begins[name], kinds[name]
+    count = len(slices)
+    node = np.full(count + 1, NOTHING, np.int64)  # the last one is for "no caller"
+    phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))
+    loading, in_user = np.zeros(count + 1, np.bool_), np.full(count + 1, NOTHING, np.int64)
+    opens = np.zeros(count + 1, np.bool_)  # a user's function: what it calls is an entry
+    opens[-1] = True
+    names, parents, users = [], [], []
+    made = 0
+    order = np.argsort(tree.depth, kind="stable")
+    bounds = np.searchsorted(tree.depth[order], np.arange(int(tree.depth.max(initial=-1)) + 2))
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        at = order[first:last]
+        above = tree.parent[at]
+        new = user[at] | opens[above]
+        node[at] = node[above]
+        groups = group([node[above[new]], name[at[new]]])
+        node[at[new]] = groups.number + made
+        first_ones = at[new][groups.first]
+        names.append(name[first_ones])
+        parents.append(node[tree.parent[first_ones]])
+        users.append(user[first_ones])
+        made += len(groups)
+        opens[at] = user[at]
+        in_user[at] = np.where(user[at], at, in_user[above])
+        phase[at] = np.where(own_phase[at] != StepPhase.NONE, own_phase[at], phase[above])
+        loading[at] = loading[above] | (own_phase[at] == StepPhase.LOADING)
+        calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
+        outer[at] = np.where(user[at], calling, outer[above])
+        kept = np.where(user[at] & ~np.isin(kind[above], STICKY), CallKind.NONE, kind[above])
+        stronger = np.isin(own_kind[at], STICKY) & ~np.isin(kept, STICKY)
+        kind[at] = np.where((kept == CallKind.NONE) | stronger, own_kind[at], kept)
+    whole = np.empty(0, np.int64)
+    return UserCalls(
+        np.concatenate([whole, *names]),
+        np.concatenate([whole, *parents]),
+        np.concatenate([whole.astype(np.bool_), *users]),
+        node[:-1],
+        phase[:-1],
+        kind[:-1],
+        outer[:-1],
+        loading[:-1],
+        in_user[:-1],
+    )

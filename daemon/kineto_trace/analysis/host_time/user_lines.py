@@ -1,0 +1,55 @@
+"""The line of the program's own code at each moment: of the innermost function of the user."""
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.model.context import Context
+from kineto_trace.structure.python.python_samples import line_samples
+
+FEW = 3  # samples of a call: so few agree on its line, or nearly
+
+Ints = npt.NDArray[np.int64]
+
+
+def own_lines(context: Context) -> Ints:
+    """Returns for each row of python_function the line with most of its own samples; 0: unknown."""
+    told = line_samples(context.trace)
+    known = told.line > 0
+    lines = context.trace.table("python_function")["line"].astype(np.int64)
+    order = np.argsort(told.counts.sum(axis=1), kind="stable")
+    order = order[known[order]]
+    lines[told.row[order]] = told.line[order]
+    return lines
+
+
+def user_lines(context: Context) -> Ints:
+    """Returns for each moment the line in its innermost function of the user; 0: unknown.
+
+    A slice states the line at which it was called. Where a trace does not record that, a slice that calls others knows
+    the line of most of its samples: this holds for all if they are few, or if all of them belong to one child.
+    """
+    found, calls, slices = context.get(moments), context.get(user_calls), context.get(thread_slices)
+    if not len(calls):
+        return np.zeros(len(found), np.int64)
+    table = context.trace.table("python_function")
+    inner = calls.user_slice[found.place]
+    row = slices.row[inner]
+    samples = table["samples"][slices.row].astype(np.int64)
+    entry = _child_toward(found.place, inner, slices.nested.tree.parent)
+    sure = (samples[inner] <= FEW) | (2 * samples[entry] > samples[inner])
+    told = table["call_line"][slices.row[entry]]
+    called = np.where(told > 0, told, np.where(sure, table["line"][row], 0))
+    lines: Ints = np.where(inner == found.place, context.get(own_lines)[row], called)
+    return np.where(inner == NOTHING, 0, lines)
+
+
+def _child_toward(place: Ints, inner: Ints, parent: npt.NDArray[np.int32]) -> Ints:
+    """The slice directly below `inner` on the way to `place`; `place` itself where they are the same."""
+    at = place.copy()
+    while True:
+        up = (at != inner) & (inner != NOTHING) & (parent[at] != inner)
+        if not up.any():
+            return at
+        at[up] = parent[at[up]]

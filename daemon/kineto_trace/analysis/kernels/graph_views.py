@@ -1,0 +1,155 @@
+"""The view of CUDA graphs: what their launches ran, how long it took, and who launched them."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.arrays.row_groups import Groups, group, sums
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu, owners
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+Ints = npt.NDArray[np.int64]
+
+_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_NO_GRAPHS = "no CUDA graph was launched while the trace was recorded"
+_OPS_UNKNOWN = (
+    "which operator made a node of a graph is known only where the graph is captured, so kernels of a graph count for "
+    "the operator or annotation that launched the graph"
+)
+_NO_IDS = "the trace does not say which graph was launched: launches that ran the same kernels count as one graph"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLaunches:
+    """Launches of CUDA graphs. nodes: rows of Gpu that belong to one; launch: the number of each one's launch.
+
+    graph: of each launch, the graph's id, 0 where it is not recorded. first: of each launch the first of `nodes`.
+    """
+
+    nodes: Ints
+    launch: Ints
+    graph: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def graph_launches(context: Context) -> GraphLaunches:
+    """Returns the launches whose GPU activities the trace has.
+
+    An activity belongs to a graph if its record names one, or if the call that caused it launches graphs. All
+    activities of one launch have its correlation id.
+    """
+    activity, called = context.get(gpu), context.get(calls)
+    graph = np.zeros(len(activity), np.int64)
+    for kind, name in enumerate(GPU_TABLES):
+        table, mine = context.trace.table(name), activity.kind == kind
+        if "graph_id" in table.columns:
+            graph[mine] = table["graph_id"][activity.row[mine]]
+    launches = np.append(matches(context.trace.strings, _LAUNCH)[called.name], False)
+    nodes = np.flatnonzero((graph != 0) | launches[activity.call])
+    found = group([activity.correlation[nodes], graph[nodes]])
+    return GraphLaunches(nodes, found.number, graph[nodes[found.first]], found.first)
+
+
+@view(
+    "cuda_graphs",
+    columns(
+        ("graph", "int", "", "CUPTI's id of the graph; missing if it is not recorded"),
+        ("device", "int", "", "GPU index in the process"),
+        ("launched_by", "text", "", "operator, else annotation, around the launches; missing if there is none"),
+        ("launches", "int", "", "launches whose work the trace has"),
+        ("kernels", "float", "", "kernels per launch"),
+        ("copies_and_fills", "float", "", "copies and fills per launch"),
+        ("call_us", "float", "us", "mean length of the call that launches it; missing if no call is recorded"),
+        ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
+        ("span_us", "float", "us", "mean time from the start of its first work to the end of its last"),
+        ("total_us", "float", "us", "sum of the durations of its work over all launches"),
+        ("share_pct", "float", "%", "share of the durations of all GPU activities"),
+        ("top_kernel", "text", "", "name of the kernel with the most time"),
+    ),
+)
+def cuda_graphs(context: Context) -> Answer:
+    """The CUDA graphs that were launched, those with the most GPU time first.
+
+    A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
+    operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran.
+    """
+    found = context.get(graph_launches)
+    rows = _rows_of(context, found)
+    values = _figures(context, found, rows)
+    order = np.argsort(-np.asarray(values["total_us"]), kind="stable").tolist()
+    notes = [_OPS_UNKNOWN] if len(rows) else [_NO_GRAPHS]
+    if not found.graph.all():
+        notes.append(_NO_IDS)
+    return Answer({name: [column[row] for row in order] for name, column in values.items()}, notes)
+
+
+def _rows_of(context: Context, found: GraphLaunches) -> Groups:
+    """The launches by row of the view."""
+    activity = context.get(gpu)
+    lead = found.nodes[found.first]
+    ran = np.zeros(len(found), np.uint64)  # what a launch without an id ran, whatever the order
+    np.add.at(ran, found.launch, (activity.name[found.nodes].astype(np.uint64) + np.uint64(1)) * _MIX)
+    ran[found.graph != 0] = 0
+    return group([found.graph, ran.view(np.int64), activity.device[lead], context.get(owners)[lead]])
+
+
+def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, list[Any]]:
+    """The columns of the view, in the order of `rows`."""
+    activity, strings, count = context.get(gpu), context.trace.strings, len(rows)
+    nodes, row = found.nodes, rows.number[found.launch]
+    launches, first = rows.sizes(), found.nodes[found.first[rows.first]]
+    took = activity.end[nodes] - activity.start[nodes]
+    total = sums(row, took, count)
+    kernels = np.bincount(row, weights=activity.kind[nodes] == KERNEL, minlength=count)
+    begin, end = np.full(len(found), np.iinfo(np.int64).max), np.full(len(found), np.iinfo(np.int64).min)
+    np.minimum.at(begin, found.launch, activity.start[nodes])
+    np.maximum.at(end, found.launch, activity.end[nodes])
+    everything = int((activity.end - activity.start).sum())
+    owner = context.get(owners)[first].tolist()
+    return {
+        "graph": [number or None for number in found.graph[rows.first].tolist()],
+        "device": activity.device[first].tolist(),
+        "launched_by": [strings[number] if number != NOTHING else None for number in owner],
+        "launches": launches.tolist(),
+        "kernels": (kernels / launches).tolist(),
+        "copies_and_fills": ((np.bincount(row, minlength=count) - kernels) / launches).tolist(),
+        "call_us": _call_times(context, found, rows),
+        "gpu_us": (total / launches / 1000).tolist(),
+        "span_us": (sums(rows.number, end - begin, count) / launches / 1000).tolist(),
+        "total_us": (total / 1000).tolist(),
+        "share_pct": (100 * total / max(everything, 1)).tolist(),
+        "top_kernel": _top_kernels(context, nodes, row, took, count),
+    }
+
+
+def _call_times(context: Context, found: GraphLaunches, rows: Groups) -> list[float | None]:
+    """The mean length (us) of the calls that launched each row."""
+    call = context.get(gpu).call[found.nodes[found.first]]
+    called, known = context.get(calls), call != NOTHING
+    took = (called.end - called.start)[call[known]]
+    number = np.bincount(rows.number[known], minlength=len(rows))
+    mean = sums(rows.number[known], took, len(rows)) / np.maximum(number, 1) / 1000
+    return [value if some else None for value, some in zip(mean.tolist(), number.tolist(), strict=True)]
+
+
+def _top_kernels(context: Context, nodes: Ints, row: Ints, took: Ints, count: int) -> list[str | None]:
+    """The name of the kernel with the most time in each row."""
+    activity = context.get(gpu)
+    own = activity.kind[nodes] == KERNEL
+    pairs = group([row[own], activity.name[nodes[own]]])
+    of_pair = np.flatnonzero(own)[pairs.first]
+    order = np.argsort(pairs.sums(took[own]), kind="stable")  # the last one of each row stays
+    top = np.full(count, NOTHING, np.int64)
+    top[row[of_pair[order]]] = activity.name[nodes[of_pair[order]]]
+    return [context.trace.strings[name] if name != NOTHING else None for name in top.tolist()]

@@ -1,0 +1,33 @@
+"""What must hold for the causes and findings of any trace."""
+
+from kineto_trace.analysis.causes.cause_views import time_causes_view
+from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, time_causes
+from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.model.context import Context
+
+ROUNDING = 1e-6  # of shares, in %
+
+
+def wrong(context: Context) -> list[str]:
+    """What is wrong: causes that do not tile the steps, details that do not add up, findings that claim too much."""
+    found, problems = context.get(time_causes), []
+    if (found.time_ns < 0).any():
+        problems.append("negative time")
+    rows = time_causes_view(context).rows()
+    for place, device in enumerate(found.devices):
+        if found.time_ns[place].sum(axis=0).tolist() != found.steps.length.tolist():
+            problems.append(f"GPU {device}: the causes do not sum to the steps")
+        idle = found.measured()[place][len(GPU_CAUSES) :].sum()
+        if sum(part.time_ns for part in found.details if part.device == device) != idle:
+            problems.append(f"GPU {device}: the details do not sum to its idle time")
+        own = [each["share_pct"] for each in rows if each["device"] == device]
+        if found.steps.measured_ns and (
+            abs(sum(own) - 100) > ROUNDING or not all(0 < each <= 100 + ROUNDING for each in own)
+        ):
+            problems.append(f"GPU {device}: shares of {own}")
+    told = context.get(findings)
+    for finding in told.findings:
+        most = found.total(*finding.causes)
+        if not finding.causes or not 0 < finding.saving_ns <= min(told.window_ns, most):
+            problems.append(f"{finding.name} claims {finding.saving_ns} of {most}")
+    return problems

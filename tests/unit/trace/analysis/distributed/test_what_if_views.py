@@ -1,0 +1,104 @@
+"""What a job would gain if a rank were as fast as the others: predicted, and simulated with that rank changed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kineto_trace.analysis.distributed.what_if_views import rank_what_if
+from kineto_trace.catalog.view_runner import run_view
+from kineto_trace.open.trace_discovery import find_traces
+from kineto_trace.view_api.result import Result
+from support.trace_files.ranks import context, launched
+from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, host_bound, simulate
+from support.trace_files.training_ranks import Job, events_of
+
+DDP = Path(__file__).parents[4] / "data/h200/ddp4"
+TOLERANCE = 0.02  # of the time that the job takes
+JOBS = {
+    "a sleep": fsdp(late={1: 15_000.0}),
+    "a sleep in one of four": fsdp(ranks=4, late={3: 6_000.0}, steps=6),
+    "slow kernels": fsdp(ranks=4, slow={2: 1.2}),
+    "two slow ranks": fsdp(ranks=4, slow={2: 1.2, 3: 1.1}),
+    "equal ranks": fsdp(ranks=4),
+    "a sleep beside buckets": ddp(late={2: 3_000.0}),
+    "slow kernels beside buckets": ddp(slow={1: 1.15}),
+    "slow kernels hidden by transfers": ddp(transfer_us=2_500.0, slow={1: 1.1}),
+    "transfers only": ddp(transfer_us=2_500.0),
+    "a sleep where all hosts are late": host_bound(late=15_000.0),
+    "late hosts": host_bound(late=0.0),
+    "late hosts that never wait": host_bound(late=5_000.0, sync=False),
+    "clocks of two hosts": ddp(
+        late={2: 3_000.0}, hosts=("a", "a", "b", "b"), clock_us={2: 900.0, 3: 900.0}, numbered=True
+    ),
+}
+
+
+def predicted(run: SimulatedRun) -> Result:
+    return rank_what_if.combine([(rank, rank_what_if.partial(run.context(rank))) for rank in range(run.job.ranks)])
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
+@pytest.mark.parametrize("seed", [0, 7])
+def test_what_a_rank_costs_the_job_is_what_the_job_gains_without_it(job: SimulatedJob, seed: int) -> None:
+    run = simulate(job, seed)
+    savings = {row["rank"]: row["saving_us"] for row in predicted(run).rows() if row["rank"] is not None}
+    gains = {rank: run.total_us - simulate(job.as_fast_as_the_others(rank), seed).total_us for rank in range(job.ranks)}
+    assert savings == pytest.approx(gains, abs=TOLERANCE * run.total_us)
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
+def test_free_transfers_gain_what_the_job_without_them_gains(job: SimulatedJob) -> None:
+    run = simulate(job)
+    free = tuple(replace(op, us=(0.0,) * job.ranks) if op.kind == "collective" else op for op in job.program)
+    gain = run.total_us - simulate(replace(job, program=free)).total_us
+    saving = sum(row["saving_us"] for row in predicted(run).rows() if row["collective"] is not None)
+    assert saving == pytest.approx(gain, abs=TOLERANCE * run.total_us)
+
+
+def test_the_rank_that_sleeps_comes_first_and_is_said_to_be_late_on_its_host() -> None:
+    found = predicted(simulate(JOBS["a sleep"]))
+    row = found.rows()[0]
+    assert (row["change"], row["rank"]) == ("rank 1 as fast as the others", 1)
+    assert row["saving_per_step_us"] == pytest.approx(15_000, rel=0.02)
+    assert "most of it before all_gather of default_pg: its host is late" in row["about"]
+    slow = predicted(simulate(JOBS["slow kernels"])).rows()
+    about = next(row["about"] for row in slow if row["rank"] == 2)
+    assert about.endswith("its kernels take longer")
+
+
+def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> None:
+    job = fsdp(late={1: 15_000.0}, begin={1: 0.2}, steps=10)
+    row = predicted(simulate(job)).rows()[0]
+    assert row["rank"] == 1
+    assert row["saving_per_step_us"] == pytest.approx(15_000, rel=0.13)  # one of the eight steps is cut
+
+
+def test_what_cannot_be_matched_predicts_nothing() -> None:
+    found = predicted(simulate(fsdp(end={0: 0.4}, begin={1: 0.5})))
+    assert len(found) == 0
+    assert "their times fit at no shift" in found.notes[0]
+    alone = rank_what_if(context(launched("gemm", 0, 10, 10, 1)))
+    assert (len(alone), alone.notes[-1]) == (
+        0,
+        "no collective appears on more than one rank, so the ranks cannot be compared",
+    )
+
+
+def test_hosts_that_wait_unseen_make_the_answer_unknown() -> None:
+    # hosts of these traces launch each kernel when the collective before it ends, without a call that waits for it
+    ranks = events_of(Job(ranks=8, steps=3, late={5: 300.0}))
+    found = rank_what_if.combine(
+        [(rank, rank_what_if.partial(context(events, rank=rank, size=8))) for rank, events in enumerate(ranks)]
+    )
+    assert len(found) == 0
+    assert "the ranks wait in ways that the traces do not show" in found.notes[-1]
+
+
+def test_four_real_ranks_are_reproduced_and_hide_their_transfers() -> None:
+    """Of tests/data/h200: transfers of 358 us run beside the backward pass of 18 ms, and all ranks are as fast."""
+    found = run_view("rank_what_if", find_traces(DDP))
+    assert (
+        "of 80.1 ms from the first collective to the last one, the model of the job reproduces 80.1 ms"
+        in (found.notes[-1])
+    )
+    assert all(abs(row["saving_pct"]) < 0.5 for row in found.rows())

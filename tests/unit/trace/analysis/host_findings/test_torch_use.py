@@ -1,0 +1,110 @@
+"""What is found of how a program uses torch."""
+
+from typing import Any
+
+from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
+from kineto_trace.analysis.host_findings.user_code import user_code
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    FORWARD,
+    LINEAR,
+    MAIN,
+    MODULE,
+    OPTIMIZER,
+    PERIOD_NS,
+    TORCH,
+    Sample,
+    sampled,
+)
+
+SINGLE = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _single_tensor_adamw")
+FUSED = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _fused_adamw")
+COMPILES = (*MAIN, TORCH + "_dynamo/eval_frame.py(1): compile_wrapper", TORCH + "_dynamo/convert_frame.py(9): _compile")
+STEP = {"name": "Optimizer.step#AdamW.step", "thread": 1}
+
+
+def op(name: str, start: int, end: int, **values: int) -> dict[str, Any]:
+    """An operator from one sample to another."""
+    duration = (end - start) * PERIOD_NS
+    return {"name": name, "start": start * PERIOD_NS, "duration": duration, "thread": 1, "torch_thread": 1, **values}
+
+
+def backward(number: int, start: int, end: int) -> list[dict[str, Any]]:
+    node = op("AddmmBackward0", start, end, sequence=number, forward_thread=1, scope=1)
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    return [op(engine, start, end, sequence=number, forward_thread=1, scope=1), node]
+
+
+def test_an_optimizer_that_goes_over_the_parameters_one_by_one_is_found() -> None:
+    marks = [{**STEP, "start": 50 * PERIOD_NS, "duration": 50 * PERIOD_NS}]
+    (finding,) = optimizer(sampled([*[FORWARD] * 50, *[SINGLE] * 50], annotations=marks))
+    assert finding.title == "The optimizer (AdamW.step) updates the parameters one by one"
+    assert finding.saving_ns == 50 * PERIOD_NS
+
+
+def test_a_fused_optimizer_is_no_finding() -> None:
+    assert list(optimizer(sampled([*[FORWARD] * 50, *[FUSED] * 50]))) == []
+
+
+def test_compiling_in_the_first_steps_alone_is_the_warm_up() -> None:
+    (finding,) = compilation(sampled([*[COMPILES] * 10, *[FORWARD] * 90], steps=10))
+    assert (finding.name, finding.where) == ("compile_warm_up", "main (/job/train.py:10)")
+
+
+def test_compiling_again_and_again_is_found() -> None:
+    (finding,) = compilation(sampled([*[COMPILES] * 2, *[FORWARD] * 8] * 10, steps=10))
+    assert (finding.name, finding.saving_ns) == ("recompilation", 20 * PERIOD_NS)
+    assert "dynamic=True" in finding.advice
+
+
+def test_torch_compile_called_in_the_loop_is_told_apart() -> None:
+    reset = (*MAIN, TORCH + "_dynamo/__init__.py(1): reset")
+    (finding,) = compilation(sampled([reset, COMPILES, *[FORWARD] * 8] * 10, steps=10))
+    assert finding.name == "compiled_in_the_loop"
+
+
+def test_stacks_that_autograd_writes_down_are_its_anomaly_mode() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20], ops=[op("aten::linear", 80, 100)])
+    (finding,) = anomaly_mode(context)
+    assert (finding.title, finding.saving_ns) == ("Autograd's anomaly mode is on", 20 * PERIOD_NS)
+
+
+def test_a_stack_that_the_program_formats_itself_is_not() -> None:
+    stack = (*MAIN, "/job/a.py(3): log", "/usr/lib/python3.11/traceback.py(9): format_stack")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20])
+    assert list(anomaly_mode(context)) == []
+    assert [finding.where for finding in user_code(context)] == ["log (/job/a.py:42)"]
+
+
+def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_caller() -> None:
+    grad = (*MAIN, "/job/norms.py(5): log_norms", TORCH + "autograd/__init__.py(434): grad")
+    samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
+    (finding,) = second_backward(sampled(samples, ops=ops))
+    assert finding.title == "log_norms (norms.py:5) runs the graph backward once more"
+    assert finding.saving_ns == 30 * PERIOD_NS
+
+
+def test_two_graphs_that_are_each_run_backward_once_are_no_finding() -> None:
+    other = (*MAIN, "/job/critic.py(5): update", BACKWARD)
+    samples: list[Sample] = [*[FORWARD] * 40, *[other] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(8, 70, 100)]
+    assert list(second_backward(sampled(samples, ops=ops))) == []
+
+
+def test_a_model_that_is_run_without_a_backward_is_named_by_who_runs_it() -> None:
+    loss = "/job/train.py(40): loss_of"
+    training = (*MAIN, loss, MODULE, LINEAR)
+    validating = (*MAIN, "/job/train.py(50): validate", loss, MODULE, LINEAR)
+    samples: list[Sample] = [*[training] * 40, *[validating] * 20, *[(*MAIN, BACKWARD)] * 40]
+    ops = [op("aten::linear", 0, 40, sequence=7), op("aten::linear", 40, 60), *backward(7, 60, 100)]
+    (finding,) = user_code(sampled(samples, ops=ops))
+    assert finding.title == "validate (train.py:50) runs a model without a backward"
+    assert finding.saving_ns == 20 * PERIOD_NS
+
+
+def test_a_forward_at_the_end_whose_backward_is_not_in_the_trace_is_no_evaluation() -> None:
+    samples: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40, *[FORWARD] * 20]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 80), op("aten::linear", 80, 100, sequence=8)]
+    assert list(user_code(sampled(samples, ops=ops))) == []

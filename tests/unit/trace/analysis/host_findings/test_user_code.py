@@ -1,0 +1,84 @@
+"""What is found of the program's own code in the steps."""
+
+from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.host_findings.user_code import user_code
+from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LINEAR, MAIN, MODULE, PERIOD_NS, SITE, Sample, sampled
+
+STDLIB = "/usr/lib/python3.11/"
+TRAINING: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40]
+
+
+def found(*extra: Sample, steps: int = 10) -> list[HostFinding]:
+    return list(user_code(sampled([*TRAINING, *extra], steps=steps)))
+
+
+def test_a_step_of_forward_and_backward_alone_has_no_finding() -> None:
+    assert found() == []
+
+
+def test_a_function_that_sleeps_is_named_with_file_line_and_share() -> None:
+    (finding,) = found(*[((*MAIN, "/job/limits.py(7): RateLimit.wait"), "idle")] * 20)
+    assert finding.title == "RateLimit.wait (limits.py:42) waits"
+    assert finding.where == "RateLimit.wait (/job/limits.py:42)"
+    assert finding.name == "user_code_blocked"
+    assert finding.saving_ns == 200_000_000
+    assert finding.evidence.startswith(
+        "20 ms of each step (20 %), ±8 points; seen at 20 of 100 moments in 2 of 10 steps"
+    )
+
+
+def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
+    stack = (
+        *MAIN,
+        "/job/board.py(3): publish",
+        STDLIB + "json/__init__.py(183): dumps",
+        STDLIB + "json/encoder.py(1): x",
+    )
+    (finding,) = found(*[stack] * 20)
+    assert (finding.title, finding.name) == ("publish (board.py:42) writes or reads JSON", "user_code_json")
+
+
+def test_what_the_loop_calls_in_a_library_is_named_after_both() -> None:
+    save = SITE + "torch/serialization.py(900): save"
+    (finding,) = found(*[(*MAIN, save, SITE + "torch/storage.py(1): write")] * 20)
+    assert finding.title == "save, called in main (train.py:42) saves a checkpoint"
+    assert finding.where == "main (/job/train.py:42)"
+
+
+def test_a_wrapper_is_not_named_for_the_function_that_has_its_time() -> None:
+    stack = (*MAIN, "/job/a.py(1): Callback.after_step", "/job/b.py(1): digest")
+    (finding,) = found(*[stack] * 20)
+    assert finding.where == "digest (/job/b.py:42)"
+
+
+def test_helpers_of_one_function_are_one_finding() -> None:
+    caller = (*MAIN, "/job/a.py(1): augment")
+    (finding,) = found(*[(*caller, "/job/a.py(9): crop")] * 10, *[(*caller, "/job/a.py(20): blur")] * 10)
+    assert finding.where.startswith("augment (/job/a.py")
+    assert finding.saving_ns == 200_000_000
+
+
+def test_forward_in_the_users_own_module_is_no_finding() -> None:
+    forward = (*MAIN, MODULE, "/job/model.py(5): Net.forward")
+    assert found(*[(*forward, MODULE, LINEAR)] * 20, *[forward] * 20) == []
+
+
+def test_waiting_in_the_users_own_forward_is_found() -> None:
+    stack = (*MAIN, MODULE, "/job/model.py(5): Net.forward", "/job/model.py(30): log_shapes")
+    (finding,) = found(*[(stack, "idle")] * 20)
+    assert finding.where == "log_shapes (/job/model.py:42)"
+
+
+def test_less_than_the_noise_of_samples_is_no_finding() -> None:
+    assert found((*MAIN, "/job/a.py(1): log")) == []
+
+
+def test_a_function_in_which_operators_begin_all_the_time_is_told_so_although_no_sample_saw_one() -> None:
+    stack = (*MAIN, "/job/clip.py(3): clip_gradients")
+    length = PERIOD_NS // 200
+    ops = [
+        {"name": "aten::norm", "start": 80 * PERIOD_NS + n * length + 1, "duration": length // 4, "thread": 1}
+        for n in range(20 * 200)
+    ]
+    (finding,) = user_code(sampled([*TRAINING, *[stack] * 20], ops=ops))
+    assert finding.title == "clip_gradients (clip.py:42) runs operators that train nothing"

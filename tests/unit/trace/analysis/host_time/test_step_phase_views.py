@@ -1,0 +1,93 @@
+"""Phases of steps, hot lines and loading, on the host."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Table
+from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LOADER, MAIN, Sample, sampled, sampled_trace
+from support.trace_files.traces import trace
+
+MS = 1_000_000
+
+
+def op(name: str, start_ms: int, end_ms: int, **values: int) -> dict[str, Any]:
+    return {"name": name, "start": start_ms * MS, "duration": (end_ms - start_ms) * MS, "thread": 1, **values}
+
+
+OPS = [
+    op("aten::linear", 20, 50, sequence=7, torch_thread=1),
+    op("aten::item", 55, 60),
+    op("autograd::engine::evaluate_function: LinearBackward0", 60, 80, sequence=7, forward_thread=1),
+]
+ANNOTATIONS = [
+    op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 10),
+    op("Optimizer.step#SGD.step", 80, 90),
+]
+
+
+def test_the_parts_of_a_step_sum_to_its_length() -> None:
+    context = sampled([FORWARD] * 10, ops=OPS, annotations=ANNOTATIONS)
+    step, average = step_phase_times(context).rows()
+    parts = ("total", "loading", "forward", "backward", "optimizer", "other")
+    assert [step[f"{name}_us"] / 1000 for name in parts] == [100, 10, 30, 20, 10, 30]
+    assert (step["step"], average["step"], average["other_pct"]) == ("0", "average", 30.0)
+
+
+def test_forward_and_backward_in_an_optimizers_closure_are_no_part_of_the_optimizer() -> None:
+    closure = [op("Optimizer.step#LBFGS.step", 15, 90)]
+    (step, _) = step_phase_times(sampled([FORWARD] * 10, ops=OPS, annotations=closure)).rows()
+    assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 25, 25]
+
+
+def test_steps_that_the_recording_cut_off_are_left_out() -> None:
+    whole = sampled_trace([FORWARD] * 10, steps=5)
+    marks = whole.table("user_annotation")
+    cut = Table(marks.kind, {**marks.columns, "finished": np.array([1, 1, 1, 1, 0], np.uint8)})
+    context = Context(replace(whole, tables={**whole.tables, "user_annotation": cut}))
+    assert [row["step"] for row in step_phase_times(context).rows()] == ["0", "1", "2", "3", "average"]
+
+
+def test_a_trace_without_steps_counts_as_one() -> None:
+    result = step_phase_times(Context(trace({"cpu_op": OPS}, length_ns=100 * MS)))
+    assert [row["step"] for row in result.rows()] == ["all", "average"]
+    assert result.notes == ("the trace has no training steps: the whole trace counts as one",)
+
+
+def test_hot_lines_are_the_programs_own_with_what_they_call() -> None:
+    samples: list[Sample] = [*[(*MAIN, BACKWARD)] * 6, *[((*MAIN, "/job/a.py(3): log"), "idle")] * 4]
+    first, second = hot_lines(sampled(samples)).rows()
+    assert (first["function"], first["line"], first["calls"], first["part"]) == (
+        "main",
+        42,
+        "Tensor.backward",
+        "backward",
+    )
+    assert (second["function"], second["file"], second["part"]) == ("log", "/job/a.py", "other")
+    assert (second["time_us"], second["share_pct"], second["idle_pct"]) == (40_000, 40.0, 100.0)
+
+
+def test_hot_lines_without_python_say_what_to_record() -> None:
+    result = hot_lines(Context(trace({"cpu_op": OPS}, length_ns=100 * MS)))
+    assert (len(result), result.notes) == (
+        0, ("the trace has no Python functions of the training thread: record with --with-stack",)
+    )  # fmt: skip
+
+
+def test_loading_is_told_by_what_the_training_thread_does_for_it() -> None:
+    samples: list[Sample] = [*[FORWARD] * 6, *[((*MAIN, LOADER, "/job/a.py(3): Images.__getitem__"), "idle")] * 4]
+    every, read = data_loading(sampled(samples, steps=2)).rows()
+    assert (every["what"], every["time_us"], every["per_step_us"]) == ("all", 40_000, 20_000)
+    assert (read["what"], read["function"], read["share_pct"]) == (
+        "in the training process",
+        "Images.__getitem__",
+        40.0,
+    )
+
+
+def test_loading_without_a_loader_is_zero_and_says_so() -> None:
+    result = data_loading(sampled([FORWARD] * 6))
+    assert [row["time_us"] for row in result.rows()] == [0.0]
+    assert result.notes == ("torch's DataLoader was not seen in the steps",)
