@@ -27,7 +27,7 @@ COMMANDS = {
 SUMMARIES = {
     "trace": "Trace running processes and download the traces.",
     "report": "Analyse traces: where the time goes, and what to change.",
-    "diff": "Compare two traces: what became slower, faster, new or gone.",
+    "diff": "Compare two traces, or two jobs: what became slower, faster, new or gone.",
     "query": "Query traces in SQL (DuckDB's dialect).",
     "open": "Show a trace in the Perfetto UI.",
     "export": "Write a trace in another format, or merge the traces of several ranks.",

@@ -15,6 +15,7 @@
     │   ├── VerificationFailed   5    the received data differ from what the daemon announced
     │   └── FileConflict         5    another file has this name
     ├── TraceUnreadable          5    a file is not a trace, or is damaged
+    ├── NotComparable            5    the traces do not show whether anything became slower
     ├── NotWritten               5    this machine: a result could not be written
     ├── SlurmFailed              5    Slurm's programs are missing, or get no answer
     ├── KubeFailed               5    the Kubernetes client is missing, or the API server does not answer
@@ -133,6 +134,13 @@ class TraceUnreadable(CliError):
     """A file cannot be read as a trace."""
 
     exit_code = ExitCode.FAILED
+
+
+class NotComparable(CliError):
+    """Two traces do not show whether anything became slower: too few steps, or not recorded."""
+
+    exit_code = ExitCode.FAILED
+    help_text = "Both traces need at least two whole steps: `kinetoctl trace --iterations 20` records that many."
 
 
 class NotWritten(CliError):

@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     DENIED = 6
     UNREACHABLE = 7
     CANCELLED = 8
+    REGRESSED = 9
     NOT_EXECUTABLE = 126
     COMMAND_NOT_FOUND = 127
     INTERRUPTED = 130
@@ -31,6 +32,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.DENIED: "permission denied",
     ExitCode.UNREACHABLE: "the daemon cannot be reached or does not answer in time",
     ExitCode.CANCELLED: "somebody else cancelled the capture",
+    ExitCode.REGRESSED: "kinetoctl diff --fail-on: something became slower by more than that",
     ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
     ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: there is no such command",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C; a running capture was cancelled",

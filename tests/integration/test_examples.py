@@ -197,3 +197,16 @@ def test_the_manifest_gives_the_rights_that_the_documentation_lists() -> None:
     bindings = {each["metadata"]["namespace"]: each for each in MANIFESTS if each["kind"] == "RoleBinding"}
     assert bindings[client["namespace"]]["roleRef"]["name"] == client["name"]
     assert {each["subjects"][0]["name"] for each in bindings.values()} == {"tracer"}
+
+
+def test_the_workflow_uses_commands_and_options_that_exist() -> None:
+    workflow = yaml.safe_load((EXAMPLES / "github/step-time.yaml").read_text())
+    script = "\n".join(step.get("run", "") for step in workflow["jobs"]["compare"]["steps"])
+    lines = [line.strip() for line in script.splitlines() if line.strip().startswith("kinetoctl ")]
+    assert len(lines) == 2
+    for line in lines:
+        command = cli.get_command(click.Context(cli), line.split()[1])
+        assert command is not None
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert set(re.findall(r"(?<= )--[a-z-]+", line)) <= known, line
+    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=90).returncode == 0

@@ -1,23 +1,75 @@
-"""`kinetoctl diff`: compares two traces."""
+"""`kinetoctl diff`: compares two traces, or the ranks of two jobs."""
 
-from typing import TYPE_CHECKING
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from kineto_protos.options import Parsed
 
-from kinetoctl.base.common_options import current, table_options
+from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.client.file_errors import trace_errors
+from kinetoctl.errors import NotComparable, UsageProblem
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
+from kinetoctl.options.trace_arguments import found_traces, open_context, trace_argument
+from kinetoctl.output.console import say
 
 if TYPE_CHECKING:
-    from kineto_trace.model.context import Context
+    from kineto_trace.analysis.diff.regressions import Check
+    from kineto_trace.open.trace_discovery import Source
     from kineto_trace.view_api.result import Result
 
 DEFAULT_LIMIT = 20
-VIEWS = {"ops": "diff_operators", "kernels": "diff_kernel_names", "steps": "diff_step_times"}  # compared by name
-MODULES = "modules"
-DEFAULT_BY = ("steps", "ops", "kernels")
+VIEWS = {  # compared per step
+    "steps": "diff_step_times",
+    "ops": "diff_operators",
+    "kernels": "diff_kernel_names",
+    "modules": "diff_modules",
+    "paths": "diff_call_paths",
+    "python": "diff_python_functions",
+}
+WITH_TOTALS = ("ops", "modules", "paths")
+STEPS, RANKS, TREE = "steps", "ranks", "tree"
+DEFAULT_BY = (STEPS, "ops", "kernels")
 ROOT = "0"
+GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file that GitHub Actions shows as the summary of a job
+_LIMIT = re.compile(r"(?:(?P<view>[a-z]+)=)?(?P<percent>\d+(?:\.\d+)?)%?")
+
+
+def _parse_limit(text: str) -> tuple[str, float]:
+    """A limit as view and percent. Raises ValueError."""
+    found = _LIMIT.fullmatch(text)
+    if found is None or (found["view"] or STEPS) not in VIEWS:
+        raise ValueError(
+            f"{text!r} is not a limit; expected for example 5% for the step time, or ops=20% for each operator "
+            f"(also {', '.join(name for name in VIEWS if name not in (STEPS, 'ops'))})"
+        )
+    return found["view"] or STEPS, float(found["percent"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """The options as click parsed them; None or empty: not given."""
+
+    by: tuple[str, ...]
+    total: bool
+    everything: bool
+    path: str | None
+    compat: str | None
+    limit: int | None
+    fail_on: tuple[tuple[str, float], ...]
+    junit: Path | None
+    markdown: Path | None
+    github_summary: bool
+
+    @property
+    def names(self) -> list[str]:
+        """What to compare, each once; what --fail-on needs is among it."""
+        chosen = self.by or ((TREE, "ops") if self.path is not None else DEFAULT_BY)
+        return list(dict.fromkeys((*chosen, *(view for view, _ in self.fail_on))))
 
 
 @click.command("diff")
@@ -25,19 +77,38 @@ ROOT = "0"
 @trace_argument("OTHER")
 @click.option(
     "--by",
-    type=click.Choice([*VIEWS, MODULES]),
+    type=click.Choice([*VIEWS, TREE]),
     multiple=True,
     help=f"What to compare; repeatable.  [default: {', '.join(DEFAULT_BY)}]",
 )
+@click.option("--total", is_flag=True, help="Times of ops, modules and paths with what is inside them.")
+@click.option("--all", "everything", is_flag=True, help="Show rows within the noise too (other formats have them).")
+@click.option(
+    "--fail-on",
+    metavar="[VIEW=]PERCENT",
+    type=Parsed("limit", _parse_limit),
+    multiple=True,
+    help="Exit with 9 if the step time grew by this much beyond the noise, or a row of VIEW: 5%, ops=20%; repeatable.",
+)
+@click.option(
+    "--junit", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit XML."
+)
+@click.option(
+    "--markdown",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the changes and the checks as Markdown.",
+)
+@click.option("--github-summary", is_flag=True, help=f"Append that to the file that ${GITHUB_SUMMARY} names.")
 @click.option(
     "--path",
     metavar="PATH",
-    help="Node of the module tree (column path), for example 0-2: its children, or with --by ops its operators.",
+    help="Node of the tree (column path), for example 0-2: its children, or with --by ops its operators.",
 )
 @click.option(
     "--compat",
     type=click.Choice(["plugin"]),
-    help="Compute times of modules and their operators by the rules of the TensorBoard plug-in.",
+    help="Compute times of the tree and its operators by the rules of the TensorBoard plug-in.",
 )
 @click.option(
     "--limit",
@@ -46,45 +117,181 @@ ROOT = "0"
     help=f"Rows per table; 0 for all.  [default: {DEFAULT_LIMIT} in tables, otherwise all]",
 )
 @table_options
-def command(
-    baseline: str, other: str, by: tuple[str, ...], path: str | None, compat: str | None, limit: int | None
-) -> int:
-    """Compare two traces: what became slower, faster, new or gone.
+def command(baseline: str, other: str, **values: Any) -> int:
+    """Compare two traces, or two jobs: what became slower, faster, new or gone.
 
     \b
     kinetoctl diff before.json.gz after.json.gz
     kinetoctl diff --by kernels -o csv before.json.gz after.json.gz
-    kinetoctl diff --by modules --path 0-2 before.json.gz after.json.gz
+    kinetoctl diff --fail-on 5% --junit diff.xml before/ after/
+    kinetoctl diff --by tree --path 0-2 before.json.gz after.json.gz
 
-    The largest changes come first. What is missing in one trace counts as zero.
+    Times are means per whole step. A difference is called a change only if it is beyond the noise over the steps.
+    Folders and patterns stand for the ranks of a job, which are matched by their numbers.
     """
-    settings = current()
-    names = dict.fromkeys(by or ((MODULES, "ops") if path is not None else DEFAULT_BY))
-    if path is not None and not {MODULES, "ops"} >= set(names):
-        raise click.UsageError(f"--path is for --by {MODULES} and --by ops")
-    with trace_errors(), one_trace(baseline, settings) as first, one_trace(other, settings) as second:
-        contexts = open_context(first), open_context(second)
-        results = {name: _compared(name, *contexts, path, compat) for name in names}
-    if settings.file is not None:
-        from kinetoctl.output.result_files import save_results
-
-        save_results(results, settings, limit=limit or 0)
-        return ExitCode.DONE
-    from kinetoctl.output.result_tables import show_results
-
-    rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
-    show_results(results, settings, limit=rows, title=len(results) > 1)
-    return ExitCode.DONE
+    options, settings = DiffOptions(**values), current()
+    _check(options)
+    with trace_errors():
+        with found_traces([baseline], settings) as first, found_traces([other], settings) as second:
+            results = _results(options, _ranks(baseline, first), _ranks(other, second))
+        checks = _checks(options, results)
+    _show(results, options, settings)
+    _write(results, checks, options)
+    return _exit_code(results, checks, settings)
 
 
-def _compared(name: str, baseline: "Context", other: "Context", path: str | None, compat: str | None) -> "Result":
+def _check(options: DiffOptions) -> None:
+    if options.path is not None and not {TREE, "ops"} >= set(options.names):
+        raise click.UsageError(f"--path is for --by {TREE} and --by ops")
+    if options.compat and not {TREE, "ops"} >= set(options.names):
+        raise click.UsageError(f"--compat is for --by {TREE} and --by ops")
+    if options.fail_on and (options.path is not None or options.compat):
+        raise click.UsageError("--fail-on judges times per step; --path and --compat compare sums")
+    if options.total and set(options.names).isdisjoint(WITH_TOTALS):
+        raise click.UsageError(f"--total is for --by {', '.join(WITH_TOTALS)}")
+    if options.junit is not None and not options.fail_on:
+        raise click.UsageError("--junit writes the checks of --fail-on; name at least one")
+    if options.github_summary and not os.environ.get(GITHUB_SUMMARY):
+        raise click.UsageError(f"--github-summary needs the variable {GITHUB_SUMMARY}; --markdown FILE writes any file")
+
+
+def _ranks(argument: str, sources: Sequence["Source"]) -> dict[int, "Source"]:
+    """The traces of a job by rank. Raises UsageProblem if two have the same rank."""
+    found: dict[int, Source] = {}
+    for source in sources:
+        if source.rank in found:
+            both = f"{found[source.rank].path} and {source.path}"
+            raise UsageProblem(f"{argument} has several traces of rank {source.rank}; name one of them: {both}")
+        found[source.rank] = source
+    return found
+
+
+def _results(
+    options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"]
+) -> dict[str, "Result"]:
+    if len(first) == len(second) == 1:  # two traces are compared whatever their ranks
+        second = dict(zip(first, second.values(), strict=True))
+    shared = sorted(set(first) & set(second))
+    if not shared:
+        raise UsageProblem(
+            f"the two jobs have no rank in common: {', '.join(map(str, first))} and {', '.join(map(str, second))}"
+        )
+    if not set(options.names) <= set(VIEWS) or options.path is not None or options.compat:
+        return _trees(options, first, second)
+    return _compared(options, first, second, shared)
+
+
+def _compared(
+    options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"], shared: Sequence[int]
+) -> dict[str, "Result"]:
+    """The results per step, rank by rank, so that memory is bounded by one trace."""
+    from dataclasses import replace
+
+    from kineto_trace.analysis.diff.diff_views import compare_jobs, compare_ranks, missing_ranks
+    from kineto_trace.catalog.view_catalog import find_view
+
+    views = {name: find_view(VIEWS[name]) for name in options.names}
+    sides: list[dict[str, dict[int, Any]]] = []
+    for sources in (first, second):
+        sides.append({name: {} for name in views})
+        for rank in shared:
+            context = open_context(sources[rank])
+            for name, view in views.items():
+                chosen: dict[str, Any] = {"total": options.total} if name in WITH_TOTALS else {}
+                sides[-1][name][rank] = view.partial(context, **chosen)
+    missing = tuple(missing_ranks(first, second))
+    results = {}
+    for name, view in views.items():
+        before, after = (side[name] for side in sides)
+        if name == STEPS and len(shared) > 1:
+            results[RANKS] = compare_ranks(before, after)
+        results[name] = compare_jobs(view, list(before.values()), list(after.values()))
+    return {name: replace(result, notes=(*result.notes, *missing)) for name, result in results.items()}
+
+
+def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"]) -> dict[str, "Result"]:
+    """The results that go by nodes of the tree, and others beside them. Raises UsageProblem for jobs."""
     from kineto_trace.analysis.diff.diff_views import compare
     from kineto_trace.catalog.view_catalog import find_view
     from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
     from kineto_trace.view_api.view import Compat
 
-    if name == MODULES:
-        return diff_tree(baseline, other, path=path or ROOT, compat=Compat(compat or Compat.NONE))
-    if path is not None or (compat and name == "ops"):
-        return diff_tree_ops(baseline, other, path=path or ROOT, compat=Compat(compat or Compat.NONE))
-    return compare(find_view(VIEWS[name]), baseline, other)
+    for side in (first, second):
+        if len(side) > 1:
+            names = ", ".join(str(source.path) for source in list(side.values())[:3])
+            raise UsageProblem(
+                f"--by {TREE}, --path and --compat compare one trace with one; there are several: {names}"
+            )
+    before, after = (open_context(next(iter(side.values()))) for side in (first, second))
+    node, compat = options.path or ROOT, Compat(options.compat or Compat.NONE)
+    found = {}
+    for name in options.names:
+        if name == TREE:
+            found[name] = diff_tree(before, after, path=node, compat=compat)
+        elif name == "ops" and (options.path is not None or options.compat):
+            found[name] = diff_tree_ops(before, after, path=node, compat=compat)
+        else:
+            chosen = {"total": options.total} if name in WITH_TOTALS else {}
+            found[name] = compare(find_view(VIEWS[name]), before, after, **chosen)
+    return found
+
+
+def _checks(options: DiffOptions, results: Mapping[str, "Result"]) -> dict[str, list["Check"]]:
+    """By what was limited: the outcome of each check."""
+    if not options.fail_on:
+        return {}
+    from kineto_trace.analysis.diff.regressions import regressions
+
+    return {
+        view: regressions(results[view], percent, only="step" if view == STEPS else "")
+        for view, percent in options.fail_on
+    }
+
+
+def _show(results: Mapping[str, "Result"], options: DiffOptions, settings: CommonOptions) -> None:
+    if settings.file is not None:
+        from kinetoctl.output.result_files import save_results
+
+        save_results(results, settings, limit=options.limit or 0)
+        return
+    from kinetoctl.output.diff_summary import headline, without_noise
+    from kinetoctl.output.result_tables import show_results
+
+    limit = options.limit
+    if settings.output == "table":
+        limit = DEFAULT_LIMIT if limit is None else limit
+        for line in headline(results):
+            say(line, bold=True)
+        if not options.everything:
+            results = {name: without_noise(name, result) for name, result in results.items()}
+    show_results(results, settings, limit=limit or 0, title=len(results) > 1)
+
+
+def _write(results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], options: DiffOptions) -> None:
+    from kinetoctl.output.diff_summary import append_markdown, write_junit, write_markdown
+
+    if options.junit is not None:
+        write_junit(checks, options.junit)
+    if options.markdown is not None:
+        write_markdown(results, checks, options.markdown)
+    if options.github_summary:
+        append_markdown(results, checks, Path(os.environ[GITHUB_SUMMARY]))
+
+
+def _exit_code(
+    results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], settings: CommonOptions
+) -> ExitCode:
+    """Says what the checks found. Raises NotComparable if one could not be made and none failed."""
+    from kineto_trace.analysis.diff.regressions import CheckOutcome
+
+    every = [(view, check) for view, found in checks.items() for check in found]
+    for view, check in every:
+        if check.outcome is CheckOutcome.FAILED or not settings.quiet:
+            say(f"{check.outcome}: {view}: {check.row}: {check.message}", err=True)
+    if any(check.outcome is CheckOutcome.FAILED for _, check in every):
+        return ExitCode.REGRESSED
+    unknown = [f"{view}: {check.message}" for view, check in every if check.outcome is CheckOutcome.UNKNOWN]
+    if unknown:
+        raise NotComparable(f"--fail-on cannot be judged: {'; '.join(unknown)}")
+    partial = any(note.endswith(": not compared") for result in results.values() for note in result.notes)
+    return ExitCode.PARTIAL if partial else ExitCode.DONE

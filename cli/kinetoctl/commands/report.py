@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,29 @@ if TYPE_CHECKING:
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
-OVERVIEW = ("overview", "findings", "kernels", "operators", "python_samples")  # without --view, of one trace
+# Without --view, of one trace: first what the time went to and what to change, then details.
+OVERVIEW = ("time_causes", "findings", "overview", "kernels", "operators", "python_samples")
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
-JOB_OVERVIEW = ("ranks", "rank_waits", "step_spread", "collective_summary", "overview", "findings")  # of a job's ranks
-JOB_FINDINGS = 3  # of each rank
+JOB_OVERVIEW = (  # of a job's ranks
+    "ranks",
+    "rank_what_if",
+    "rank_waits",
+    "step_spread",
+    "collective_summary",
+    "overview",
+    "findings",
+)
+TOP_FINDINGS = 3  # of each rank, and of one trace in tables for people
+LEAST_SHARE = 1.0  # %: causes with less are one row, in tables for people
+OPTIONAL = ("python_samples", "time_causes")
 # Rows of tables there.
 SHORT = {
+    "time_causes": 16,
     "kernels": 5,
     "operators": 5,
     "python_samples": 5,
     "ranks": 16,
+    "rank_what_if": 5,
     "rank_waits": 8,
     "step_spread": 8,
     "collective_summary": 8,
@@ -59,6 +73,7 @@ class ReportOptions:
     columns: str | None
     workers: int | None
     scheduler: str | None
+    captures: str
     fleet: str
 
 
@@ -81,7 +96,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     metavar="NAME",
     multiple=True,
     shell_complete=_complete,
-    help="View (analysis) to show; repeatable.  [default: overview and top findings]",
+    help="View (analysis) to show; repeatable.  [default: what the time went to, top findings, overview]",
 )
 @click.option("--list", "listing", is_flag=True, help="List all views, one per line.")
 @click.option(
@@ -110,6 +125,12 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     help="Write a self-contained page with charts and tables instead of printing.",
 )
 @click.option("--columns", metavar="NAMES", help="Columns to show, in this order, for example name,total_us.")
+@click.option(
+    "--captures",
+    metavar="ID",
+    default="latest",
+    help="Of several captures of a process, the one to use: its id, latest or all.  [default: latest]",
+)
 @click.option("--fleet", metavar="ID", default="", help="With a URL: only the parts of this capture of several hosts.")
 @job_options
 @table_options
@@ -132,18 +153,26 @@ def command(**values: Any) -> int:
     settings = current()
     if options.listing or options.describe:
         return _explain(options, settings)
-    with trace_errors(), found_traces(options.traces, settings, fleet=options.fleet, here=False) as sources:
+    with trace_errors(), _sources(options, settings) as sources:
         if options.html is not None:
             _write_page(options, sources, settings)
             return ExitCode.DONE
-        results = _results(options, sources)
+        results = _results(options, sources, short=settings.output == "table" and settings.file is None)
     if options.columns is not None:
         results = {name: _with_columns(result, options.columns) for name, result in results.items()}
     elif settings.output == "table" and len(sources) == 1:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
-    missing = any(MISSING_RANK.match(note) for result in results.values() for note in result.notes)
-    return ExitCode.PARTIAL if missing else ExitCode.DONE
+    return ExitCode.PARTIAL if any(map(_is_partial, results.values())) else ExitCode.DONE
+
+
+def _is_partial(result: "Result") -> bool:
+    """Tells whether the view failed, or a rank is missing in it."""
+    return bool(result.failure) or any(MISSING_RANK.match(note) for note in result.notes)
+
+
+def _sources(options: ReportOptions, settings: CommonOptions) -> AbstractContextManager[list["Source"]]:
+    return found_traces(options.traces, settings, fleet=options.fleet, captures=options.captures, here=False)
 
 
 def _overview(compat: str | None, traces: int) -> Sequence[str]:
@@ -159,16 +188,21 @@ def _chosen(names: Sequence[str]) -> list["View"]:
     return [find_view(name) for name in dict.fromkeys(names)]
 
 
-def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "Result"]:
-    """By view. A view that was asked for must know `compat`; those of the overview give their own figures else."""
-    from kineto_trace.analysis.findings.common_findings import MANY_RANKS, common_findings
+def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool) -> dict[str, "Result"]:
+    """By view. A view that was asked for must know `compat`; those of the overview give their own figures else.
+
+    short: the overview is for people, and begins with one screen.
+    """
+    from kineto_trace.analysis.findings.common_findings import common_findings
     from kineto_trace.catalog.view_runner import Request, run_views
     from kineto_trace.view_api.view import Compat
 
     views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
-    if not options.views and len(sources) > 1 and "findings" in settings:
-        settings["findings"].setdefault("top", JOB_FINDINGS)
+    if not options.views and "findings" in settings and (short or len(sources) > 1):
+        settings["findings"].setdefault("top", TOP_FINDINGS)
+    if not options.views and "time_causes" in settings and short:
+        settings["time_causes"].setdefault("least", LEAST_SHARE)
     wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(
@@ -180,10 +214,10 @@ def _results(options: ReportOptions, sources: Sequence["Source"]) -> dict[str, "
     ]
     with executor_for(sources, options.workers, options.scheduler) as executor:
         results = run_views(requests, sources, executor=executor)
-    if not options.views and len(sources) >= MANY_RANKS:
-        results = [common_findings(result) if result.view == "findings" else result for result in results]
+    if not options.views and len(sources) > 1:
+        results = [common_findings(result, len(sources)) if result.view == "findings" else result for result in results]
     if not options.views:  # a trace without samples of Python needs no empty table of them
-        results = [result for result in results if result.view != "python_samples" or len(result)]
+        results = [result for result in results if result.view != "python_samples" or len(result) or result.failure]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such view: these figures follow kinetod's own rules"
     return {

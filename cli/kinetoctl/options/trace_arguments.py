@@ -55,11 +55,17 @@ def trace_argument(name: str) -> Callable[[F], F]:
 
 @contextmanager
 def found_traces(
-    arguments: Sequence[str], settings: CommonOptions, *, fleet: str = "", here: bool = True
+    arguments: Sequence[str],
+    settings: CommonOptions,
+    *,
+    fleet: str = "",
+    captures: str = "latest",
+    here: bool = True,
 ) -> Iterator[list["Source"]]:
     """All traces that these arguments name, in the order of ranks. Downloaded files exist until the context ends.
 
-    fleet: of captures at URLs, only the parts of this one. here: whether to download traces from object stores too.
+    fleet: of captures at URLs, only the parts of this one. captures: which one of several captures of a process, see
+    find_traces. here: whether to download traces from object stores too.
     Raises NotFound, TraceUnreadable, and the client's errors for captures.
     """
     if not arguments:
@@ -70,14 +76,14 @@ def found_traces(
             paths += _paths(text, settings, stack)
         from kineto_trace.open.trace_discovery import find_traces
 
-        sources = find_traces(*paths, fleet=fleet)
+        sources = find_traces(*paths, fleet=fleet, captures=captures)
         yield _copied(sources, settings, stack) if here else sources
 
 
 @contextmanager
 def one_trace(argument: str, settings: CommonOptions) -> Iterator["Source"]:
     """The one trace that this argument names. Raises UsageError if there are several."""
-    with found_traces([argument], settings) as sources:
+    with found_traces([argument], settings, captures="all") as sources:
         if len(sources) != 1:
             names = ", ".join(str(source.path) for source in sources[:3])
             raise click.UsageError(f"{argument} has {len(sources)} traces; name one of them: {names}")

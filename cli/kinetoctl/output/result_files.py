@@ -8,7 +8,7 @@ from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.file_errors import write_errors
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output.console import say
-from kinetoctl.output.result_tables import documents, limited, one_of, tell_notes
+from kinetoctl.output.result_tables import documents, limited, one_of, remarks, tell_notes
 
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
@@ -34,7 +34,7 @@ def save_results(
         else:
             write_result(limited(one_of(results, str(path)), limit), path, settings.output)
     for result in results.values():
-        tell_notes(result.notes, settings)
+        tell_notes(remarks(result), settings)
     if not settings.quiet:
         count = sum(len(limited(result, limit)) for result in results.values())
         say(f"{path}: {count:,} {'row' if count == 1 else 'rows'}", err=True)

@@ -28,6 +28,7 @@ from kinetoctl.output.json_yaml import emit
 if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result, ResultColumn
 
+SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
 SHORTEST_TEXT = 36
 GAP = 2  # between columns
@@ -73,7 +74,7 @@ def show_results(
         _print_csv(one_of(results, "CSV"), settings, limit)
         return
     for result in results.values():
-        tell_notes(result.notes, settings)
+        tell_notes(remarks(result), settings)
     emit(documents(results, limit), settings.output)
 
 
@@ -89,10 +90,15 @@ def show_result(result: "Result", settings: CommonOptions, *, limit: int = 0) ->
 
 
 def documents(results: Mapping[str, "Result"], limit: int = 0) -> dict[str, Any]:
-    """For each name: columns with units, notes and rows, as values for JSON."""
+    """For each name: columns with units, notes and rows, and why a view failed, as values for JSON.
+
+    docs/report.schema.json describes one of them.
+    """
     return {
         name: {
+            "schema_version": SCHEMA_VERSION,
             "rows": plain_rows(limited(result, limit)),
+            **({"failure": result.failure} if result.failure else {}),
             "notes": list(result.notes),
             "columns": [column._asdict() for column in result.columns],
         }
@@ -119,6 +125,11 @@ def _print_csv(result: "Result", settings: CommonOptions, limit: int) -> None:
     say_text(csv_bytes(limited(result, limit)).decode(), nl=False)
 
 
+def remarks(result: "Result") -> list[str]:
+    """What is said about a result beside its rows: its notes, and why its view failed."""
+    return [*result.notes, *([result.failure] if result.failure else [])]
+
+
 def tell_notes(notes: Iterable[str], settings: CommonOptions) -> None:
     """Prints notes on stderr, beside a format for programs."""
     for note in () if settings.quiet else notes:
@@ -128,7 +139,9 @@ def tell_notes(notes: Iterable[str], settings: CommonOptions) -> None:
 def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -> None:
     """Prints a table for people, with the notes and what is left out below."""
     count = min(limit, len(result)) if limit else len(result)
-    if not count:
+    if result.failure:
+        say(result.failure)
+    elif not count:
         say("(nothing)")
     elif any(column.name in PROSE for column in result.columns):
         _print_records(result, count, settings)
