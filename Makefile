@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
 
 install: $(STAMP)
 
@@ -84,6 +84,10 @@ bench-traces: $(STAMP)
 	$(PYTHON) -m venv .venv-analysers
 	.venv-analysers/bin/pip install --quiet --disable-pip-version-check traceinsight torch-tb-profiler 'pandas<3' 'setuptools<81'
 	$(BIN)/python tests/bench/traces.py
+
+# Some forty trainings on the CPU (torch is needed) with one planted cause each: do the findings name it? A quarter of an hour.
+rootcause: $(STAMP)
+	cd tests && ../$(BIN)/python -m rootcause $(CAUSES)
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)
@@ -164,6 +168,11 @@ campaign-uploads: $(STAMP)
 # Reports of 256 ranks out of an S3 server through a Dask cluster; time and memory.
 campaign-reports: $(STAMP)
 	$(BIN)/python tests/campaign/reports.py
+
+# Any traces in halves: `kinetoctl diff` calls nothing changed, and finds what is made 20 % slower; some minutes.
+TRACES = tests/data/h200/ddp4/*.json.gz
+campaign-diff: $(STAMP)
+	$(BIN)/python tests/campaign/diff_noise.py $(TRACES)
 
 # Twelve minutes: 64 agents and 20 captures a minute, then nothing to do; verdicts, latency, memory, idle CPU against goals.
 campaign-load: $(STAMP)

@@ -4,13 +4,15 @@ usage: read_traces.py FOLDER      (in an environment with HolisticTraceAnalysis 
 
 "ours" are traces of runs other than Kineto's: the numbers of kernels and launches must agree, but times need not.
 "merged" are Kineto's runs written by us, including operators: everything must agree, including times, operators and
-their kernels.
+their kernels. "back" are other people's traces ("public") after they were exported as .pftrace and that as a Chrome
+trace: everything must agree, too, and a reader that fails on the one must fail on the other.
 """
 
 import logging
 import shutil
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ def with_hta(trace: Path) -> dict[str, Any]:
         "kernel launches": len(launches),
         "temporal breakdown of": len(breakdown),
         "whole": {
-            "kernels": sorted(map(repr, kernels.to_dict("records"))),
+            "kernels": sorted(map(_line, kernels.to_dict("records"))),
             "temporal breakdown": breakdown.to_dict("records"),
             "launches": {name: int(launches[name].sum()) for name in times if name in launches},
             "operators": _operators(analysis),
@@ -64,13 +66,22 @@ def with_plugin(trace: Path) -> dict[str, Any]:
     return {
         "kernel calls": {row[0]: row[calls] for row in data["rows"]},
         "whole": {
-            "kernels": sorted(map(repr, data["rows"])),
-            "kernels of operators": sorted(map(repr, profile.kernel_op_table["data"]["rows"])),
+            "kernels": sorted(map(_line, data["rows"])),
+            "kernels of operators": sorted(map(_line, profile.kernel_op_table["data"]["rows"])),
             "operators": sorted(map(_without_stack, profile.operation_table_by_name["data"])),
             "operators by input": sorted(map(_without_stack, profile.operation_table_by_name_input["data"])),
             "performance": profile.overview["performance"],
         },
     }
+
+
+def _line(value: Any) -> str:
+    """A row as text. 36 and 36.0 are equal, and so are sums that were added up in another order."""
+    if isinstance(value, dict):
+        return repr({name: _line(each) for name, each in value.items()})
+    if isinstance(value, list):
+        return repr([_line(each) for each in value])
+    return f"{value:.9g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else repr(value)
 
 
 def _without_stack(row: dict[str, Any]) -> str:
@@ -99,7 +110,23 @@ def main() -> int:
             found += differences(merged, kinetos, "merged")
             print(f"{reader.__name__:<12} {workload:<8} {'DIFFERS' if found else 'same'}", *found, sep="\n")
             differ += bool(found)
+    for public in sorted(folder.glob("public-*")):
+        back = folder / f"back-{public.name.removeprefix('public-')}"
+        for reader in (with_hta, with_plugin):
+            first, second = (attempt(reader, path / "trace.json.gz") for path in (back, public))
+            found = differences(first, second, "back")
+            failed = first.get("fails", "same")
+            print(f"{reader.__name__:<12} {public.name:<60.60} {'DIFFERS' if found else failed}", *found, sep="\n")
+            differ += bool(found)
     return 1 if differ else 0
+
+
+def attempt(reader: Callable[[Path], dict[str, Any]], trace: Path) -> dict[str, Any]:
+    """What a reader sees in a trace, or how it fails."""
+    try:
+        return reader(trace)
+    except Exception as exc:
+        return {"fails": f"the reader fails: {type(exc).__name__}"}
 
 
 if __name__ == "__main__":

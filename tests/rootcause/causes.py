@@ -1,0 +1,113 @@
+"""The planted causes: the program of each, and what a finding must say to have named it.
+
+A finding names a cause if its place (title, function, file, line, operator) fits `where`, and its advice fits `remedy`:
+both were written down before any rule that finds them. What cannot be known from a trace with default options says so
+in `unknowable`; such a cause still counts. Where an option of `kinetoctl trace` records what is needed, `options` has
+it.
+"""
+
+from dataclasses import dataclass
+
+_NO_TYPES = "the types and strides of tensors are recorded only with --record-shapes"
+_NO_C = "the C function that a line calls is not recorded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One cause. where, remedy: regular expressions. unknowable: why default traces cannot tell; "": they can."""
+
+    name: str
+    program: str
+    where: str
+    remedy: str
+    unknowable: str = ""
+    options: tuple[str, ...] = ()
+
+
+def _of(program: str, *rows: tuple[str, ...]) -> tuple[Cause, ...]:
+    return tuple(
+        Cause(
+            name=row[0],
+            program=program,
+            where=row[1],
+            remedy=row[2],
+            unknowable=row[3] if len(row) > 3 else "",
+            options=("--record-shapes",) if _NO_TYPES in row else (),
+        )
+        for row in rows
+    )
+
+
+CAUSES = (
+    *_of(
+        "vision",
+        ("slow_storage", r"read_shard|__getitem__", r"num_workers"),
+        ("slow_collate", r"slow_collate", r"collate|num_workers"),
+        ("augmentation", r"augment", r"num_workers|augment"),
+        ("print_tensor", r"\bshow\b", r"print"),
+        ("synchronous_logging", r"histogram_of|emit", r"log"),
+        ("float64", r"float64|double", r"float32", _NO_TYPES),
+        ("no_channels_last", r"conv", r"channels_last", _NO_TYPES),
+    ),
+    *_of(
+        "workers",
+        ("too_few_workers", r"DataLoader|next batch", r"num_workers"),
+        ("worker_start_per_epoch", r"DataLoader|start", r"persistent_workers"),
+        ("slow_sampler", r"\bdraw\b|__iter__", r"sampl|vectoris|num_workers"),
+        ("no_workers", r"__getitem__", r"num_workers"),
+    ),
+    *_of(
+        "language",
+        ("deepcopy", r"deepcopy|lambda", r"cop(?:y|ies)"),
+        ("json", r"publish", r"JSON|json|serialis"),
+        ("pickle", r"hand_over", r"pickl|serialis|tolist", _NO_C),
+        ("checkpoint", r"lambda|torch\.save|serialization", r"checkpoint|sav"),
+        ("hashing", r"fingerprint", r"less often|another thread|hash"),
+        ("compression", r"lambda", r"less often|another thread|compress"),
+        ("metric", r"word_error", r"item|vectoris"),
+        ("tokenisation", r"tokens_of", r"regular expression|tokeni|worker"),
+    ),
+    *_of(
+        "gradients",
+        ("clip_in_python", r"clip_gradients", r"clip_grad_norm_|foreach|fuse|fewer"),
+        ("unfused_optimizer", r"optimizer|AdamW", r"fused|foreach"),
+        ("anomaly_mode", r"anomaly", r"anomaly"),
+        ("double_backward", r"log_norms", r"backward|gradient"),
+        ("tiny_operators", r"penalty", r"vectoris|fewer|batch"),
+        ("finite_checks", r"check_finite", r"fewer|less often|foreach|vectoris"),
+        ("evaluation", r"validate", r"less often|evaluat"),
+    ),
+    *_of(
+        "services",
+        ("sleep", r"after_step", r"sleep|wait"),
+        ("garbage_collection", r"after_step|collector|gc", r"gc|garbage", _NO_C),
+        ("imports", r"after_step", r"import"),
+        ("subprocess", r"after_step", r"process"),
+        ("slow_share", r"after_step", r"read|file|storage"),
+        ("lock", r"after_step", r"lock|wait"),
+        ("queue", r"after_step", r"queue|wait|thread"),
+        ("gil", r"crunch|metrics", r"process|GIL"),
+        ("too_many_threads", r"thread", r"set_num_threads|OMP_NUM_THREADS|threads"),
+        ("one_core", r"core|CPU", r"core|affinity|CPU|threads"),
+        ("cpu_quota", r"CPU|core", r"quota|limit|cgroup|CPU"),
+    ),
+    *_of(
+        "compiled",
+        ("recompiles", r"compil", r"dynamic"),
+        ("compile_in_the_loop", r"compil", r"once|outside"),
+    ),
+)
+
+# Written after the rules, to check them: `python -m rootcause --held-out`.
+HELD_OUT = _of(
+    "held_out",
+    ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
+    ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),
+    ("tracker", r"Tracker|on_batch_end", r"network"),
+    ("who_calls", r"WhoCalls|on_batch_end", r"less often"),
+    ("histogram", r"Histogram|on_batch_end", r"less often|vectoris|whole tensors"),
+    ("table", r"Table|on_batch_end", r"less often|file|disk"),
+    ("retries", r"call|send|retried", r"wait|sleep"),
+    ("layer_hooks", r"note", r"item|larger operators|less often"),
+    ("unpacking", r"unpack", r"num_workers"),
+)

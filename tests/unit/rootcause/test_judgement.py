@@ -1,0 +1,47 @@
+"""How a finding is compared with what was planted."""
+
+from typing import Any
+
+from rootcause.causes import Cause
+from rootcause.judgement import judge, without_neighbours
+from rootcause.table import row, summary
+
+CAUSE = Cause(name="sleep", program="services", where="after_step", remedy="sleep")
+
+
+def finding(title: str, advice: str, saving_pct: float) -> dict[str, Any]:
+    return {"title": title, "advice": advice, "saving_pct": saving_pct, "finding": "x", "where": None, "op": None}
+
+
+SLEEPS = finding("after_step waits", "remove the sleep", 30.0)
+
+
+def test_a_finding_that_names_place_and_remedy_has_found_the_cause() -> None:
+    verdict = judge(CAUSE, (30.0, [finding("other", "x", 40.0), SLEEPS]), (20.0, []))
+    assert (verdict.place, verdict.predicted_pct, verdict.saving_is_right) == (2, 30.0, True)
+    assert round(verdict.share_pct) == 33
+
+
+def test_the_place_without_the_remedy_is_not_enough() -> None:
+    assert judge(CAUSE, (30.0, [finding("after_step waits", "buy a GPU", 30.0)]), (20.0, [])).place == 0
+
+
+def test_a_saving_that_is_far_from_the_measured_one_is_wrong() -> None:
+    assert not judge(CAUSE, (100.0, [finding("after_step", "sleep", 10.0)]), (60.0, [])).saving_is_right
+
+
+def test_a_control_with_a_claim_above_five_per_cent_is_told() -> None:
+    verdict = judge(CAUSE, (30.0, []), (20.0, [SLEEPS, finding("small", "x", 4.9)]))
+    assert verdict.false_claims == ("after_step waits 30 %",)
+    assert "controls with a claim above 5 %: 1 of 1\n  services for sleep: after_step waits 30 %" in summary([verdict])
+
+
+def test_a_row_has_times_share_prediction_and_rank() -> None:
+    verdict = judge(CAUSE, (30.0, [SLEEPS]), (20.0, []))
+    assert row(verdict) == "sleep                      30.0   20.0    33 %  30 %     1  after_step waits 30 %"
+
+
+def test_a_wait_for_a_processor_that_the_kernel_counted_too_is_the_neighbours_and_not_the_programs() -> None:
+    waits = {**finding("no CPU", "look for other programs", 40.0), "finding": "no_processor"}
+    assert without_neighbours([waits, SLEEPS], waited_pct=35.0) == [SLEEPS]
+    assert without_neighbours([waits, SLEEPS], waited_pct=0.0) == [waits, SLEEPS]
