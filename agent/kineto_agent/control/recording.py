@@ -141,7 +141,7 @@ class Recording:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
         self._announcer = announce
         if self._iterations is not None and self._iterations.counter.count < 0:
-            self._iterations.counter.copy_every(1, self._iterations.wake)
+            self._iterations.counter.copy_after(1, self._iterations.wake)
         self.mark_iterations()
 
     def mark_iterations(self) -> None:
@@ -234,7 +234,7 @@ class Recording:
         self._note_unannounced()
         self.mark_iterations()
         if self._iterations is not None:
-            self._iterations.counter.copy_every(None)
+            self._iterations.counter.copy_after(None)
             self._iterations = None
         while self._running:
             part = self._running.pop()

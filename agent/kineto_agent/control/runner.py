@@ -127,7 +127,7 @@ class Agent:
         """In a forked child: let go of the link. The agent is of no further use; the sources clean up by themselves."""
         self._thread = None
         self._counter.watch(None)
-        self._counter.copy_every(None)
+        self._counter.copy_after(None)
         self._link.abandon()
         self._close_pipe()
 

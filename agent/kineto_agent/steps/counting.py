@@ -11,7 +11,9 @@ Theory of operation
     capture records, the agent's thread copies them out of the ring before they are overwritten (step_marks.py).
 
     Everything here runs in the program's training thread: no lock, no raise, about a microsecond. A pipe is
-    written only when somebody waits for this very iteration, or when it is time to copy: about once a second.
+    written only when somebody waits for this very iteration, or when it is time to copy: about once a second, and
+    never again until the agent's thread has copied. Each write releases the GIL for a moment; releases that come more
+    often than Python's switch interval would keep that thread from ever getting it.
     `_due_at` is the first iteration at which anything but counting is to be done. Both threads may change it; whoever
     does looks afterwards whether the other has changed what it follows from.
 """
@@ -81,7 +83,7 @@ class StepCounter:
         self._wake: Callable[[], None] = _ignore  # for the watched iteration
         self._watched = self._woken_for = _NEVER
         self._copy: Callable[[], None] = _ignore  # tells that the ring is to be copied
-        self._copy_at = self._copy_every = _NEVER
+        self._copy_at = _NEVER
         self._due_at = _NEVER
 
     def step(self) -> None:
@@ -141,7 +143,7 @@ class StepCounter:
         if wakes:
             self._woken_for = watched
         if copies:
-            self._copy_at = count + self._copy_every
+            self._copy_at = _NEVER  # before the wake, after which the agent's thread sets it anew
         self._set_due()
         if wakes:
             self._wake()
@@ -167,12 +169,16 @@ class StepCounter:
         self._set_due()
         return iteration is not None and self.count >= iteration
 
-    def copy_every(self, iterations: Optional[int], wake: Callable[[], None] = _ignore) -> None:
-        """Call `wake` after so many iterations, again and again; None ends that."""
+    def copy_after(self, iterations: Optional[int], wake: Callable[[], None] = _ignore) -> None:
+        """Call `wake` once after so many more iterations; None cancels that."""
         self._copy = wake
-        self._copy_every = _NEVER if iterations is None else iterations
         self._copy_at = _NEVER if iterations is None else self.count + iterations
         self._set_due()
+
+    @property
+    def will_ask_to_copy(self) -> bool:
+        """False once the call that `copy_after` asked for has been made or is about to be."""
+        return self._copy_at != _NEVER
 
     def time_of(self, iteration: int) -> int:
         """When this iteration began (Unix ns), or 0 if that is unknown or forgotten."""

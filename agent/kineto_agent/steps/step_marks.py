@@ -37,7 +37,7 @@ class StepMarkSession:
         self._writer = ArenaWriter(NAME, min(buffer_limit_bytes, _BUFFERS_BYTES), 0, _BUFFER_BYTES)
         self.arena_fd = self._writer.fd
         self._next = max(counter.count, 1)
-        self._every = 0
+        self._pace = 1  # iterations a second, at the last look
         self._last_ns = 0  # when the last iteration that was written began
         self._published_ns = 0  # likewise, of the last one that the daemon can see
 
@@ -47,14 +47,12 @@ class StepMarkSession:
 
     def copy(self) -> None:
         """Write the iterations that have begun since the last call. Cheap if there are none."""
-        if self._counter.count < self._next and self._every:
+        if self._counter.count < self._next and self._counter.will_ask_to_copy:
             return
         before_ns, begun = self._last_ns, self._write()
-        pace = begun * _PERIOD_NS // max(self._last_ns - before_ns, 1) if before_ns else 1
-        every = min(max(pace, 1), MARKS_AT_ONCE)
-        if every != self._every:
-            self._every = every
-            self._counter.copy_every(every, self._wake)
+        if before_ns and begun:
+            self._pace = begun * _PERIOD_NS // max(self._last_ns - before_ns, 1)
+        self._counter.copy_after(min(max(self._pace, 1), MARKS_AT_ONCE), self._wake)
 
     def _write(self, *, rest: bool = False) -> int:
         """Returns how many iterations have been written or dropped. rest: nothing is left for a later call."""
@@ -83,7 +81,7 @@ class StepMarkSession:
 
     def stop(self) -> SourceOutcome:
         """Write the rest."""
-        self._counter.copy_every(None)
+        self._counter.copy_after(None)
         self._write(rest=True)
         self._writer.finish()
         return SourceOutcome(self.counts(), {}, [], detach_ns=0, cpu_ns=0)
@@ -93,5 +91,5 @@ class StepMarkSession:
 
     def close(self) -> None:
         """Free the arena."""
-        self._counter.copy_every(None)
+        self._counter.copy_after(None)
         self._writer.close()

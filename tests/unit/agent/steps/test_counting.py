@@ -202,17 +202,33 @@ def test_forgotten_iterations_are_counted() -> None:
     assert forgotten == 5000 - RING_ITERATIONS + 1
 
 
-def test_the_copying_thread_is_woken_again_and_again_beside_whoever_watches() -> None:
+def test_the_copying_thread_is_woken_whenever_it_asks_beside_whoever_watches() -> None:
     counter, woken = StepCounter(), []
+
+    def copy() -> None:
+        woken.append(("copy", counter.count))
+        counter.copy_after(3, copy)
+
     counter.step()
     counter.watch(5, lambda: woken.append(("watched", counter.count)))
-    counter.copy_every(3, lambda: woken.append(("copy", counter.count)))
+    counter.copy_after(3, copy)
     for _ in range(11):
         counter.step()
-    counter.copy_every(None)
+    counter.copy_after(None)
     for _ in range(11):
         counter.step()
     assert woken == [("copy", 4), ("watched", 5), ("copy", 7), ("copy", 10)]
+
+
+def test_a_copying_thread_that_waits_for_the_gil_is_woken_once() -> None:
+    """Each wake releases the GIL for a moment: one for every iteration kept the thread from getting it for seconds."""
+    counter, woken = StepCounter(), []
+    counter.step()
+    counter.copy_after(1, lambda: woken.append(counter.count))
+    for _ in range(1000):
+        counter.step()
+    assert woken == [2]
+    assert not counter.will_ask_to_copy
 
 
 def test_the_thread_that_steps_is_noted() -> None:

@@ -75,6 +75,16 @@ def test_the_agent_is_woken_about_once_a_second_or_before_the_ring_is_full() -> 
         recording.marks.close()
 
 
+def test_an_agent_that_copied_just_before_it_was_woken_is_woken_again(recording: Recording) -> None:
+    """It has nothing to copy then, and the training thread has forgotten that it is to wake it."""
+    recording.step(1)
+    recording.begin()
+    recording.counter.copy_after(None)
+    recording.marks.copy()
+    recording.step(3 * RING_ITERATIONS)
+    assert recording.marks.stop().counts.dropped == 0
+
+
 def test_nobody_is_woken_once_the_recording_has_stopped(recording: Recording) -> None:
     recording.begin()
     recording.step(10)
@@ -86,7 +96,7 @@ def test_nobody_is_woken_once_the_recording_has_stopped(recording: Recording) ->
 
 def test_iterations_that_were_overwritten_before_they_were_copied_are_counted(recording: Recording) -> None:
     recording.begin()
-    recording.counter.copy_every(None)  # the agent's thread does not get to run
+    recording.counter.copy_after(None)  # the agent's thread does not get to run
     recording.step(RING_ITERATIONS + 99)
     outcome = recording.marks.stop()
     recording.take()
@@ -106,7 +116,7 @@ def test_an_agent_that_is_awake_often_loses_nothing_while_the_daemon_is_slow(rec
 
 def test_iterations_wait_in_the_ring_while_the_daemon_leaves_no_room(recording: Recording) -> None:
     recording.begin()
-    recording.counter.copy_every(None)
+    recording.counter.copy_after(None)
     for _ in range(24):
         recording.step(500)
         recording.marks.copy()
