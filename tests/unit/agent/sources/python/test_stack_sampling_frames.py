@@ -1,6 +1,7 @@
 """Stacks of every kind of frame, of code that calls faster than it can be read, of threads that come and go."""
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -128,8 +129,8 @@ def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> 
     assert recorder.outcome.metadata["torn_samples"] <= 0.02 * sum(seen.values())
 
 
-def test_shares_of_short_functions_are_those_of_their_time(recorder: Recorder) -> None:
-    """Functions of some 50 us that take turns: a sampler that drops what it cannot read in time would misjudge them."""
+def misjudged(recorder: Recorder) -> float:
+    """By how much the samples misjudge the share of one of two functions of some 50 us that take turns."""
 
     def calls() -> int:
         return sum(one(number) for number in range(800))
@@ -145,15 +146,25 @@ def test_shares_of_short_functions_are_those_of_their_time(recorder: Recorder) -
 
     spent: Dict[str, int] = {"calls": 0, "plain_loop": 0}
     works: List[Tuple[str, Callable[[], int]]] = [("calls", calls), ("plain_loop", plain_loop)]
-    while recorder.session.ticks() < 1500:
+    while recorder.session.ticks() < 700:
         for name, work in works:
             begin = time.perf_counter_ns()
             work()
             spent[name] += time.perf_counter_ns() - begin
     seen = Counter(name for sample in own(recorder) for name in plain(sample.stack) if name in spent)
     truth = spent["calls"] / sum(spent.values())
-    # With walks repeated until one fits it was 0.10 to 0.17 on a loaded machine; 0.08 is seen on 3.9 with an idle one.
-    assert abs(seen["calls"] / sum(seen.values()) - truth) < 0.12
+    return abs(seen["calls"] / sum(seen.values()) - truth)
+
+
+def test_shares_of_short_functions_are_those_of_their_time() -> None:
+    """A sampler that drops what it cannot read in time would misjudge them."""
+    found = []
+    for _ in range(3):
+        with contextlib.closing(Recorder(stack_sample_hz=1000)) as recorder:
+            found.append(misjudged(recorder))
+    # With walks repeated until one fits it was 0.10 to 0.17 on a loaded machine; 0.08 is seen on 3.9 with an idle one,
+    # and 0.13 once in some dozens of recordings beside other work.
+    assert sorted(found)[1] < 0.12
 
 
 def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> None:
