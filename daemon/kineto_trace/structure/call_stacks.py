@@ -30,11 +30,12 @@ from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.event_arguments import argument_texts
 from kineto_trace.structure.fwd_bwd import forward_backward
 from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.python.code_places import functions_named
 
 NO_STACK = -1
 SEPARATOR = ";"
 ARGUMENT = "Call stack"
-_BACKWARD = re.compile(r"torch/autograd/.*: (backward|_engine_run_backward|grad)$")
+_BACKWARD = re.compile(r"(?:^|/)torch/autograd/[^:]*: (backward|_engine_run_backward|grad)$")
 
 Ints = npt.NDArray[np.int64]
 
@@ -128,8 +129,7 @@ def _waiting_for_backward(
 
     nested: the Python frames; name: of each of them, by place.
     """
-    starts = np.array([*(_BACKWARD.search(text) is not None for text in context.trace.strings), False], np.bool_)
-    passes = np.flatnonzero(starts[name])
+    passes = np.flatnonzero(functions_named(context, _BACKWARD)[name])
     if not len(passes) or not len(time):
         return np.full(len(time), -1, np.int64)
     passes = passes[np.argsort(nested.events.start[passes], kind="stable")]

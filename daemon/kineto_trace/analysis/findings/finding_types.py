@@ -11,7 +11,8 @@ from kineto_trace.arrays.intervals import union
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
-from kineto_trace.structure.python.python_frames import described, python_frames
+from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.python.python_frames import python_frames
 
 TOP_KERNELS = 3
 
@@ -93,4 +94,4 @@ def called_in(context: Context, frame: int) -> str:
     if frame < 0:
         return ""
     table = context.trace.table("python_function")
-    return f", called in {described(context.trace.strings[int(table['name'][frame])], int(table['line'][frame]))}"
+    return f", called in {code_place(context.trace.strings[int(table['name'][frame])], int(table['line'][frame]))}"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step, total_ns
-from kineto_trace.analysis.host_time.code_places import place_of
 from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_samples import RUNNING, state_counts
 from kineto_trace.structure.python.thread_use import ThreadUse, thread_use, window_ns
 
@@ -52,7 +52,7 @@ def _other_python(context: Context) -> tuple[str, float]:
     thread = int(table["thread"][row])
     samples = int(counts[table["thread"][others] == thread].sum())
     name = context.trace.target.threads.get(thread, str(thread))
-    place = place_of(context.trace.strings[int(table["name"][row])], int(table["line"][row]))
+    place = code_place(context.trace.strings[int(table["name"][row])], int(table["line"][row]))
     return f"{place} in thread {name}", running[best] / max(samples, 1)
 
 

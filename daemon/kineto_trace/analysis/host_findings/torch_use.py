@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.call_kinds import CallKind
-from kineto_trace.analysis.host_time.code_places import place_of
 from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
@@ -17,13 +15,15 @@ from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.python.code_places import code_place, functions_named
+from kineto_trace.structure.python.library_calls import CallKind
 
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
 REPEATED = 0.2  # of the nodes of the graph
 SMALL_NS = 20_000  # an operator on the CPU below this is mostly the cost of calling it
 FUSED_GAIN = 0.5  # of large operators: one pass over the memory in the place of several
-GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py[^:]*: grad$")
+GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py: grad$")
 EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
 WARM_UP = 0.2  # of the steps, all at the beginning
 
@@ -38,7 +38,7 @@ def optimizer(context: Context) -> Iterator[HostFinding]:
     weight = float(classes.weight[rows].sum())
     if (
         not is_enough(context, weight, len(rows))
-        or not below(context, matches(context.trace.strings, SINGLE_TENSOR))[found.place[rows]].any()
+        or not below(context, functions_named(context, SINGLE_TENSOR))[found.place[rows]].any()
     ):
         return
     count, large = _ops_of_optimizer(context)
@@ -145,7 +145,7 @@ def _caller(context: Context, rows: Ints) -> str:
     if not len(places):
         return ""
     names, counts = np.unique(context.trace.table("python_function")["name"][slices.row[places]], return_counts=True)
-    return str(place_of(context.trace.strings[int(names[np.argmax(counts)])]))
+    return str(code_place(context.trace.strings[int(names[np.argmax(counts)])]))
 
 
 def second_backward(context: Context) -> Iterator[HostFinding]:
@@ -161,14 +161,14 @@ def second_backward(context: Context) -> Iterator[HostFinding]:
     names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
     callers = callers.reshape(-1)
     weights = np.bincount(callers, classes.weight[rows], len(names))
-    asks = below(context, matches(context.trace.strings, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
+    asks = below(context, functions_named(context, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
     extra = np.bincount(callers, asks, len(names)) > 0.5 * np.bincount(callers, minlength=len(names))
     if not extra.any():
         extra = np.arange(len(names)) != np.argmax(weights)
     for number in np.flatnonzero(extra).tolist():
         if not is_enough(context, float(weights[number]), int((callers == number).sum())):
             continue
-        place = place_of(context.trace.strings[int(names[number])])
+        place = code_place(context.trace.strings[int(names[number])])
         yield HostFinding(
             name="second_backward",
             title=f"{place.short} runs the graph backward once more",

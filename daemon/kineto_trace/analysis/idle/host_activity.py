@@ -13,7 +13,8 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import NOTHING, calls, ops, step_names
 from kineto_trace.structure.nesting import Nested, nest_tables
-from kineto_trace.structure.python.python_frames import DATA, python_frames
+from kineto_trace.structure.python.library_calls import FrameKind
+from kineto_trace.structure.python.python_frames import python_frames
 
 # Bits of what a thread does: data loading, a collective, CUDA's allocation, a call that waits for the GPU, any operator
 # or call, an annotation.
@@ -49,7 +50,7 @@ def host_activity(context: Context, thread: int) -> ActiveSets:
     frames = context.get(python_frames)
     if len(frames.row) and not frames.samples:
         events = frames.nested.events
-        mine = (events.track == thread) & (frames.kind == DATA)
+        mine = (events.track == thread) & (frames.kind == FrameKind.DATA)
         loads = union(np.append(loads.start, events.start[mine]), np.append(loads.end, frames.nested.tree.end[mine]))
     found = active_sets(
         [

@@ -11,7 +11,7 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
-from kineto_trace.structure.python.python_frames import described
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -168,6 +168,6 @@ def _doing(context: Context, chosen: npt.NDArray[np.int64]) -> list[_Doing | Non
     for place in np.argsort(-time, kind="stable").tolist():
         row = int(rows[found.first[place]])
         frame = int(pieces.frame[row])
-        function = described(strings[int(pieces.name[row])], int(lines[frame])) if frame >= 0 else None
+        function = str(code_place(strings[int(pieces.name[row])], int(lines[frame]))) if frame >= 0 else None
         most.setdefault(int(pieces.gap[row]), _Doing(int(pieces.cause[row]), int(time[place]), function))
     return [most.get(gap) for gap in chosen.tolist()]

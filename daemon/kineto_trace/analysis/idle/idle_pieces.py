@@ -42,7 +42,8 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu
-from kineto_trace.structure.python.python_frames import KINDS, PythonFrames, python_frames
+from kineto_trace.structure.python.library_calls import FrameKind
+from kineto_trace.structure.python.python_frames import PythonFrames, python_frames
 from kineto_trace.structure.python.python_moments import frames_in
 
 IDLE_CAUSES = (
@@ -57,7 +58,7 @@ IDLE_CAUSES = (
 _OF_KIND = np.array(  # cause of each kind of Python frame
     [PYTHON, _GIL, _BLOCKED, OPERATORS, _LOCK, _SLEEP, _IO, _GC, _LOGGING, LOADING]
 )
-assert len(_OF_KIND) == len(KINDS)
+assert len(_OF_KIND) == len(FrameKind)
 
 # Why a piece is unknown.
 REASONS = (

@@ -27,6 +27,11 @@ def test_a_function_that_sleeps_is_named_with_file_line_and_share() -> None:
     )
 
 
+def test_a_folder_with_parentheses_is_the_programs_too() -> None:
+    (finding,) = found(*[((*MAIN, "/home/me/run (1)/limits.py(7): RateLimit.wait"), "idle")] * 20)
+    assert finding.where == "RateLimit.wait (/home/me/run (1)/limits.py:42)"
+
+
 def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
     stack = (
         *MAIN,
