@@ -29,8 +29,9 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.event_arguments import argument_texts
 from kineto_trace.structure.fwd_bwd import forward_backward
-from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.nesting import Nested
 from kineto_trace.structure.python.code_places import functions_named
+from kineto_trace.structure.python.python_frames import python_tree
 
 NO_STACK = -1
 SEPARATOR = ";"
@@ -79,7 +80,7 @@ def call_stacks(context: Context) -> CallStacks:
     if (told.of_op != NO_STACK).any():
         return replace(told, of_op=_of_forward_ops(context, told.of_op))
     ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
-    nested = nest_tables([python], context.trace.window_end_ns)
+    nested = context.get(python_tree)
     name, parent, depth = python["name"][nested.order], nested.tree.parent, nested.tree.depth
     stack = np.full(len(python) + 1, NO_STACK, np.int64)  # the last one is for "no caller"
     names, callers, count = [], [], 0

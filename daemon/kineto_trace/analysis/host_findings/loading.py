@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, idleness, is_enough, margin, per_step
+from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_findings.user_code import inclusive, main_kind
 from kineto_trace.analysis.host_time.host_moments import below, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
@@ -37,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-def loading(context: Context) -> Iterator[HostFinding]:
+def loading(context: Context) -> Iterator[Finding]:
     """Yields findings about the DataLoader."""
     classes, found = context.get(moment_classes), context.get(moments)
     rows = np.flatnonzero((classes.kind == Class.LOADING) & (classes.weight > 0))
@@ -69,10 +70,10 @@ def _ends_workers(context: Context, rows: Ints) -> bool:
     return ends and starts
 
 
-def _starts(context: Context, rows: Ints, steps: int) -> Iterator[HostFinding]:
+def _starts(context: Context, rows: Ints, steps: int) -> Iterator[Finding]:
     weight = float(context.get(moment_classes).weight[rows].sum())
     if is_enough(context, weight, len(rows)):
-        yield HostFinding(
+        yield Finding(
             name="worker_start",
             title="The DataLoader starts its worker processes again and again",
             saving_ns=int(weight),
@@ -82,10 +83,10 @@ def _starts(context: Context, rows: Ints, steps: int) -> Iterator[HostFinding]:
         )
 
 
-def _waits(context: Context, rows: Ints) -> Iterator[HostFinding]:
+def _waits(context: Context, rows: Ints) -> Iterator[Finding]:
     weight = float(context.get(moment_classes).weight[rows].sum())
     if is_enough(context, weight, len(rows)):
-        yield HostFinding(
+        yield Finding(
             name="loader_waits_for_workers",
             title="The step waits for the next batch from the DataLoader's workers",
             saving_ns=int(weight),
@@ -96,7 +97,7 @@ def _waits(context: Context, rows: Ints) -> Iterator[HostFinding]:
         )
 
 
-def _works(context: Context, rows: Ints) -> Iterator[HostFinding]:
+def _works(context: Context, rows: Ints) -> Iterator[Finding]:
     calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
     weight = float(classes.weight[rows].sum())
     if not is_enough(context, weight, len(rows)):
@@ -114,7 +115,7 @@ def _works(context: Context, rows: Ints) -> Iterator[HostFinding]:
     kind = main_kind(calls.kind[found.place[rows]], share)
     more = _MORE.get(kind) or remedies.REMEDIES.get(kind) or _MORE[CallKind.NONE]
     idle = float((found.idle[rows] * share).sum())
-    yield HostFinding(
+    yield Finding(
         name="loading_in_the_step",
         title=what,
         saving_ns=int(weight),

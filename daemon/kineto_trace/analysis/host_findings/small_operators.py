@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step
+from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
@@ -29,7 +30,7 @@ REMAINS = 0.2  # of the time, in the large operators that take their place
 Ints = npt.NDArray[np.int64]
 
 
-def small_operators(context: Context) -> Iterator[HostFinding]:
+def small_operators(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function whose forward is a loop of small operators."""
     slices, calls = context.get(thread_slices), context.get(user_calls)
     if len(context.get(gpu)) or not len(calls):
@@ -48,7 +49,7 @@ def small_operators(context: Context) -> Iterator[HostFinding]:
             continue
         whole = weight + float(backward[number])
         where = code_place(context.trace.strings[int(functions[number])])
-        yield HostFinding(
+        yield Finding(
             name="small_operators",
             title=f"{where.short} computes in {counts[number] / steps:,.0f} small operators a step",
             saving_ns=int(whole * (1 - REMAINS)),

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, idleness, is_enough, margin, per_step
+from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
@@ -56,7 +57,7 @@ class Subtree:
     moments: Ints
 
 
-def user_code(context: Context) -> Iterator[HostFinding]:
+def user_code(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function that takes enough of the steps."""
     merged: dict[str, list[Subtree]] = {}
     for subtree in _subtrees(context):
@@ -149,7 +150,7 @@ def _lines(context: Context, rows: Ints) -> Ints:
     return context.get(own_lines)[slices.row[found.place[rows]]]
 
 
-def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> HostFinding:
+def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> Finding:
     calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
     place = _place(context, subtree, rows)
     share = classes.weight[rows] / max(weight, 1.0)
@@ -167,7 +168,7 @@ def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> H
         shown = place.short
     steps = len(np.unique(found.step[rows]))
     told = f" in {steps} of {len(context.get(host_steps).start)} steps" if context.get(host_steps).told else ""
-    return HostFinding(
+    return Finding(
         name=name,
         title=f"{shown}{callee} {what}",
         saving_ns=int(weight),

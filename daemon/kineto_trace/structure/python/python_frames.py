@@ -63,11 +63,16 @@ class PythonFrames:
         return ascending(np.concatenate([self.nested.events.start[own], self.nested.tree.end[own]]))
 
 
+def python_tree(context: Context) -> Nested:
+    """Returns all rows of python_function as a tree."""
+    return nest_tables([context.trace.table("python_function")], context.trace.window_end_ns)
+
+
 def python_frames(context: Context) -> PythonFrames:
     """Returns the frames of a trace."""
     trace = context.trace
     table = trace.table("python_function")
-    nested = nest_tables([table], trace.window_end_ns)
+    nested = context.get(python_tree)
     row = nested.order.astype(np.int64)
     names, kinds = table["name"][row], context.get(function_kinds)
     is_user, own = kinds.user[names], kinds.frame[names]

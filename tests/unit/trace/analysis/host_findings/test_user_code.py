@@ -1,6 +1,6 @@
 """What is found of the program's own code in the steps."""
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.user_code import user_code
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LINEAR, MAIN, MODULE, PERIOD_NS, SITE, Sample, sampled
 
@@ -8,7 +8,7 @@ STDLIB = "/usr/lib/python3.11/"
 TRAINING: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40]
 
 
-def found(*extra: Sample, steps: int = 10) -> list[HostFinding]:
+def found(*extra: Sample, steps: int = 10) -> list[Finding]:
     return list(user_code(sampled([*TRAINING, *extra], steps=steps)))
 
 

@@ -1,6 +1,5 @@
-"""What a finding is, and what the rules share: time in measured steps, and the names of what took most of it."""
+"""What the rules of findings share: time in measured steps, and the names of what took most of it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,29 +17,6 @@ TOP_KERNELS = 3
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """saving_ns: over all measured steps, as the mean of the GPUs.
-
-    causes: the causes of view time_causes whose time it would take away; it never claims more than they have. op: row
-    of cpu_op that shows it best; frame: likewise of python_function; -1: none. kernels: names, the longest first.
-    guess: whether nobody can say how much of the time can be saved; such findings come last.
-    where: function, file and line of the program's own code; "": none.
-    """
-
-    name: str
-    title: str
-    saving_ns: int
-    advice: str
-    evidence: str
-    causes: tuple[str, ...] = ()
-    op: int = -1
-    frame: int = -1
-    kernels: tuple[str, ...] = ()
-    guess: bool = False
-    where: str = ""
 
 
 def measured_times(context: Context) -> Ints:
