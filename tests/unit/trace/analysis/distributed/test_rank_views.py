@@ -7,6 +7,7 @@ import pytest
 from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
 from kineto_trace.analysis.distributed.straggler_views import stragglers
 from kineto_trace.catalog.view_runner import run_views
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
@@ -121,10 +122,7 @@ def test_collectives_of_gloo_have_waits_and_what_is_not_known_is_no_zero() -> No
     assert over(rank_waits, gloo(0), gloo(400)).rows()[0]["where"] == "all_reduce"
     without = over(rank_table, [step(1, 0, 100)], [step(1, 0, 100)])
     assert without.values("waiting_us") == [None, None]
-    assert (
-        "the traces have no collectives (kernels of NCCL or RCCL, or operators such as gloo:all_reduce)"
-        in (without.notes[-1])
-    )
+    assert without.notes[-1] == f"{NO_COLLECTIVES}, so who waits for whom is unknown"
 
 
 def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None:
