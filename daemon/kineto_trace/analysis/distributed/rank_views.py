@@ -286,9 +286,9 @@ def rank_table(context: Context) -> RankFacts:
     longer than they do, is late on its host.
 
     Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
-    derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its
-    computation takes at least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which
-    is what made it late.
+    derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
+    rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
+    least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which is what made it late.
     """
     return context.get(_rank_facts)
 
