@@ -44,7 +44,7 @@ def begun_phases(context: Context) -> npt.NDArray[np.int8]:
     """Returns for each string of the trace the StepPhase that it begins as the name of a Python function."""
     begins = np.zeros(len(context.trace.strings), np.int8)
     user = context.get(function_kinds).user
-    for number, place in context.get(function_places).items():
-        if not user[number]:
-            begins[number] = next((phase for phase, text in _BEGINS if re.search(text, place.name)), StepPhase.NONE)
+    names = {number: place.name for number, place in context.get(function_places).items() if not user[number]}
+    for number, name in names.items():
+        begins[number] = next((phase for phase, text in _BEGINS if re.search(text, name)), StepPhase.NONE)
     return begins

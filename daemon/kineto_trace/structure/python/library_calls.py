@@ -191,8 +191,8 @@ def is_users(place: CodePlace) -> bool:
 
 def library_call(place: CodePlace) -> tuple[CallKind, FrameKind]:
     """Returns what a library's function is for."""
-    found = (row for row, pattern in _COMPILED if pattern.search(place.name))
-    row = next(found, None)
+    name = place.name
+    row = next((row for row, pattern in _COMPILED if pattern.search(name)), None)
     return (row.call, row.frame) if row else (CallKind.NONE, FrameKind.RUNNING)
 
 
