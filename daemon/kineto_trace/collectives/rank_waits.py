@@ -19,6 +19,11 @@ import numpy.typing as npt
 from kineto_trace.collectives.rank_clocks import MEETINGS, TIMESTAMP_NS
 from kineto_trace.collectives.rank_matching import Instances, Matched, instances, skew_uncertainty
 
+NO_COLLECTIVES = (
+    "the traces have no collectives: neither kernels of NCCL or RCCL (activity type kernel) nor operators such as "
+    "gloo:all_reduce (activity type cpu_op)"
+)
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -55,7 +60,7 @@ def missing_waits(matched: Matched, found: Waits) -> list[str]:
         return []
     shared = int((instances(matched).seen > 1).sum())
     if not len(matched):
-        why = "the traces have no collectives (kernels of NCCL or RCCL, or operators such as gloo:all_reduce)"
+        why = NO_COLLECTIVES
     elif not shared:
         why = "no collective appears on more than one rank"
     else:

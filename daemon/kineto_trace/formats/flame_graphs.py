@@ -29,6 +29,7 @@ from kineto_trace.model.trace import NO_ROW, StringTable, Table
 from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.structure.event_tree import KINDS, EventTree, build
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, line_samples
+from kineto_trace.structure.trace_forms import as_meant
 
 NO_LAUNCH = "launch not in the trace"
 GIL = "waiting for the GIL"
@@ -67,8 +68,9 @@ def stacks(context: Context, graph: FlameGraph) -> Stacks:
     """Returns the stacks of a trace with their weights; empty if the trace has no data for this graph."""
     if graph in (FlameGraph.SAMPLES, FlameGraph.IDLE):
         return _sampled(context, graph)
-    tree = context.get(event_tree)
-    return _host(context, tree) if graph is FlameGraph.HOST else _gpu(context, tree)
+    meant = context.get(as_meant)
+    tree = meant.get(event_tree)
+    return _host(meant, tree) if graph is FlameGraph.HOST else _gpu(meant, tree)
 
 
 def event_tree(context: Context) -> EventTree:

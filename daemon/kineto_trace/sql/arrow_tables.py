@@ -17,6 +17,7 @@ from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
+from kineto_trace.structure.trace_forms import as_meant
 
 _TEXTS = frozenset({"name", "category", "inputs", "lines"})  # numbers into Trace.strings
 _JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
@@ -30,6 +31,11 @@ class SqlSource(NamedTuple):
 
     name: str
     context: Context
+
+    @property
+    def meant(self) -> Context:
+        """Its context for tables of activities, which are those that views see."""
+        return self.context.get(as_meant)
 
 
 def texts(numbers: npt.NDArray[Any], strings: Any, *, braces: bool = False) -> pa.Array:

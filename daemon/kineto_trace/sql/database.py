@@ -181,7 +181,7 @@ class Database:
 
     def _activities(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
         parts = [
-            self._part(source, table, names, len(source.context.trace.table(table.name)), raw_column, table.name)
+            self._part(source, table, names, len(source.meant.trace.table(table.name)), raw_column, table.name)
             for source in self._sources
         ]
         return pa.concat_tables(parts)
@@ -189,7 +189,7 @@ class Database:
     def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
         parts = [table.schema.empty_table().select(list(names))]
         for source in self._sources:
-            for kind, count in event_counts(source.context).items():
+            for kind, count in event_counts(source.meant).items():
                 parts.append(self._part(source, table, names, count, event_column, kind))
         return pa.concat_tables(parts)
 
@@ -208,7 +208,7 @@ class Database:
             if name == "rank"
             else constant(source.name, count)
             if name == "trace"
-            else column(source.context, kind, name, fields[name].arrow)
+            else column(source.meant, kind, name, fields[name].arrow)
             for name in names
         }
         return pa.table(arrays, schema=pa.schema([pa.field(name, fields[name].arrow) for name in names]))
@@ -229,7 +229,7 @@ def _trace_rows(source: SqlSource) -> list[dict[str, Any]]:
             "world_size": trace.target.world_size,
             "window_start_ns": trace.window_start_ns,
             "window_end_ns": trace.window_end_ns,
-            "activities": sum(event_counts(source.context).values()),
+            "activities": sum(event_counts(source.meant).values()),
             "notes": list(trace.notes),
         }
     ]

@@ -29,12 +29,14 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.structure.activity_links import ops as ops_tree
 from kineto_trace.structure.event_arguments import argument_texts
 from kineto_trace.structure.fwd_bwd import forward_backward
-from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.nesting import Nested
+from kineto_trace.structure.python.code_places import functions_named
+from kineto_trace.structure.python.python_frames import python_tree
 
 NO_STACK = -1
 SEPARATOR = ";"
 ARGUMENT = "Call stack"
-_BACKWARD = re.compile(r"torch/autograd/.*: (backward|_engine_run_backward|grad)$")
+_BACKWARD = re.compile(r"(?:^|/)torch/autograd/[^:]*: (backward|_engine_run_backward|grad)$")
 
 Ints = npt.NDArray[np.int64]
 
@@ -78,7 +80,7 @@ def call_stacks(context: Context) -> CallStacks:
     if (told.of_op != NO_STACK).any():
         return replace(told, of_op=_of_forward_ops(context, told.of_op))
     ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
-    nested = nest_tables([python], context.trace.window_end_ns)
+    nested = context.get(python_tree)
     name, parent, depth = python["name"][nested.order], nested.tree.parent, nested.tree.depth
     stack = np.full(len(python) + 1, NO_STACK, np.int64)  # the last one is for "no caller"
     names, callers, count = [], [], 0
@@ -128,8 +130,7 @@ def _waiting_for_backward(
 
     nested: the Python frames; name: of each of them, by place.
     """
-    starts = np.array([*(_BACKWARD.search(text) is not None for text in context.trace.strings), False], np.bool_)
-    passes = np.flatnonzero(starts[name])
+    passes = np.flatnonzero(functions_named(context, _BACKWARD)[name])
     if not len(passes) or not len(time):
         return np.full(len(time), -1, np.int64)
     passes = passes[np.argsort(nested.events.start[passes], kind="stable")]

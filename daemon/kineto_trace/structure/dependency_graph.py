@@ -36,8 +36,9 @@ from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.arrays.longest_paths import trail
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Trace
-from kineto_trace.structure.activity_links import NOTHING, Gpu, calls, gpu, steps
+from kineto_trace.structure.activity_links import NOTHING, Gpu, calls, gpu
 from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.training_thread import NO_THREAD, training_thread
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -188,7 +189,7 @@ def build(context: Context, *, data_loading: Sequence[str] = DATA_LOADING, infer
         before=np.full(2 * len(events), NOTHING, np.int64),
         edge=np.full(2 * len(events), OPERATOR, np.uint8),
         inferred=np.zeros(2 * len(events), np.bool_),
-        main=main_threads(context, events),
+        main=main_threads(context),
     )
     _inside_threads(graph)
     _hand_over(graph)
@@ -251,17 +252,13 @@ def _hand_over(graph: DependencyGraph) -> None:
             _offer(graph, 2 * places, np.where(idle, 2 * source + 1, NOTHING), DEPENDENCY)
 
 
-def main_threads(context: Context, events: GraphEvents) -> list[int]:
-    """The thread of the steps, or else of most of the operators, and the threads of the backward pass."""
-    found = context.get(steps).thread
-    if not len(found):
-        found = events.thread[: events.host][events.kind[: events.host] == HOST_KINDS.index("cpu_op")]
-    if not len(found):
+def main_threads(context: Context) -> list[int]:
+    """The thread that trains, and the threads of the backward pass."""
+    main = context.get(training_thread)
+    if main == NO_THREAD:
         return []
-    numbers, counts = np.unique(found, return_counts=True)
     table = context.trace.table("cpu_op")
     backward = (table["forward_thread"] > 0) | named(context.trace, table["name"], _BACKWARD)
-    main = int(numbers[np.argmax(counts)])
     return [main, *(int(other) for other in np.unique(table["thread"][backward]) if other != main)]
 
 

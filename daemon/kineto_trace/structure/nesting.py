@@ -41,6 +41,14 @@ class Nested:
         found[order] = self.events.enclosing(self.tree.parent, moments.take(order))
         return found
 
+    def of_thread(self, thread: int) -> "Nested":
+        """Returns the events of one thread, with their tree."""
+        first, stop = np.searchsorted(self.events.track, [thread, thread + 1]).tolist()
+        own, tree = np.arange(first, stop), self.tree
+        parent = np.where(tree.parent[own] >= 0, tree.parent[own] - first, -1).astype(np.int32)
+        rest = tree.depth[own], tree.children[own], tree.stop[own] - first, tree.end[own], tree.self_time[own]
+        return Nested(self.events.take(own), Nest(parent, *rest), self.order[own])
+
 
 def nest(events: Events, window_end_ns: int) -> Nested:
     """Builds the tree of events given in any order."""

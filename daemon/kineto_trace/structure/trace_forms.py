@@ -3,8 +3,8 @@
 Theory of operation
     Two forms differ. PyTorch before 1.9 recorded the ranges of its own Python code (steps, DataLoader, optimizers) as
     operators. MTIA's device activities have the category mtia_ccp_events, of which copies are called dma_…, and events
-    are marks or waits, not work. Views of exact figures see a trace in which these rows are annotations, copies and
-    kernels. Readers and writers, SQL's tables of activities, and what reproduces other tools' figures see the file's
+    are marks or waits, not work. Views of exact figures, SQL and flame graphs see a trace in which these rows are
+    annotations, copies and kernels. Readers, writers of traces, and what reproduces other tools' figures see the file's
     own tables.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
 from kineto_trace.decode.iterations import STEP_PREFIX
-from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table
@@ -34,6 +34,7 @@ ANNOTATIONS = (
 _COPY = "dma"
 _MARKS = ("event_record", "event_wait")
 _DIRECTIONS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD"}
+_TOLD_BY = {"correlation": "correlation", "bytes": "size"}  # columns of GPU work by arguments of MTIA
 _MEMBERS = (1 << FIRST_ARG_BIT) - 1
 
 Flags = npt.NDArray[np.bool_]
@@ -78,7 +79,7 @@ def _with_device_work(trace: Trace) -> Trace:
             kind[number] = _direction(trace.strings[number])
     copy_kind = kind[copied.origin["args"]]
     strings, name = _names_of_copies(trace.strings, copied["name"], copy_kind)
-    told = {"bytes": _argument(copied, "size", 0), "copy_kind": copy_kind, "name": name}
+    told = {"bytes": _argument(copied, _TOLD_BY["bytes"], 0), "copy_kind": copy_kind, "name": name}
     found = {
         "kernel": _on_device("kernel", ran, {"priority": np.full(len(ran), NO_PRIORITY)}),
         "gpu_memcpy": _on_device("gpu_memcpy", copied, told),
@@ -120,6 +121,11 @@ def _on_device(kind: str, rows: Table, more: Mapping[str, npt.NDArray[np.generic
     }
     origin = {column.name: rows.origin[column.name] for column in ORIGIN_COLUMNS}
     origin["present"] = origin["present"] & np.uint64(_MEMBERS)
+    for place, argument in enumerate(KINDS[kind]):
+        source = _TOLD_BY.get(argument.columns[0])
+        if source is not None:
+            told = (_argument(rows, source, 0) > 0).astype(np.uint64)
+            origin["present"] |= told << np.uint64(FIRST_ARG_BIT + place)
     return make_table(kind, len(rows), columns, origin)
 
 

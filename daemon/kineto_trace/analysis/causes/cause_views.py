@@ -7,7 +7,7 @@ from kineto_trace.analysis.causes.time_causes import CAUSES, TITLES, Detail, Tim
 from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
 from kineto_trace.analysis.idle.idle_pieces import REASONS
 from kineto_trace.model.context import Context
-from kineto_trace.structure.python.python_frames import described
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -128,4 +128,4 @@ def what(context: Context, detail: Detail) -> str | None:
     if detail.name < 0:
         return REASONS[detail.reason] or None
     name = context.trace.strings[detail.name]
-    return described(name, detail.line) if detail.frame >= 0 else name
+    return str(code_place(name, detail.line)) if detail.frame >= 0 else name

@@ -13,11 +13,11 @@ import numpy as np
 from kineto_trace.analysis.diff.step_samples import HOST, StepSamples, TimedEvents, samples
 from kineto_trace.model.context import Context
 from kineto_trace.structure.nesting import nest_tables
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_samples import sample_period_ns
 
 NO_PYTHON = "a trace has no Python functions: record with stacks (with_stack=True, or kinetod's sampler)"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_PLACE = re.compile(r"^(?P<path>.*?)\(\d+\): (?P<name>.*)$", re.DOTALL)
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python\d+\.\d+)/")
 
 
@@ -40,11 +40,11 @@ def function_samples(context: Context) -> StepSamples:
 
 def function_name(text: str) -> str:
     """A function as two versions of a program both have it."""
-    found = _PLACE.match(text)
-    if found is None:
+    place = code_place(text)
+    if not place.file:
         return _ADDRESS.sub("", text)
-    path = found["path"]
+    path = place.path
     installed = _INSTALLED.sub("", path)
     parts = path.split("/")
     own = "/".join(parts[-2:] if parts[-1] == "__init__.py" else parts[-1:])
-    return f"{own if installed == path else installed}: {found['name']}"
+    return f"{own if installed == path else installed}: {place.function}"

@@ -17,7 +17,7 @@ from kineto_trace.collectives.rank_matching import (
     rank_collectives,
     skew_uncertainty,
 )
-from kineto_trace.collectives.rank_waits import lasts
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES, lasts
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -138,6 +138,7 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         ("compute_pct", "float", "%", "share of its time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_list,
+    nothing=NO_COLLECTIVES,
 )
 def collective_instances(context: Context) -> RankCollectives:
     """Every collective of NCCL or RCCL over all ranks, in order of time.
@@ -341,6 +342,7 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
         ("compute_pct", "float", "%", "share of their time on all ranks in which other kernels ran on the same GPU"),
     ),
     reduce=_grouped,
+    nothing=NO_COLLECTIVES,
 )
 def collective_summary(context: Context) -> RankCollectives:
     """The collectives of the view `collectives` grouped by kind, process group, size and type.

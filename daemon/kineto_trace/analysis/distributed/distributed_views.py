@@ -11,6 +11,7 @@ from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import NOTHING, communication_kernels, steps, whole_steps
@@ -239,6 +240,7 @@ def op_columns(rows: Sequence[tuple[Any, ...]], notes: Sequence[str] = ()) -> An
         ("avg_transfer_us", "float", "us", "mean per call"),
     ),
     reduce=_op_rows,
+    nothing=NO_COLLECTIVES,
 )
 def distributed_ops(context: Context) -> RankCollectives:
     """The collectives of each rank by name: number of calls, bytes, time, and how much of the time was transfer.

@@ -86,7 +86,6 @@ class Simulation:
         self._after_ns = _joined([work.after_ns for work in works])
         self._launch_ns = _joined([work.launch_ns for work in works])
         self._delay_ns = _joined([work.delay_ns for work in works])
-        self.on_the_gpu = any(work.found.kernels.any() for work in works)
         self._lead_ns = int(matched.start[self.rows].min()) - origin if len(self.rows) else 0  # of the first moment
         self.measured_ns = int(matched.end[self.rows].max()) - origin - self._lead_ns if len(self.rows) else 0
         self.model_ns = self.run(self.chains.before, self.found.transfer) if len(self.rows) else 0

@@ -14,11 +14,13 @@ from kineto_trace.collectives.rank_matching import Matched, match, rank_collecti
 from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.activity_links import NOTHING, steps, whole_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 # What a rank is told to be: shares of a mean step.
 WAITED_FOR = 0.02  # the others wait for it as long as that
 SLOWER = 0.03  # its computation takes longer than the median rank's by that
@@ -40,7 +42,10 @@ class HostSteps:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank. work (us): per step on its GPU, see RankOverlap. computes: whether kernels ran on it."""
+    """One rank. work (us): per step on its GPU, see RankOverlap. computes: whether kernels ran on it.
+
+    in_steps: for each of `found` whether it belongs to a complete step; without any steps all do.
+    """
 
     host: str
     gpu: str
@@ -48,6 +53,7 @@ class RankFacts:
     work: Floats
     computes: bool
     found: RankCollectives
+    in_steps: Flags
 
 
 def _rank_steps(context: Context) -> HostSteps:
@@ -95,7 +101,22 @@ def _rank_facts(context: Context) -> RankFacts:
         work=context.get(rank_overlap).overlap,
         computes=len(trace.table("kernel")) > 0,
         found=context.get(rank_collectives),
+        in_steps=_in_whole_steps(context),
     )
+
+
+def _in_whole_steps(context: Context) -> Flags:
+    """Tells for each collective of a rank whether it was launched in a complete step.
+
+    If the host is so far ahead that it launched all of them before the first step of the trace, it is when they begin
+    that counts.
+    """
+    found, every, whole = context.get(rank_collectives), context.get(steps), context.get(whole_steps)
+    if not len(every):
+        return np.ones(len(found), np.bool_)
+    number = found.step if (found.step != NOTHING).any() else every.number_at(found.start)
+    inside: Flags = np.isin(number, whole.number)
+    return inside
 
 
 # ------------------------------------------------------------ ranks
@@ -119,16 +140,30 @@ def _slowest(partials: Sequence[tuple[int, HostSteps]]) -> Ints:
     return np.bincount(np.array(longest, np.int64), minlength=len(partials))
 
 
-def _waiting(matched: Matched, found: Waits) -> tuple[Floats, Floats]:
-    """For each rank (us): how long it waited, and how long the others waited for it on average, in the steps."""
+def _counted(matched: Matched, found: Waits, inside: Flags) -> tuple[Waits, Waits]:
+    """Returns the waits in complete steps of the rank that waits, and those in the ones of the rank that came last."""
+    last = np.zeros(int(matched.instance.max(initial=-1)) + 1, np.bool_)
+    culprits = found.row[matched.rank[found.row] == found.culprit]
+    last[matched.instance[culprits]] = inside[culprits]
+    return _only(found, inside[found.row]), _only(found, last[matched.instance[found.row]])
+
+
+def _only(found: Waits, rows: Flags) -> Waits:
+    return Waits(found.row[rows], found.ns[rows], found.culprit[rows])
+
+
+def _waiting(matched: Matched, found: Waits, inside: Flags) -> tuple[Floats, Floats]:
+    """For each rank (us): how long it waited, and how long the others waited for it on average, in complete steps.
+
+    NaN: it has no collective in them of which this is known.
+    """
     count = len(matched.ranks)
-    inside = matched.step >= 0
-    inside |= ~(np.bincount(matched.rank, inside, count) > 0)[matched.rank]  # of a rank without steps all count
-    ns = np.where(inside[found.row], found.ns, 0)
-    waited = np.bincount(matched.rank[found.row], ns, count)
-    others = np.maximum(np.bincount(matched.instance[found.row])[matched.instance[found.row]] - 1, 1)
-    caused = np.bincount(found.culprit, ns / others, count) if len(found.row) else np.zeros(count)
-    return waited / 1000.0, caused / 1000.0
+    own, its = _counted(matched, found, inside)
+    known = np.bincount(matched.rank[own.row], minlength=count) > 0
+    waited = np.bincount(matched.rank[own.row], own.ns, count)
+    others = np.maximum(np.bincount(matched.instance[its.row])[matched.instance[its.row]] - 1, 1)
+    caused = np.bincount(its.culprit, its.ns / others, count) if len(its.row) else np.zeros(count)
+    return np.where(known, waited, np.nan) / 1000.0, np.where(known, caused, np.nan) / 1000.0
 
 
 def _about(step: float, slower_pct: float, waiting: float, waited_for: float, most: int | None) -> str:
@@ -151,11 +186,11 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
 def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     matched = match([(rank, part.found) for rank, part in partials], "clock")
     found = waits(matched)
-    waited, caused = _waiting(matched, found)
-    most = _most_waited_for(matched, found)
-    known_waits = np.bincount(matched.rank[found.row], minlength=len(matched.ranks)) > 0
+    inside = np.concatenate([np.empty(0, np.bool_), *(part.in_steps for _, part in partials)])
+    waited, caused = _waiting(matched, found, inside)
+    most = _most_waited_for(matched, _counted(matched, found, inside)[0])
     alike, counted = _counted_alike([(rank, part.steps) for rank, part in partials])
-    steps = np.array([len(part.steps.names) or np.nan for _, part in partials])
+    counts = np.array([len(part.steps.names) or np.nan for _, part in partials])
     computation = np.array(
         [_mean(part.work[:, 0] + part.work[:, 1]) if part.computes else float("nan") for _, part in partials]
     )
@@ -181,14 +216,15 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
         "computation_us": computation,
         "slower_pct": slower,
         "communication_us": [_mean(part.work[:, 2]) for _, part in partials],
-        "waiting_us": np.where(known_waits, waited / steps, np.nan),
-        "waited_for_us": np.where(known_waits, caused / steps, np.nan),
+        "waiting_us": waited / counts,
+        "waited_for_us": caused / counts,
         "about": [
-            _about(*each) or None for each in zip(mean, slower, waited / steps, caused / steps, most, strict=True)
+            _about(*each) or None for each in zip(mean, slower, waited / counts, caused / counts, most, strict=True)
         ],
     }
     notes = [*missing_waits(matched, found), *_without_steps(partials)]
-    order = np.argsort(-caused / steps, kind="stable").tolist()
+    notes += _outside_of_steps(matched.ranks, waited, counts, found)
+    order = np.argsort(-caused / counts, kind="stable").tolist()
     return Answer(
         {name: [column[at] for at in order] for name, column in values.items()}, [*matched.notes, *counted, *notes]
     )
@@ -199,6 +235,17 @@ def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
         f"rank {rank} has no complete step: its recording began or ended in each of them, so it has no figures per step"
         for rank, part in partials
         if part.steps.cut and not part.steps.names
+    ]
+
+
+def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, found: Waits) -> list[str]:
+    """Says of which ranks the waiting is unknown although they have complete steps, and ranks of the job waited."""
+    if not len(found.row):
+        return []
+    return [
+        f"rank {rank} is in no collective of several ranks in its complete steps, so its waiting is unknown"
+        for rank, unknown in zip(ranks, np.isnan(waited) & ~np.isnan(counts), strict=True)
+        if unknown
     ]
 
 
@@ -238,10 +285,10 @@ def rank_table(context: Context) -> RankFacts:
     computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
     longer than they do, is late on its host.
 
-    Waiting is derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run
-    meanwhile. A rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its
-    computation takes at least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which
-    is what made it late.
+    Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
+    derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
+    rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
+    least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which is what made it late.
     """
     return context.get(_rank_facts)
 

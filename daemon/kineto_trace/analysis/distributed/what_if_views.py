@@ -6,10 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.distributed.host_collective_bounds import host_bounds
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork, rank_work
 from kineto_trace.base.quantities import ms
-from kineto_trace.collectives.rank_matching import match
+from kineto_trace.collectives.rank_matching import Instances, Matched, instances, match
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -34,14 +36,17 @@ class _Change(NamedTuple):
 def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
     matched = match([(rank, part.found) for rank, part in partials])
     notes = [*matched.notes, *matched.clock_notes]
+    found = instances(matched)
+    if not len(matched):
+        return _nothing([*notes, f"{NO_COLLECTIVES}, so the ranks cannot be compared"])
+    if not (found.seen > 1).any():
+        return _nothing([*notes, "no collective appears on more than one rank, so the ranks cannot be compared"])
+    if not any(part.found.kernels.any() for _, part in partials):
+        return _of_the_host(matched, found, notes)
     try:
         simulation = Simulation(matched, [part for _, part in partials])
     except ViewError as exc:
         return _nothing([*notes, str(exc)])
-    if not len(simulation.rows):
-        return _nothing([*notes, "no collective appears on more than one rank, so the ranks cannot be compared"])
-    if not simulation.on_the_gpu:
-        return _nothing([*notes, "the collectives run on the host: what a rank does beside them is not known"])
     if simulation.error > MAX_ERROR:
         return _nothing(
             [
@@ -60,19 +65,23 @@ def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
             ]
         )
     changes = [*_ranks(simulation), *alike, *_collectives(simulation)]
-    changes.sort(key=lambda change: -change.saving_ns)
-    steps = _steps(simulation)
     notes.append(
         f"of {ms(simulation.measured_ns)} from the first collective to the last one, the model of the job reproduces "
         f"{ms(simulation.model_ns)}; savings overlap and must not be added up"
     )
+    return _answer(changes, simulation.model_ns, _steps(matched, simulation.rows), notes)
+
+
+def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequence[str]) -> Answer:
+    """The rows, the largest saving first. total_ns: the time that the job takes; steps: 0: unknown."""
+    ordered = sorted(changes, key=lambda change: -change.saving_ns)
     return Answer(
         {
-            **{name: [getattr(change, name) for change in changes] for name in NAMES[:4]},
-            "saving_us": [change.saving_ns / 1e3 for change in changes],
-            "saving_pct": [100 * change.saving_ns / simulation.model_ns for change in changes],
-            "saving_per_step_us": [change.saving_ns / 1e3 / steps if steps else None for change in changes],
-            "about": [change.about for change in changes],
+            **{name: [getattr(change, name) for change in ordered] for name in NAMES[:4]},
+            "saving_us": [change.saving_ns / 1e3 for change in ordered],
+            "saving_pct": [100 * change.saving_ns / total_ns for change in ordered],
+            "saving_per_step_us": [change.saving_ns / 1e3 / steps if steps else None for change in ordered],
+            "about": [change.about for change in ordered],
         },
         notes,
     )
@@ -82,12 +91,10 @@ def _nothing(notes: Sequence[str]) -> Answer:
     return Answer({name: [] for name in NAMES}, notes)
 
 
-def _steps(simulation: Simulation) -> int:
+def _steps(matched: Matched, rows: Ints) -> int:
     """The number of steps whose collectives take part; 0: unknown."""
-    rows = simulation.rows
-    first = rows[simulation.matched.rank[rows] == simulation.matched.rank[rows[0]]]
-    step = np.unique(simulation.matched.step[first])
-    return int((step >= 0).sum())
+    first = rows[matched.rank[rows] == matched.rank[rows[0]]]
+    return int((np.unique(matched.step[first]) >= 0).sum())
 
 
 def _saving(simulation: Simulation, before: Ints, transfer: Ints) -> int:
@@ -113,7 +120,7 @@ def _ranks(simulation: Simulation) -> list[_Change]:
 
 def _why(simulation: Simulation, place: int) -> str:
     """What makes a rank slower than the others, and before which collectives."""
-    work, kinds = simulation.work, _kinds(simulation)
+    work, kinds = simulation.work, _kinds(simulation.matched, simulation.found)
     own = work.rank == place
     longer = np.nan_to_num(work.own - simulation.medians(work.own, place))[own]
     on_gpu, on_host = (longer[work.host[own] == host].sum() for host in (False, True))
@@ -137,14 +144,13 @@ class _Kinds(NamedTuple):
     of: Ints
 
 
-def _kinds(simulation: Simulation) -> _Kinds:
-    matched = simulation.matched
+def _kinds(matched: Matched, found: Instances) -> _Kinds:
     numbers: dict[tuple[str, str | None], int] = {}
     each = [
         numbers.setdefault((entry.collective, entry.group_description or entry.group), len(numbers))
         for entry in matched.descriptions
     ]
-    return _Kinds(list(numbers), np.array(each, np.int64)[matched.description[simulation.found.row]])
+    return _Kinds(list(numbers), np.array(each, np.int64)[matched.description[found.row]])
 
 
 def _all_ranks(simulation: Simulation) -> list[_Change]:
@@ -158,7 +164,7 @@ def _all_ranks(simulation: Simulation) -> list[_Change]:
 
 def _collectives(simulation: Simulation) -> list[_Change]:
     """One change for each kind of collective: its transfers take no time."""
-    kinds, changes = _kinds(simulation), []
+    kinds, changes = _kinds(simulation.matched, simulation.found), []
     used = np.zeros(len(kinds.of), np.bool_)
     used[simulation.matched.instance[simulation.rows]] = True
     for number, (collective, group) in enumerate(kinds.names):
@@ -171,6 +177,36 @@ def _collectives(simulation: Simulation) -> list[_Change]:
         about = f"at most: {count} transfers of {ms(took / count)} on average, if all of them were hidden"
         changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
     return changes
+
+
+# ------------------------------------------------------------ collectives on the host
+
+
+def _of_the_host(matched: Matched, found: Instances, notes: Sequence[str]) -> Answer:
+    """Bounds for a job of which no more is known."""
+    bounds, kinds, changes = host_bounds(matched, found), _kinds(matched, found), []
+    for place, rank in enumerate(matched.ranks):
+        own = bounds.last == place
+        count = int(np.count_nonzero(own & (bounds.late > 0)))
+        mean = ms(float(bounds.late[own].sum()) / count) if count else ""
+        about = f"at most: in {count} collectives the others waited for it, for {mean} on average" if count else None
+        changes.append(_Change(f"rank {rank} never the last one", rank, None, None, bounds.of_rank(place), about))
+    for number, (collective, group) in enumerate(kinds.names):
+        members = (kinds.of == number) & (found.seen > 1)
+        count = int(members.sum())
+        if count:
+            mean = ms(float(bounds.transfer[members].sum()) / count)
+            about = f"at most: {count} transfers of {mean} on average, if the ranks waited for all of them"
+            saving = bounds.of_transfers(members)
+            changes.append(_Change(f"{collective} hidden or free", None, collective, group, saving, about))
+    rows = np.flatnonzero(found.seen[matched.instance] > 1)
+    return _answer(changes, bounds.measured_ns, _steps(matched, rows), [*notes, _ON_THE_HOST])
+
+
+_ON_THE_HOST = (
+    "the collectives run on the host (gloo, MPI): no event says when the training thread waited for them, so the job "
+    "cannot be simulated, and the savings are upper bounds by the durations of the collectives"
+)
 
 
 @view(
@@ -200,5 +236,9 @@ def rank_what_if(context: Context) -> RankWork:
     are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
     traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
     collective that several ranks have is left out. Of more than 16 ranks, those with the most own work are shown.
+
+    Collectives on the host (gloo, MPI) leave no event of when the training thread waited for them, so that own work is
+    unknown. Of such jobs the savings are upper bounds by the durations of the collectives: what the others waited for a
+    rank beyond the last but one, and the transfers.
     """
     return context.get(rank_work)

@@ -18,12 +18,7 @@ import numpy as np
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
-from kineto_trace.analysis.findings.finding_types import (
-    Finding,
-    heaviest_op,
-    longest,
-    measured_times,
-)
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.idle_findings import (
     allocation,
@@ -37,7 +32,8 @@ from kineto_trace.analysis.findings.idle_findings import (
     unknown,
     waiting_for_ranks,
 )
-from kineto_trace.analysis.host_findings.host_finding import total_ns
+from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.idle.idle_pieces import PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
@@ -253,14 +249,7 @@ def on_the_host(context: Context) -> Iterator[Finding]:
     scale = context.get(time_causes).steps.measured_ns / total_ns(context)
     for found in context.get(host_findings):
         if not len(context.get(gpu)) or found.name in USES_OF_TORCH:
-            yield Finding(
-                name=found.name,
-                title=found.title,
-                saving_ns=int(found.saving_ns * scale),
-                advice=found.advice,
-                evidence=found.evidence,
-                where=found.where,
-            )
+            yield replace(found, saving_ns=int(found.saving_ns * scale))
 
 
 FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (

@@ -1,11 +1,16 @@
 """The view of what to change first."""
 
-from kineto_trace.analysis.findings.finding_rules import findings, stack_of, uncertainty
+from kineto_trace.analysis.findings.finding_rules import LEAST, findings, stack_of, uncertainty
 from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
 from kineto_trace.analysis.idle.idle_gaps import idle_gaps
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
+
+_EVIDENCE = {
+    "cpu_op": "the trace has no operators",
+    "python_function": "the trace has no Python functions",
+}  # by activity type
 
 
 @view(
@@ -50,6 +55,13 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     chosen = found.findings[: max(top, 0)]
     ops, strings = context.trace.table("cpu_op"), context.trace.strings
     notes = [] if context.get(idle_gaps).windows else [NO_GPU]
+    if not found.findings:
+        notes.append(f"no finding would save {100 * LEAST:g} % of the time of the steps or more")
+        notes += [
+            f"{missing}, so causes that they show were not looked for: record {kind}"
+            for kind, missing in _EVIDENCE.items()
+            if not len(context.trace.table(kind))
+        ]
     if found.warm_up:
         notes.append(found.warm_up)
     if len(chosen) < len(found.findings):

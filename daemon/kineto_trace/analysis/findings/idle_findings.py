@@ -13,8 +13,9 @@ import numpy as np
 
 from kineto_trace.analysis.causes.cause_views import what
 from kineto_trace.analysis.causes.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
-from kineto_trace.analysis.findings.finding_types import (
-    Finding,
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
+from kineto_trace.analysis.findings.measured_work import (
     Ints,
     called_in,
     function_at,
@@ -23,7 +24,6 @@ from kineto_trace.analysis.findings.finding_types import (
     measured_times,
     op_name,
 )
-from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.idle.idle_gaps import IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import (
     IDLE_CAUSES,

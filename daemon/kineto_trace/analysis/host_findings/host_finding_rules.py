@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.loading import loading
 from kineto_trace.analysis.host_findings.small_operators import small_operators
 from kineto_trace.analysis.host_findings.tensor_formats import layouts, number_types
@@ -11,7 +11,7 @@ from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilat
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.model.context import Context
 
-HOST_RULES: tuple[Callable[[Context], Iterator[HostFinding]], ...] = (
+HOST_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     user_code,
     loading,
     gil,
@@ -27,7 +27,7 @@ HOST_RULES: tuple[Callable[[Context], Iterator[HostFinding]], ...] = (
 USES_OF_TORCH = ("anomaly_mode", "recompilation", "compiled_in_the_loop", "second_backward")  # also with a GPU
 
 
-def host_findings(context: Context) -> list[HostFinding]:
+def host_findings(context: Context) -> list[Finding]:
     """Returns the findings about the host, the largest saving first."""
     found = [finding for rule in HOST_RULES for finding in rule(context)]
     return sorted(found, key=lambda finding: -finding.saving_ns)

@@ -13,17 +13,17 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, idleness, is_enough, margin, per_step
+from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_findings.user_code import inclusive, main_kind
-from kineto_trace.analysis.host_time.call_kinds import CallKind, call_kinds
-from kineto_trace.analysis.host_time.code_places import place_of
 from kineto_trace.analysis.host_time.host_moments import below, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
 from kineto_trace.analysis.host_time.user_lines import own_lines
-from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import code_place, functions_named
+from kineto_trace.structure.python.library_calls import CallKind, function_kinds
 
 MOST = 0.5  # of the time of loading in one function: then it is named
 LEAST_STARTS = 2
@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
-def loading(context: Context) -> Iterator[HostFinding]:
+def loading(context: Context) -> Iterator[Finding]:
     """Yields findings about the DataLoader."""
     classes, found = context.get(moment_classes), context.get(moments)
     rows = np.flatnonzero((classes.kind == Class.LOADING) & (classes.weight > 0))
@@ -57,23 +57,23 @@ def loading(context: Context) -> Iterator[HostFinding]:
 
 def below_worker_start(context: Context) -> Flags:
     """Tells for each slice of the training thread whether it starts or ends workers, or runs below what does."""
-    return below(context, context.get(call_kinds) == CallKind.WORKER_START)
+    return below(context, context.get(function_kinds).call == CallKind.WORKER_START)
 
 
 def _ends_workers(context: Context, rows: Ints) -> bool:
     """Tells whether workers are ended at these moments as well as started, which is no program's start."""
-    found, strings = context.get(moments), context.trace.strings
+    found = context.get(moments)
     ends, starts = (
-        bool(below(context, matches(strings, re.compile(text)))[found.place[rows]].any())
+        bool(below(context, functions_named(context, re.compile(text)))[found.place[rows]].any())
         for text in (r"_shutdown_workers$", r"_MultiProcessingDataLoaderIter\.__init__$")
     )
     return ends and starts
 
 
-def _starts(context: Context, rows: Ints, steps: int) -> Iterator[HostFinding]:
+def _starts(context: Context, rows: Ints, steps: int) -> Iterator[Finding]:
     weight = float(context.get(moment_classes).weight[rows].sum())
     if is_enough(context, weight, len(rows)):
-        yield HostFinding(
+        yield Finding(
             name="worker_start",
             title="The DataLoader starts its worker processes again and again",
             saving_ns=int(weight),
@@ -83,10 +83,10 @@ def _starts(context: Context, rows: Ints, steps: int) -> Iterator[HostFinding]:
         )
 
 
-def _waits(context: Context, rows: Ints) -> Iterator[HostFinding]:
+def _waits(context: Context, rows: Ints) -> Iterator[Finding]:
     weight = float(context.get(moment_classes).weight[rows].sum())
     if is_enough(context, weight, len(rows)):
-        yield HostFinding(
+        yield Finding(
             name="loader_waits_for_workers",
             title="The step waits for the next batch from the DataLoader's workers",
             saving_ns=int(weight),
@@ -97,7 +97,7 @@ def _waits(context: Context, rows: Ints) -> Iterator[HostFinding]:
         )
 
 
-def _works(context: Context, rows: Ints) -> Iterator[HostFinding]:
+def _works(context: Context, rows: Ints) -> Iterator[Finding]:
     calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
     weight = float(classes.weight[rows].sum())
     if not is_enough(context, weight, len(rows)):
@@ -109,13 +109,13 @@ def _works(context: Context, rows: Ints) -> Iterator[HostFinding]:
     place, what = "", "The DataLoader makes the next batch in the training process"
     if named != NOTHING:
         line = _line(context, named, rows)
-        found_at = place_of(context.trace.strings[int(calls.name[named])], line)
+        found_at = code_place(context.trace.strings[int(calls.name[named])], line)
         place, what = str(found_at), f"Loading takes a part of each step, most of it {found_at.short}"
     share = classes.weight[rows] / max(weight, 1.0)
     kind = main_kind(calls.kind[found.place[rows]], share)
     more = _MORE.get(kind) or remedies.REMEDIES.get(kind) or _MORE[CallKind.NONE]
     idle = float((found.idle[rows] * share).sum())
-    yield HostFinding(
+    yield Finding(
         name="loading_in_the_step",
         title=what,
         saving_ns=int(weight),

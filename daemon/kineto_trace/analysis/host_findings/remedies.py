@@ -1,6 +1,6 @@
 """What to do about the user's code in a step, by what it calls."""
 
-from kineto_trace.analysis.host_time.call_kinds import CallKind
+from kineto_trace.structure.python.library_calls import CallKind
 
 _LESS = "do it less often, or in another thread or process"
 REMEDIES = {

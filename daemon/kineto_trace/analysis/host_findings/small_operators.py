@@ -12,15 +12,16 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.code_places import place_of
+from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, ops
 from kineto_trace.structure.fwd_bwd import forward_backward
+from kineto_trace.structure.python.code_places import code_place
 
 MANY = 200  # outermost operators of one function in a step
 SMALL_NS = 50_000  # of the function's time for each of them
@@ -29,7 +30,7 @@ REMAINS = 0.2  # of the time, in the large operators that take their place
 Ints = npt.NDArray[np.int64]
 
 
-def small_operators(context: Context) -> Iterator[HostFinding]:
+def small_operators(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function whose forward is a loop of small operators."""
     slices, calls = context.get(thread_slices), context.get(user_calls)
     if len(context.get(gpu)) or not len(calls):
@@ -47,8 +48,8 @@ def small_operators(context: Context) -> Iterator[HostFinding]:
         if weight > SMALL_NS * counts[number] or not is_enough(context, weight, len(mine)):
             continue
         whole = weight + float(backward[number])
-        where = place_of(context.trace.strings[int(functions[number])])
-        yield HostFinding(
+        where = code_place(context.trace.strings[int(functions[number])])
+        yield Finding(
             name="small_operators",
             title=f"{where.short} computes in {counts[number] / steps:,.0f} small operators a step",
             saving_ns=int(whole * (1 - REMAINS)),

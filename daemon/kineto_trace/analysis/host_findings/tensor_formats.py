@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_findings.host_finding import LEAST_MOMENTS, HostFinding, is_enough, per_step
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS, is_enough, per_step
 from kineto_trace.analysis.host_time.host_moments import host_steps
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -23,11 +24,11 @@ _CONVOLUTION = re.compile(r"^aten::(?:mkldnn_)?convolution")
 _IMAGES = 4  # dimensions
 
 
-def number_types(context: Context) -> Iterator[HostFinding]:
+def number_types(context: Context) -> Iterator[Finding]:
     """Yields a finding if operators on the CPU compute in float64."""
     took = _self_time(context, "Input type", lambda types: "double" in types)
     if is_enough(context, took * DOUBLE_GAIN, LEAST_MOMENTS):
-        yield HostFinding(
+        yield Finding(
             name="float64",
             title="Operators compute in float64 (double)",
             saving_ns=int(took * DOUBLE_GAIN),
@@ -37,14 +38,14 @@ def number_types(context: Context) -> Iterator[HostFinding]:
         )
 
 
-def layouts(context: Context) -> Iterator[HostFinding]:
+def layouts(context: Context) -> Iterator[Finding]:
     """Yields a finding if a convolution network on the CPU keeps its images channel by channel."""
     names = matches(context.trace.strings, _CONVOLUTION)[context.trace.table("cpu_op")["name"]]
     if not names.any() or not _self_time(context, "Input Strides", _is_contiguous, names):
         return
     took = _self_time(context, "Input Strides", _is_contiguous)
     if is_enough(context, took * LAYOUT_GAIN, LEAST_MOMENTS):
-        yield HostFinding(
+        yield Finding(
             name="not_channels_last",
             title="Convolutions run on images that are stored channel by channel",
             saving_ns=int(took * LAYOUT_GAIN),

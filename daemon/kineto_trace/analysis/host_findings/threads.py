@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step, total_ns
-from kineto_trace.analysis.host_time.code_places import place_of
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step, total_ns
 from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_samples import RUNNING, state_counts
 from kineto_trace.structure.python.thread_use import ThreadUse, thread_use, window_ns
 
@@ -16,7 +17,7 @@ LEAST_SHARE = 0.05  # of the time of the training thread: less is how running is
 BUSY = 0.02  # of a core: a thread that counts as busy
 
 
-def gil(context: Context) -> Iterator[HostFinding]:
+def gil(context: Context) -> Iterator[Finding]:
     """Waiting for the GIL, and who had it."""
     found = context.get(moments)
     lost = found.weight * found.waiting * context.get(lost_to_host)
@@ -24,7 +25,7 @@ def gil(context: Context) -> Iterator[HostFinding]:
     if not is_enough(context, weight, count):
         return
     holder, share = _other_python(context)
-    yield HostFinding(
+    yield Finding(
         name="gil",
         title="The training thread waits for Python's lock (GIL)" + (f", which {holder} holds" if holder else ""),
         saving_ns=int(weight),
@@ -52,11 +53,11 @@ def _other_python(context: Context) -> tuple[str, float]:
     thread = int(table["thread"][row])
     samples = int(counts[table["thread"][others] == thread].sum())
     name = context.trace.target.threads.get(thread, str(thread))
-    place = place_of(context.trace.strings[int(table["name"][row])], int(table["line"][row]))
+    place = code_place(context.trace.strings[int(table["name"][row])], int(table["line"][row]))
     return f"{place} in thread {name}", running[best] / max(samples, 1)
 
 
-def processors(context: Context) -> Iterator[HostFinding]:
+def processors(context: Context) -> Iterator[Finding]:
     """The training thread is ready to run, but has less CPU time than that."""
     uses = thread_use(context.trace.target)
     own = next((use for use in uses if use.thread == context.get(host_steps).thread), None)
@@ -71,7 +72,7 @@ def processors(context: Context) -> Iterator[HostFinding]:
     busy = [use for use in uses if use.cpu_ns > BUSY * window or use is own]
     cores = sum(use.cpu_ns for use in uses) / window
     noun = "thread" if len(busy) == 1 else "threads"
-    yield HostFinding(
+    yield Finding(
         name="no_processor",
         title=f"The training thread is ready to run but has no CPU: {len(busy)} busy {noun} on {cores:.1f} cores",
         saving_ns=int(weight),

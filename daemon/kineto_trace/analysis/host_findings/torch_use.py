@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.call_kinds import CallKind
-from kineto_trace.analysis.host_time.code_places import place_of
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
@@ -17,13 +16,15 @@ from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.python.code_places import code_place, functions_named
+from kineto_trace.structure.python.library_calls import CallKind
 
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
 REPEATED = 0.2  # of the nodes of the graph
 SMALL_NS = 20_000  # an operator on the CPU below this is mostly the cost of calling it
 FUSED_GAIN = 0.5  # of large operators: one pass over the memory in the place of several
-GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py[^:]*: grad$")
+GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py: grad$")
 EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
 WARM_UP = 0.2  # of the steps, all at the beginning
 
@@ -31,14 +32,14 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def optimizer(context: Context) -> Iterator[HostFinding]:
+def optimizer(context: Context) -> Iterator[Finding]:
     """An optimizer that goes over the parameters one by one."""
     classes, found = context.get(moment_classes), context.get(moments)
     rows = np.flatnonzero((classes.kind == Class.OPTIMIZER) & (classes.weight > 0))
     weight = float(classes.weight[rows].sum())
     if (
         not is_enough(context, weight, len(rows))
-        or not below(context, matches(context.trace.strings, SINGLE_TENSOR))[found.place[rows]].any()
+        or not below(context, functions_named(context, SINGLE_TENSOR))[found.place[rows]].any()
     ):
         return
     count, large = _ops_of_optimizer(context)
@@ -50,7 +51,7 @@ def optimizer(context: Context) -> Iterator[HostFinding]:
         (text.removeprefix("Optimizer.step#") for text in context.trace.strings if OPTIMIZER_STEP.match(text)),
         "optimizer",
     )
-    yield HostFinding(
+    yield Finding(
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
         saving_ns=int(saving),
@@ -72,13 +73,13 @@ def _ops_of_optimizer(context: Context) -> tuple[int, float]:
     return len(took), float(took[took > SMALL_NS].sum())
 
 
-def anomaly_mode(context: Context) -> Iterator[HostFinding]:
+def anomaly_mode(context: Context) -> Iterator[Finding]:
     """Stacks that torch writes down for each operator."""
     classes = context.get(moment_classes)
     weight = float(classes.weight[classes.kind == Class.ANOMALY].sum())
     checks = float(_checks(context))
     if is_enough(context, weight, int(np.count_nonzero(classes.kind == Class.ANOMALY))):
-        yield HostFinding(
+        yield Finding(
             name="anomaly_mode",
             title="Autograd's anomaly mode is on",
             saving_ns=int(weight + checks),
@@ -101,7 +102,7 @@ def _checks(context: Context) -> int:
     return int(table["duration"][chosen & inside].sum())
 
 
-def compilation(context: Context) -> Iterator[HostFinding]:
+def compilation(context: Context) -> Iterator[Finding]:
     """torch.compile at work inside the steps."""
     classes, found, calls = context.get(moment_classes), context.get(moments), context.get(user_calls)
     rows = np.flatnonzero((classes.kind == Class.COMPILE) & (classes.weight > 0))
@@ -114,7 +115,7 @@ def compilation(context: Context) -> Iterator[HostFinding]:
     where = _caller(context, rows)
     evidence = f"{per_step(context, weight)}, {margin(context, weight)}; in {len(steps)} of {count} steps"
     if warm_up:
-        yield HostFinding(
+        yield Finding(
             name="compile_warm_up",
             title="torch.compile compiles in the first steps of the trace",
             saving_ns=int(weight),
@@ -123,7 +124,7 @@ def compilation(context: Context) -> Iterator[HostFinding]:
             where=where,
         )
         return
-    yield HostFinding(
+    yield Finding(
         name="compiled_in_the_loop" if anew else "recompilation",
         title="torch.compile is called, or reset, in the loop" if anew else "torch.compile compiles again and again",
         saving_ns=int(weight),
@@ -145,10 +146,10 @@ def _caller(context: Context, rows: Ints) -> str:
     if not len(places):
         return ""
     names, counts = np.unique(context.trace.table("python_function")["name"][slices.row[places]], return_counts=True)
-    return str(place_of(context.trace.strings[int(names[np.argmax(counts)])]))
+    return str(code_place(context.trace.strings[int(names[np.argmax(counts)])]))
 
 
-def second_backward(context: Context) -> Iterator[HostFinding]:
+def second_backward(context: Context) -> Iterator[Finding]:
     """A graph that is run backward more than once: by whom besides the one that trains."""
     repeated = _repeated_share(context)
     if repeated < REPEATED:
@@ -161,15 +162,15 @@ def second_backward(context: Context) -> Iterator[HostFinding]:
     names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
     callers = callers.reshape(-1)
     weights = np.bincount(callers, classes.weight[rows], len(names))
-    asks = below(context, matches(context.trace.strings, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
+    asks = below(context, functions_named(context, GRAD))[found.place[rows]]  # autograd.grad accumulates nothing
     extra = np.bincount(callers, asks, len(names)) > 0.5 * np.bincount(callers, minlength=len(names))
     if not extra.any():
         extra = np.arange(len(names)) != np.argmax(weights)
     for number in np.flatnonzero(extra).tolist():
         if not is_enough(context, float(weights[number]), int((callers == number).sum())):
             continue
-        place = place_of(context.trace.strings[int(names[number])])
-        yield HostFinding(
+        place = code_place(context.trace.strings[int(names[number])])
+        yield Finding(
             name="second_backward",
             title=f"{place.short} runs the graph backward once more",
             saving_ns=int(weights[number]),

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
-from kineto_trace.analysis.host_findings.host_finding import HostFinding, idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.call_kinds import CallKind
-from kineto_trace.analysis.host_time.code_places import CodePlace, place_of
+from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
 from kineto_trace.analysis.host_time.user_lines import own_lines, user_lines
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.python.code_places import CodePlace, code_place
+from kineto_trace.structure.python.library_calls import CallKind
 
 LOOP = 0.05  # of the time of the training below a node: then it belongs to the loop
 WITHOUT = 0.25  # of the operators without a backward: fewer with one are errors of sampling
@@ -56,7 +57,7 @@ class Subtree:
     moments: Ints
 
 
-def user_code(context: Context) -> Iterator[HostFinding]:
+def user_code(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function that takes enough of the steps."""
     merged: dict[str, list[Subtree]] = {}
     for subtree in _subtrees(context):
@@ -149,7 +150,7 @@ def _lines(context: Context, rows: Ints) -> Ints:
     return context.get(own_lines)[slices.row[found.place[rows]]]
 
 
-def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> HostFinding:
+def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> Finding:
     calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
     place = _place(context, subtree, rows)
     share = classes.weight[rows] / max(weight, 1.0)
@@ -162,12 +163,12 @@ def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> H
     callee = ""
     if not calls.user[subtree.named]:
         callee = f", called in {place.short}"
-        shown = place_of(context.trace.strings[int(calls.name[subtree.named])]).function
+        shown = code_place(context.trace.strings[int(calls.name[subtree.named])]).shown
     else:
         shown = place.short
     steps = len(np.unique(found.step[rows]))
     told = f" in {steps} of {len(context.get(host_steps).start)} steps" if context.get(host_steps).told else ""
-    return HostFinding(
+    return Finding(
         name=name,
         title=f"{shown}{callee} {what}",
         saving_ns=int(weight),
@@ -291,8 +292,8 @@ def _place(context: Context, subtree: Subtree, rows: Ints) -> CodePlace:
         node = int(calls.parent[node])
     text = context.trace.strings[int(calls.name[node])]
     if subtree.line:
-        return place_of(text, subtree.line)
+        return code_place(text, subtree.line)
     inner = context.trace.table("python_function")["name"][slices.row[calls.user_slice[found.place[rows]]]]
     lines = context.get(user_lines)[rows][inner == calls.name[node]]
     values, counts = np.unique(lines[lines > 0], return_counts=True)
-    return place_of(text, int(values[np.argmax(counts)]) if len(values) else 0)
+    return code_place(text, int(values[np.argmax(counts)]) if len(values) else 0)

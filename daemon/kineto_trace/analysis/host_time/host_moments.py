@@ -6,8 +6,7 @@ Theory of operation
     innermost one, from its beginning on, where the first one was. Each stands for the same part of the steps' time.
     Exact calls are cut into pieces of EXACT_NS, which stand for their lengths.
 
-    The thread is the one that steps, otherwise the one that spends most time in operators, otherwise the one with most
-    samples that were not idle. Only moments within steps count; without steps, all.
+    Only the moments of the training thread within its steps count; without steps, all.
 """
 
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import in_subtrees, sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, steps, whole_steps
-from kineto_trace.structure.nesting import Nested, nest_tables
+from kineto_trace.structure.nesting import Nested
+from kineto_trace.structure.python.python_frames import python_tree
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_counts
+from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000
 MAX_MOMENTS = 2_000_000  # pieces of exact calls; with more, the pieces are longer
-NO_THREAD = 0
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -79,28 +79,14 @@ class HostMoments:
 
 def host_steps(context: Context) -> TrainingSteps:
     """Returns the steps of the thread that trains."""
-    found, trace = context.get(whole_steps), context.trace
+    found, trace, thread = context.get(whole_steps), context.trace, context.get(training_thread)
     found = found if len(found) else context.get(steps)
     if not len(found):
         window = np.array([trace.window_start_ns]), np.array([trace.window_end_ns])
-        return TrainingSteps(_busiest_thread(context), *window, np.zeros(1, np.int64), told=False)
-    threads, counts = np.unique(found.thread, return_counts=True)
-    thread = int(threads[np.argmax(counts)])
+        return TrainingSteps(thread, *window, np.zeros(1, np.int64), told=False)
     own = found.thread == thread
     start, end = found.start[own], np.minimum(found.end[own], np.append(found.start[own][1:], found.end[own][-1]))
     return TrainingSteps(thread, start, end, found.number[own], told=True)
-
-
-def _busiest_thread(context: Context) -> int:
-    ops, python = context.trace.table("cpu_op"), context.trace.table("python_function")
-    if len(ops):
-        threads, place = np.unique(ops["thread"], return_inverse=True)
-        return int(threads[np.argmax(sums(place.reshape(-1), ops["duration"], len(threads)))])
-    if not len(python):
-        return NO_THREAD
-    threads, place = np.unique(python["thread"], return_inverse=True)
-    busy = python["self_samples"].astype(np.int64) - python["idle"]
-    return int(threads[np.argmax(sums(place.reshape(-1), busy, len(threads)))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +102,8 @@ class ThreadSlices:
 
 def thread_slices(context: Context) -> ThreadSlices:
     """Returns the slices of the thread of host_steps."""
-    table = context.trace.table("python_function")
-    rows = np.flatnonzero((table["thread"] == context.get(host_steps).thread) & (table["duration"] > 0))
-    nested = nest_tables([table.take(rows)], context.trace.window_end_ns)
-    return ThreadSlices(nested, rows[nested.order.astype(np.int64)])
+    nested = context.get(python_tree).of_thread(context.get(host_steps).thread)
+    return ThreadSlices(nested, nested.order.astype(np.int64))
 
 
 def below(context: Context, names: Flags) -> Flags:

@@ -109,7 +109,7 @@ def modules(context: Context) -> Answer:
     values["path"] = [texts[number] for number in order.tolist()]
     values["name"] = [names[number] for number in order.tolist()]
     values["depth"] = np.array(depth, np.int64)[order]
-    answer = Answer(values, [] if count or not len(table) else [NO_MODULES])
+    answer = Answer(values, [] if count else [NO_MODULES])
     return answer if len(activity) or not count else without_gpu(answer)
 
 
@@ -218,4 +218,16 @@ def call_tree(context: Context, *, python: bool = False, max_depth: int = 0) -> 
         "device_total_us": total[shown] / NS_PER_US,
         "device_self_us": sums(path, device, count)[shown] / NS_PER_US,
     }
-    return Answer(values) if len(activity) else without_gpu(Answer(values))
+    answer = Answer(values, [] if len(tree) else _why_empty(context, python=python))
+    return answer if len(activity) else without_gpu(answer)
+
+
+def _why_empty(context: Context, *, python: bool) -> list[str]:
+    """Returns why a trace has no call tree."""
+    notes = ["the trace has no operators and no annotations: record the activity types cpu_op and user_annotation"]
+    functions = context.trace.table("python_function")
+    if len(functions):
+        calls_only = "its Python functions are samples, which have no calls: view python_samples shows them"
+        recorded = bool((functions["samples"] == 0).any())
+        notes.append("its Python functions are shown with python=True" if recorded and not python else calls_only)
+    return notes

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.call_kinds import CallKind
-from kineto_trace.analysis.host_time.code_places import StepPhase
 from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
+from kineto_trace.analysis.host_time.step_functions import StepPhase
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import in_subtrees
@@ -30,6 +29,7 @@ from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
+from kineto_trace.structure.python.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000
 ASLEEP = 0.5

@@ -18,6 +18,7 @@ from kineto_trace.view_api.view import Answer, view
 NAME, NAME_AND_SHAPE = "name", "name+shape"
 NS_PER_US = 1000
 NO_GPU = "the trace has no GPU activity"
+NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -78,7 +79,7 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
     eligible = groups.sums(tensor.eligible) > 0
     on_gpu = len(context.get(gpu)) > 0
     order = np.lexsort((-sums["host_self_us"], -sums["device_self_us"] if on_gpu else -sums["host_self_us"]))
-    notes = []
+    notes = [] if len(table) else [NO_OPERATORS]
     if shapes is not None and len(table) and shapes.texts == (None,):
         notes.append("the trace has no input shapes: record with record_shapes=True")
     if stacks and len(table) and (context.get(call_stacks).of_op == NO_STACK).all():

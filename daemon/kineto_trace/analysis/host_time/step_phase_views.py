@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.call_kinds import CallKind
-from kineto_trace.analysis.host_time.code_places import place_of
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.step_phases import OTHER, STEP_PHASES, step_phases
@@ -14,6 +12,8 @@ from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
 from kineto_trace.analysis.host_time.user_lines import user_lines
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.python.library_calls import CallKind
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -114,15 +114,15 @@ def hot_lines(context: Context) -> Answer:
     idle = np.bincount(groups.number, (found.weight * found.idle)[rows], len(groups))
     order = np.argsort(-weight, kind="stable")
     first = groups.first[order]
-    places = [place_of(strings[int(number)]) for number in name[first]]
+    places = [code_place(strings[int(number)]) for number in name[first]]
     counted = len(window.start) if window.told else 0
     return Answer(
         {
-            "function": [place.function for place in places],
+            "function": [place.shown for place in places],
             "file": [place.file for place in places],
             "line": [int(line) or None for line in lines[first]],
             "part": [_PARTS[Class(kind)] for kind in classes.kind[rows][first].tolist()],
-            "calls": [place_of(strings[number]).function if number >= 0 else None for number in entry[first].tolist()],
+            "calls": [code_place(strings[number]).shown if number >= 0 else None for number in entry[first].tolist()],
             "time_us": weight[order] / 1000,
             "per_step_us": weight[order] / 1000 / counted if counted else [None] * len(order),
             "share_pct": 100 * weight[order] / max(window.total_ns, 1),
@@ -172,7 +172,7 @@ def data_loading(context: Context) -> Answer:
     idle = np.bincount(groups.number, (found.weight * found.idle)[rows], len(groups)) if groups else np.empty(0)
     order = np.argsort(-weight, kind="stable")
     first = groups.first[order] if groups else order
-    places = [place_of(strings[number]) if number >= 0 else None for number in name[first].tolist()]
+    places = [code_place(strings[number]) if number >= 0 else None for number in name[first].tolist()]
     weight, idle = np.append(weight.sum(), weight[order]), np.append(idle.sum(), idle[order])
     counted = len(window.start) if window.told else 0
     notes = [] if len(found) else [NO_PYTHON]
@@ -181,7 +181,7 @@ def data_loading(context: Context) -> Answer:
     return Answer(
         {
             "what": ["all", *(_DOES.get(CallKind(kind), "in the training process") for kind in kinds[first].tolist())],
-            "function": [None, *(place.function if place else None for place in places)],
+            "function": [None, *(place.shown if place else None for place in places)],
             "file": [None, *(place.file if place else None for place in places)],
             "time_us": weight / 1000,
             "per_step_us": weight / 1000 / counted if counted else [None] * len(weight),

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.call_kinds import CallKind, call_kinds
-from kineto_trace.analysis.host_time.code_places import StepPhase, code_names
 from kineto_trace.analysis.host_time.host_moments import thread_slices
+from kineto_trace.analysis.host_time.step_functions import StepPhase, begun_phases
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.library_calls import CallKind, function_kinds
 
 NOTHING = -1
 STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, also for user's code
@@ -53,10 +53,10 @@ class UserCalls:
 
 def user_calls(context: Context) -> UserCalls:
     """Returns the tree of the training thread."""
-    slices, frames, kinds = context.get(thread_slices), context.get(code_names), context.get(call_kinds)
+    slices, kinds, begins = context.get(thread_slices), context.get(function_kinds), context.get(begun_phases)
     tree = slices.nested.tree
     name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
-    user, own_phase, own_kind = frames.user[name], frames.begins[name], kinds[name]
+    user, own_phase, own_kind = kinds.user[name], begins[name], kinds.call[name]
     count = len(slices)
     node = np.full(count + 1, NOTHING, np.int64)  # the last one is for "no caller"
     phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))

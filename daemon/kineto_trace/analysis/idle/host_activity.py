@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, BLOCKING, BLOCKING_COPY, host_thread
+from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, BLOCKING, BLOCKING_COPY
 from kineto_trace.arrays.active_sets import ActiveSets, active_sets, ascending
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
@@ -13,7 +13,9 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import NOTHING, calls, ops, step_names
 from kineto_trace.structure.nesting import Nested, nest_tables
-from kineto_trace.structure.python.python_frames import DATA, python_frames
+from kineto_trace.structure.python.library_calls import FrameKind
+from kineto_trace.structure.python.python_frames import python_frames
+from kineto_trace.structure.training_thread import training_thread
 
 # Bits of what a thread does: data loading, a collective, CUDA's allocation, a call that waits for the GPU, any operator
 # or call, an annotation.
@@ -49,7 +51,7 @@ def host_activity(context: Context, thread: int) -> ActiveSets:
     frames = context.get(python_frames)
     if len(frames.row) and not frames.samples:
         events = frames.nested.events
-        mine = (events.track == thread) & (frames.kind == DATA)
+        mine = (events.track == thread) & (frames.kind == FrameKind.DATA)
         loads = union(np.append(loads.start, events.start[mine]), np.append(loads.end, frames.nested.tree.end[mine]))
     found = active_sets(
         [
@@ -109,7 +111,7 @@ def names_at(context: Context, thread: Ints, moment: Ints, *, loads: Flags, in_c
     That is the operator, otherwise the annotation, otherwise the call. loads: what loads data comes first. in_call: it
     is no annotation.
     """
-    main = np.full(len(moment), context.get(host_thread))
+    main = np.full(len(moment), context.get(training_thread))
 
     def of(named: _Named) -> Ints:
         found = np.full(len(moment), NOTHING)

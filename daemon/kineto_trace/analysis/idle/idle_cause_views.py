@@ -8,14 +8,16 @@ import numpy.typing as npt
 from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
-from kineto_trace.structure.python.python_frames import described
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NO_GPU = "the trace has no GPU activity"
+NEVER_IDLE = "no GPU was idle in the steps (without complete ones: in the trace)"
 
 
 @view(
@@ -68,8 +70,16 @@ def idle_causes(context: Context) -> Answer:
                     )
                 )
     rows.sort(key=lambda row: (row[0], -row[3]))
-    notes = [] if found.windows else [NO_GPU]
-    return Answer({column.name: [row[n] for row in rows] for n, column in enumerate(idle_causes.columns)}, notes)
+    return Answer(
+        {column.name: [row[n] for row in rows] for n, column in enumerate(idle_causes.columns)}, _notes(found)
+    )
+
+
+def _notes(found: IdleGaps) -> list[str]:
+    """Returns why there is no gap, if there is none."""
+    if not found.windows:
+        return [NO_GPU]
+    return [] if len(found) else [NEVER_IDLE]
 
 
 def _by_op(
@@ -110,9 +120,16 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
     - cause: only gaps with this cause.
     """
     found = context.get(idle_gaps)
-    order = np.argsort(-found.length, kind="stable")
+    order, notes = np.argsort(-found.length, kind="stable"), _notes(found)
     if cause:
-        order = order[np.isin(found.cause[order], [n for n, name in enumerate(CAUSES) if name == cause])]
+        if cause not in CAUSES:
+            raise ViewError(f"view idle_gaps: cause={cause!r} is not valid; use one of {', '.join(CAUSES)}")
+        order = order[found.cause[order] == CAUSES.index(cause)]
+        if len(found) and not len(order):
+            seen = ", ".join(CAUSES[number] for number in np.unique(found.cause).tolist())
+            notes.append(f"no gap has the cause {cause}: those of this trace are {seen}")
+    if len(order) and limit <= 0:
+        notes.append(f"{len(order)} gaps are not shown, since limit is {limit}")
     order = order[: max(limit, 0)]
     doing = _doing(context, order)
     strings, activity, called = context.trace.strings, context.get(gpu), context.get(calls)
@@ -145,7 +162,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
                 for row in found.op[order].tolist()
             ],
         },
-        [] if found.windows else [NO_GPU],
+        notes,
     )
 
 
@@ -168,6 +185,6 @@ def _doing(context: Context, chosen: npt.NDArray[np.int64]) -> list[_Doing | Non
     for place in np.argsort(-time, kind="stable").tolist():
         row = int(rows[found.first[place]])
         frame = int(pieces.frame[row])
-        function = described(strings[int(pieces.name[row])], int(lines[frame])) if frame >= 0 else None
+        function = str(code_place(strings[int(pieces.name[row])], int(lines[frame]))) if frame >= 0 else None
         most.setdefault(int(pieces.gap[row]), _Doing(int(pieces.cause[row]), int(time[place]), function))
     return [most.get(gap) for gap in chosen.tolist()]

@@ -36,6 +36,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import NOTHING, Calls, calls, gpu, ops, steps, whole_steps
 from kineto_trace.structure.recorded_time import unrecorded
+from kineto_trace.structure.training_thread import training_thread
 
 CAUSES = ("host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown")
 HOST, SYNCHRONISATION, DATA_LOADING, COMMUNICATION, MEMORY, QUEUED, UNKNOWN = range(len(CAUSES))
@@ -134,18 +135,6 @@ def idle_window(context: Context) -> tuple[int, int]:
     return context.trace.window_start_ns, context.trace.window_end_ns
 
 
-def host_thread(context: Context) -> int:
-    """Returns the thread of the steps, otherwise the one that launches most, otherwise that of most operators; or 0."""
-    threads = context.get(steps).thread
-    if not len(threads):
-        activity, called = context.get(gpu), context.get(calls)
-        threads = called.thread[activity.call[activity.call >= 0]]
-    if not len(threads):
-        threads = context.trace.table("cpu_op")["thread"]
-    numbers, counts = np.unique(threads, return_counts=True)
-    return int(numbers[np.argmax(counts)]) if len(numbers) else 0
-
-
 def blocking_calls(context: Context) -> Flags:
     """Returns for each of parts.Calls whether it waits for the GPU on a thread that launches work."""
     called, activity, strings = context.get(calls), context.get(gpu), context.trace.strings
@@ -201,7 +190,7 @@ def _causes(context: Context, gaps: _Ended) -> tuple[npt.NDArray[np.uint8], Ints
     cause[blocking >= 0] = SYNCHRONISATION
     cause[(launch >= 0) & (launched <= start)] = QUEUED
     cause[~known] = UNKNOWN
-    thread = np.full(len(start), context.get(host_thread), np.uint32)
+    thread = np.full(len(start), context.get(training_thread), np.uint32)
     thread = np.where(launch >= 0, called.thread[launch], thread) if len(called) else thread
     tree = context.get(ops)
     op = np.full(len(start), NOTHING)

@@ -36,14 +36,16 @@ from kineto_trace.analysis.idle.host_activity import (
     host_activity,
     names_at,
 )
-from kineto_trace.analysis.idle.idle_gaps import QUEUED, SYNCHRONISATION, UNKNOWN, IdleGaps, host_thread, idle_gaps
+from kineto_trace.analysis.idle.idle_gaps import QUEUED, SYNCHRONISATION, UNKNOWN, IdleGaps, idle_gaps
 from kineto_trace.arrays.active_sets import ActiveSets, cut
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu
-from kineto_trace.structure.python.python_frames import KINDS, PythonFrames, python_frames
+from kineto_trace.structure.python.library_calls import FrameKind
+from kineto_trace.structure.python.python_frames import PythonFrames, python_frames
 from kineto_trace.structure.python.python_moments import frames_in
+from kineto_trace.structure.training_thread import training_thread
 
 IDLE_CAUSES = (
     "data_loading", "host_communication", "allocation", "synchronisation", "operators", "python", "gil", "blocked",
@@ -57,7 +59,7 @@ IDLE_CAUSES = (
 _OF_KIND = np.array(  # cause of each kind of Python frame
     [PYTHON, _GIL, _BLOCKED, OPERATORS, _LOCK, _SLEEP, _IO, _GC, _LOGGING, LOADING]
 )
-assert len(_OF_KIND) == len(KINDS)
+assert len(_OF_KIND) == len(FrameKind)
 
 # Why a piece is unknown.
 REASONS = (
@@ -171,7 +173,7 @@ def _before_launches(context: Context, gaps: IdleGaps, launched: Ints) -> list[I
     number = np.flatnonzero(launched > gaps.start)
     if not len(number):
         return []
-    called, main = context.get(calls), context.get(host_thread)
+    called, main = context.get(calls), context.get(training_thread)
     launching = np.append(called.thread.astype(np.int64), main)[gaps.launch[number]]
     hosts = {thread: host_activity(context, thread) for thread in {*np.unique(launching).tolist(), main}}
     whole = _Work(number, gaps.start[number], launched[number], np.zeros(len(number), np.int64), launching)
@@ -218,7 +220,7 @@ def _explained(context: Context, gaps: IdleGaps, work: _Work) -> list[IdlePieces
 
 def _python(context: Context, gaps: IdleGaps, work: _Work) -> IdlePieces:
     """Explains pieces in which the host loaded data, or ran neither an operator nor a call."""
-    frames, main = context.get(python_frames), context.get(host_thread)
+    frames, main = context.get(python_frames), context.get(training_thread)
     known = np.unique(frames.nested.events.track)
     thread = np.where(np.isin(work.thread, known), work.thread, main)
     divided = [

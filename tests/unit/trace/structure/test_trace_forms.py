@@ -2,8 +2,11 @@ from typing import Any
 
 import pytest
 from kineto_trace import run_view
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, stacks
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
+from kineto_trace.sql import Database
+from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.structure.trace_forms import as_meant
 from support.trace_files.chrome_files import event, load_events, names, written
 
@@ -71,3 +74,37 @@ def test_annotations_of_the_file_stay() -> None:
 def test_a_trace_of_today_is_the_same() -> None:
     context = Context(load_events(event("user_annotation", "ProfilerStep#1", 0, 50), event("cpu_op", "aten::mm", 1, 2)))
     assert context.get(as_meant) is context
+
+
+def test_to_sql_work_of_mtia_is_kernels_and_copies() -> None:
+    with Database([SqlSource("b.json", Context(load_events(mtia("dma_request", 0, 1, stream=2))))]) as database:
+        bare = [tuple(row.values()) for row in database.query("SELECT bytes, copy_kind FROM gpu_memcpy").rows()]
+    with Database([SqlSource("a.json", Context(run_on_mtia()))]) as database:
+        kernels = database.query("SELECT name, device, stream, correlation, duration_ns, op, registers FROM kernel")
+        copies = database.query("SELECT device, stream, bytes, copy_kind, correlation FROM gpu_memcpy")
+        others = database.query("SELECT name FROM other")
+        events = database.query("SELECT kind, count(*) AS count FROM events GROUP BY kind ORDER BY kind")
+        activities = database.query("SELECT activities FROM traces")
+    assert kernels.rows() == [
+        {"name": "fc-dtype_Float", "device": 9, "stream": 1, "correlation": 7, "duration_ns": 30_000}
+        | {"op": "aten::mul", "registers": None}
+    ]
+    assert copies.rows() == [{"device": 9, "stream": 2, "bytes": 4000, "copy_kind": 1, "correlation": None}]
+    assert bare == [(None, 0)]
+    assert others.values("name") == ["event_wait"]
+    assert {row["kind"]: row["count"] for row in events.rows()} == {
+        "cpu_op": 1,
+        "cuda_runtime": 1,
+        "kernel": 1,
+        "gpu_memcpy": 1,
+        "other": 1,
+    }
+    assert activities.values("activities") == [5]
+
+
+def test_flame_graphs_of_the_gpu_have_the_work_of_mtia() -> None:
+    found = folded(stacks(Context(run_on_mtia()), FlameGraph.GPU)).decode().splitlines()
+    assert sorted(found) == [
+        "launch not in the trace;Memcpy HtoD (dma_request) 40000",
+        "thread 2;aten::mul;fc-dtype_Float 30000",
+    ]

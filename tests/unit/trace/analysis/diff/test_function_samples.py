@@ -15,6 +15,8 @@ SECOND = 1_000_000_000
     [
         ("/home/me/before/train.py(40): augment", "train.py: augment"),
         ("/home/me/models/__init__.py(2): build", "models/__init__.py: build"),
+        ("/home/me/run (1)/train.py(40): augment", "train.py: augment"),
+        (r"C:\job\train.py(40): augment", "train.py: augment"),
         ("train.py(7): <lambda>", "train.py: <lambda>"),
         ("/opt/v/lib/python3.11/site-packages/torch/optim/adam.py(9): step", "torch/optim/adam.py: step"),
         ("/usr/lib/python3.11/json/decoder.py(3): decode", "json/decoder.py: decode"),

@@ -7,6 +7,7 @@ import pytest
 from kineto_trace.analysis.distributed.rank_views import rank_table, rank_waits, step_spread
 from kineto_trace.analysis.distributed.straggler_views import stragglers
 from kineto_trace.catalog.view_runner import run_views
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
@@ -121,10 +122,7 @@ def test_collectives_of_gloo_have_waits_and_what_is_not_known_is_no_zero() -> No
     assert over(rank_waits, gloo(0), gloo(400)).rows()[0]["where"] == "all_reduce"
     without = over(rank_table, [step(1, 0, 100)], [step(1, 0, 100)])
     assert without.values("waiting_us") == [None, None]
-    assert (
-        "the traces have no collectives (kernels of NCCL or RCCL, or operators such as gloo:all_reduce)"
-        in (without.notes[-1])
-    )
+    assert without.notes[-1] == f"{NO_COLLECTIVES}, so who waits for whom is unknown"
 
 
 def test_the_steps_over_ranks_have_their_spread_and_their_slowest_rank() -> None:
@@ -177,3 +175,40 @@ def test_a_straggler_whose_lateness_is_within_the_clocks_doubt_is_marked(ranks: 
     assert found.values("rank")[:2] == [9, 5]
     assert any("refined by collectives" in note for note in found.notes)
     assert all(row["uncertainty_us"] > 0 for row in found.rows())
+
+
+def halves(late: float, *, cut: tuple[int, ...]) -> list[Event]:
+    """Four steps of 1 ms, of which these are cut; this rank begins each all_reduce so late, 10 times as late in those.
+
+    Each all_reduce ends on both ranks at 900 us of the step.
+    """
+    events: list[Event] = []
+    for number in range(4):
+        start, behind = 1_000.0 * number, late * (10 if number in cut else 1)
+        ends = {"complete": False} if number in cut else {}
+        events.append(event("user_annotation", f"ProfilerStep#{number}", start, 999, **ends))
+        events.append(event("user_annotation", "gloo:all_reduce", start + 300 + behind, 600 - behind, tid=2))
+    return events
+
+
+def waiting(found: Result) -> list[tuple[int, int, float | None, float | None]]:
+    return [tuple(row[name] for name in ("rank", "steps", "waiting_us", "waited_for_us")) for row in found.rows()]
+
+
+def test_collectives_of_steps_that_the_recording_cut_off_do_not_count() -> None:
+    found = over(rank_table, halves(0, cut=(0, 3)), halves(40, cut=(0, 3)))
+    assert waiting(found) == [(1, 2, 0.0, 40.0), (0, 2, 40.0, 0.0)]
+    assert found.values("about")[1] is None
+
+
+def test_a_rank_counts_its_own_complete_steps() -> None:
+    found = over(rank_table, halves(0, cut=()), halves(40, cut=(0, 3)))
+    assert waiting(found) == [(1, 2, 0.0, 40.0), (0, 4, 220.0, 0.0)]
+
+
+def test_a_rank_whose_complete_steps_have_no_collective_has_no_waits() -> None:
+    quiet = [step(number, 1_000.0 * number, 999) for number in range(4)]
+    late = [event("user_annotation", "gloo:all_reduce", 5_300, 300, tid=2)]
+    found = over(rank_table, [*quiet, *late], [*quiet, event("user_annotation", "gloo:all_reduce", 5_200, 400, tid=2)])
+    assert waiting(found) == [(0, 4, None, None), (1, 4, None, None)]
+    assert "rank 0 is in no collective of several ranks in its complete steps, so its waiting is unknown" in found.notes

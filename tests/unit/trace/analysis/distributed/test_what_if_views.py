@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from kineto_trace.analysis.distributed.what_if_views import rank_what_if
 from kineto_trace.catalog.view_runner import run_view
+from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
-from support.trace_files.ranks import context, launched
+from support.trace_files.ranks import Event, context, event, launched, step
 from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, host_bound, simulate
 from support.trace_files.training_ranks import Job, events_of
 
@@ -77,11 +78,77 @@ def test_what_cannot_be_matched_predicts_nothing() -> None:
     found = predicted(simulate(fsdp(end={0: 0.4}, begin={1: 0.5})))
     assert len(found) == 0
     assert "their times fit at no shift" in found.notes[0]
-    alone = rank_what_if(context(launched("gemm", 0, 10, 10, 1)))
+    all_reduce = launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 10, 10, 1)
+    alone = rank_what_if(context(all_reduce))
     assert (len(alone), alone.notes[-1]) == (
         0,
         "no collective appears on more than one rank, so the ranks cannot be compared",
     )
+
+
+def gloo(name: str, *parts: tuple[float, float]) -> list[Event]:
+    """A step of 1 ms for each of these collectives, which begin and end so late (us) in it, on threads of their own."""
+    events: list[Event] = []
+    for number, (start, end) in enumerate(parts):
+        at = 1_000.0 * number
+        events.append(step(number, at, 999))
+        events.append(event("user_annotation", name, at + start, end - start, tid=2 + number % 2))
+    return events
+
+
+def of_host(*ranks: list[Event]) -> Result:
+    return rank_what_if.combine(
+        [(rank, rank_what_if.partial(context(events, rank=rank, size=len(ranks)))) for rank, events in enumerate(ranks)]
+    )
+
+
+def test_collectives_on_the_host_bound_what_a_job_could_gain() -> None:
+    name = "gloo:all_reduce"
+    found = of_host(
+        gloo(name, (300, 900), (300, 900), (700, 900)),
+        gloo(name, (400, 900), (400, 900), (300, 900)),
+        gloo(name, (800, 900), (700, 900), (600, 900)),
+    )
+    assert [(row["change"], row["saving_us"], row["saving_per_step_us"], row["about"]) for row in found.rows()] == [
+        (
+            "rank 2 never the last one",
+            700.0,
+            pytest.approx(700 / 3),
+            "at most: in 2 collectives the others waited for it, for 0.35 ms on average",
+        ),
+        (
+            "all_reduce hidden or free",
+            500.0,
+            pytest.approx(500 / 3),
+            "at most: 3 transfers of 0.167 ms on average, if the ranks waited for all of them",
+        ),
+        (
+            "rank 0 never the last one",
+            100.0,
+            pytest.approx(100 / 3),
+            "at most: in 1 collectives the others waited for it, for 0.1 ms on average",
+        ),
+        ("rank 1 never the last one", 0.0, 0.0, None),
+    ]
+    assert found.rows()[0]["saving_pct"] == pytest.approx(100 * 700 / 2600)
+    assert found.notes[-1] == (
+        "the collectives run on the host (gloo, MPI): no event says when the training thread waited for them, so the "
+        "job cannot be simulated, and the savings are upper bounds by the durations of the collectives"
+    )
+
+
+def test_collectives_on_the_host_in_which_nobody_has_to_meet_bound_their_transfers_alone() -> None:
+    found = of_host(gloo("gloo:broadcast", (300, 900)), gloo("gloo:broadcast", (800, 900)))
+    assert {row["change"]: row["saving_us"] for row in found.rows()} == {
+        "broadcast hidden or free": 100.0,
+        "rank 0 never the last one": 0.0,
+        "rank 1 never the last one": 0.0,
+    }
+
+
+def test_traces_without_collectives_say_so() -> None:
+    found = of_host([step(1, 0, 100)], [step(1, 0, 100)])
+    assert (len(found), found.notes[-1]) == (0, f"{NO_COLLECTIVES}, so the ranks cannot be compared")
 
 
 def test_hosts_that_wait_unseen_make_the_answer_unknown() -> None:

@@ -1,6 +1,6 @@
 """What is found of the DataLoader."""
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.loading import loading
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LOADER, MAIN, TORCH, Sample, sampled
 
@@ -10,7 +10,7 @@ WAITING = (*MAIN, LOADER, TORCH + "utils/data/dataloader.py(1300): _MultiProcess
 STARTING = (*MAIN, TORCH + "utils/data/dataloader.py(1000): _MultiProcessingDataLoaderIter.__init__")
 
 
-def found(*extra: Sample) -> list[HostFinding]:
+def found(*extra: Sample) -> list[Finding]:
     """Ten steps, each with these samples."""
     return list(loading(sampled([*TRAINING, *extra] * 10, steps=10)))
 

@@ -1,6 +1,6 @@
 """What is found of the program's own code in the steps."""
 
-from kineto_trace.analysis.host_findings.host_finding import HostFinding
+from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.user_code import user_code
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LINEAR, MAIN, MODULE, PERIOD_NS, SITE, Sample, sampled
 
@@ -8,7 +8,7 @@ STDLIB = "/usr/lib/python3.11/"
 TRAINING: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40]
 
 
-def found(*extra: Sample, steps: int = 10) -> list[HostFinding]:
+def found(*extra: Sample, steps: int = 10) -> list[Finding]:
     return list(user_code(sampled([*TRAINING, *extra], steps=steps)))
 
 
@@ -25,6 +25,11 @@ def test_a_function_that_sleeps_is_named_with_file_line_and_share() -> None:
     assert finding.evidence.startswith(
         "20 ms of each step (20 %), ±8 points; seen at 20 of 100 moments in 2 of 10 steps"
     )
+
+
+def test_a_folder_with_parentheses_is_the_programs_too() -> None:
+    (finding,) = found(*[((*MAIN, "/home/me/run (1)/limits.py(7): RateLimit.wait"), "idle")] * 20)
+    assert finding.where == "RateLimit.wait (/home/me/run (1)/limits.py:42)"
 
 
 def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:

@@ -3,45 +3,13 @@
 from typing import Any
 
 import numpy as np
-import pytest
 from kineto_trace.model.context import Context
-from kineto_trace.structure.python.python_frames import KINDS, described, library_kind, python_frames
+from kineto_trace.structure.python.library_calls import FrameKind
+from kineto_trace.structure.python.python_frames import python_frames
 from support.trace_files.traces import START_NS, trace
 
 US = 1000
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("train.py(10): main", None),
-        ("/home/me/torch/train.py(10): main", None),
-        ("mypackage/model.py(3): forward", None),
-        ("/srv/job/logging.py(3): write", None),
-        ("torch/nn/modules/module.py(1501): _call_impl", ""),
-        ("/venv/lib/python3.12/site-packages/torch/optim/adam.py(214): Adam.step", ""),
-        ("nn.Module: Linear_0", ""),
-        ("<built-in function len>", ""),
-        ("typing.py(359): inner", ""),
-        ("<built-in function sleep>", "sleep"),
-        ("threading.py(320): Condition.wait", "lock"),
-        ("/usr/lib/python3.11/queue.py(154): Queue.get", "lock"),
-        ("<built-in method acquire of _thread.lock object at 0x7f>", "lock"),
-        ("<built-in method recv of socket object>", "input_output"),
-        ("torch/serialization.py(600): save", "input_output"),
-        ("logging/__init__.py(1092): flush", "logging"),
-        ("<built-in function print>", "logging"),
-        ("torch/_tensor_str.py(600): _str", "logging"),
-        ("<built-in function collect>", "garbage_collection"),
-        ("torch/utils/data/dataloader.py(701): __next__", "data"),
-        ("torch/utils/data/_utils/collate.py(120): collate", "data"),
-        ("torch/utils/data/distributed.py(100): set_epoch", ""),
-        ("torch/autograd/graph.py(860): _engine_run_backward", "backward"),
-    ],
-)
-def test_a_frame_is_told_by_its_name(name: str, kind: str | None) -> None:
-    found = library_kind(name)
-    assert (None if found is None else KINDS[found]) == kind
+_NAMES = ["", *(kind.name.lower() for kind in list(FrameKind)[1:])]
 
 
 def frame(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -55,7 +23,7 @@ def kinds(rows: list[dict[str, Any]], *moments: int) -> list[tuple[str, str]]:
     places = frames.innermost(np.ones(len(moments), np.uint32), np.array(moments) * US + START_NS).tolist()
     users = [int(frames.user[place]) for place in places]
     names = [strings[int(frames.name[user])] if user >= 0 else "" for user in users]
-    return [(name, KINDS[int(frames.kind[place])]) for name, place in zip(names, places, strict=True)]
+    return [(name, _NAMES[int(frames.kind[place])]) for name, place in zip(names, places, strict=True)]
 
 
 def test_what_a_library_does_counts_for_the_function_that_called_it() -> None:
@@ -98,9 +66,3 @@ def test_a_sampled_function_that_was_off_the_cpu_was_blocked_but_not_what_it_cal
         frame("train.py(12): locked", 70, 90, samples=2, self_samples=2, waiting=2),
     ]
     assert [kind for _, kind in kinds(rows, 10, 60, 80)] == ["blocked", "", "gil"]
-
-
-def test_a_function_is_described_by_its_file_and_line() -> None:
-    assert described("train.py(10): main", 14) == "main (train.py:14)"
-    assert described("train.py(10): main") == "main (train.py:10)"
-    assert described("<built-in function sleep>", 3) == "<built-in function sleep>"

@@ -1,6 +1,5 @@
-"""What a finding is, and what the rules share: time in measured steps, and the names of what took most of it."""
+"""What the rules of findings share: time in measured steps, and the names of what took most of it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,35 +10,13 @@ from kineto_trace.arrays.intervals import union
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
-from kineto_trace.structure.python.python_frames import described, python_frames
+from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.python.python_frames import python_frames
 
 TOP_KERNELS = 3
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """saving_ns: over all measured steps, as the mean of the GPUs.
-
-    causes: the causes of view time_causes whose time it would take away; it never claims more than they have. op: row
-    of cpu_op that shows it best; frame: likewise of python_function; -1: none. kernels: names, the longest first.
-    guess: whether nobody can say how much of the time can be saved; such findings come last.
-    where: function, file and line of the program's own code; "": none.
-    """
-
-    name: str
-    title: str
-    saving_ns: int
-    advice: str
-    evidence: str
-    causes: tuple[str, ...] = ()
-    op: int = -1
-    frame: int = -1
-    kernels: tuple[str, ...] = ()
-    guess: bool = False
-    where: str = ""
 
 
 def measured_times(context: Context) -> Ints:
@@ -93,4 +70,4 @@ def called_in(context: Context, frame: int) -> str:
     if frame < 0:
         return ""
     table = context.trace.table("python_function")
-    return f", called in {described(context.trace.strings[int(table['name'][frame])], int(table['line'][frame]))}"
+    return f", called in {code_place(context.trace.strings[int(table['name'][frame])], int(table['line'][frame]))}"

@@ -1,7 +1,6 @@
-"""What a finding about the host is, and figures that several rules use."""
+"""Figures that several rules about the host use: shares of the steps, and how sure they are."""
 
 import math
-from dataclasses import dataclass
 
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
 from kineto_trace.base.quantities import ms
@@ -9,18 +8,6 @@ from kineto_trace.model.context import Context
 
 LEAST = 0.02  # of the steps' time: what is less is within the noise of samples
 LEAST_MOMENTS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFinding:
-    """saving_ns: over all steps. where: function, file and line of the user's code; "": none."""
-
-    name: str
-    title: str
-    saving_ns: int
-    advice: str
-    evidence: str
-    where: str = ""
 
 
 def total_ns(context: Context) -> int:

@@ -1,0 +1,216 @@
+"""Which Python functions belong to libraries, and what those are called for: waiting, files, copies and so on.
+
+Theory of operation
+    A function is the user's if it has a file that belongs neither to Python, nor to an installed package, nor to a
+    well-known library. All others are a library's, C functions and calls of modules too.
+
+    One table tells what a library's function is for, by its file and name: what the program wants of it (CallKind,
+    what advice depends on), and what its thread does meanwhile (FrameKind). The first row that fits counts.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import CodePlace, function_places
+
+
+class CallKind(IntEnum):
+    """What a library is called for. NONE: the user's own function, or a library's that is not known here."""
+
+    NONE = 0
+    COMPILE = 1
+    ANOMALY = 2
+    TENSOR_PRINT = 3
+    LOGGING = 4
+    CHECKPOINT = 5
+    COPY = 6
+    JSON = 7
+    PICKLE = 8
+    SUBPROCESS = 9
+    IMPORT = 10
+    TOKENS = 11
+    ARCHIVE = 12
+    IMAGE = 13
+    NETWORK = 14
+    FILE = 15
+    WAIT = 16
+    TABLES = 17
+    SLEEP = 18
+    ITEM = 19
+    GARBAGE = 20
+    WORKER_START = 21
+    WORKER_WAIT = 22
+    COLLATE = 23
+    PIN = 24
+    RESET = 25
+
+
+class FrameKind(IntEnum):
+    """What a thread does in a function, the more telling the larger. GIL and BLOCKED: told by samples alone."""
+
+    RUNNING = 0
+    GIL = 1
+    BLOCKED = 2
+    BACKWARD = 3
+    LOCK = 4
+    SLEEP = 5
+    INPUT_OUTPUT = 6
+    GARBAGE_COLLECTION = 7
+    LOGGING = 8
+    DATA = 9
+
+
+_PACKAGES = (
+    "torch torchvision torchaudio torchdata torchtext functorch numpy pandas PIL cv2 scipy sklearn skimage "
+    "transformers accelerate deepspeed lightning pytorch_lightning lightning_fabric triton tqdm wandb tensorboard "
+    "tensorboardX mlflow requests urllib3 httpx botocore boto3 fsspec s3fs gcsfs aiohttp datasets tokenizers "
+    "sentencepiece nltk regex huggingface_hub safetensors jax jaxlib flax optax tensorflow apex xformers einops "
+    "matplotlib yaml simplejson orjson cloudpickle dill loguru albumentations imageio kornia h5py pyarrow zstandard "
+    "kineto_agent"
+)
+_ROOTS = "|".join(sorted({*_PACKAGES.split(), *sys.stdlib_module_names}))
+_LIBRARY = re.compile(
+    rf"^(?:<|(?:{_ROOTS})(?:/|\.py: ))|/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/kineto_agent/"
+    rf"|^[A-Za-z]:/(?:.*/)?Lib/(?:{_ROOTS})(?:/|\.py: )"  # Python on Windows
+)
+
+
+class _Row(NamedTuple):
+    call: CallKind
+    frame: FrameKind
+    patterns: tuple[str, ...]  # regular expressions that begin at a file's name, or at that of a folder above it
+
+
+_STACK = r"(?:format_stack|extract_stack|StackSummary)"
+_LOADER = r"torch/utils/data/dataloader\.py: (?:_MultiProcessingDataLoaderIter\.)?"
+_BUILT_IN = r"<built-in (?:method|function) "
+_NO_TENSOR = r"\b(?! of (?:type|Tensor|Parameter) object)"  # torch has operators of these names
+_TABLE = (
+    _Row(CallKind.ANOMALY, FrameKind.RUNNING, (r"torch/autograd/anomaly_mode", rf"traceback\.py: {_STACK}")),
+    _Row(CallKind.RESET, FrameKind.RUNNING, (r"torch/_dynamo/__init__\.py: reset", r"torch/__init__\.py: compile$")),
+    _Row(
+        CallKind.COMPILE,
+        FrameKind.RUNNING,
+        (r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)", r"torch/_inductor/", r"torch/fx/"),
+    ),
+    _Row(CallKind.NONE, FrameKind.BACKWARD, (r"torch/autograd/(?:graph|__init__)\.py",)),
+    _Row(CallKind.TENSOR_PRINT, FrameKind.LOGGING, (r"torch/_tensor_str\.py",)),
+    _Row(
+        CallKind.LOGGING,
+        FrameKind.LOGGING,
+        (
+            *(r"logging/", r"loguru/", r"torch/utils/tensorboard/", r"tensorboardX?/", r"wandb/", r"mlflow/", r"tqdm/"),
+            _BUILT_IN + r"print\b",
+        ),
+    ),
+    _Row(
+        CallKind.CHECKPOINT,
+        FrameKind.INPUT_OUTPUT,
+        (r"torch/serialization\.py", r"safetensors/", r"torch/distributed/checkpoint/"),
+    ),
+    _Row(CallKind.COPY, FrameKind.RUNNING, (r"copy\.py: ",)),
+    _Row(CallKind.JSON, FrameKind.RUNNING, (r"json/", r"yaml/", r"simplejson/", r"orjson")),
+    _Row(
+        CallKind.PICKLE,
+        FrameKind.RUNNING,
+        (r"pickle\.py", r"multiprocessing/reductions?\.py", r"cloudpickle/", r"dill/"),
+    ),
+    _Row(CallKind.SUBPROCESS, FrameKind.INPUT_OUTPUT, (r"subprocess\.py",)),
+    _Row(CallKind.IMPORT, FrameKind.RUNNING, (r"<frozen importlib", r"importlib/")),
+    _Row(
+        CallKind.TOKENS,
+        FrameKind.RUNNING,
+        (r"re/", r"re\.py", r"sre_", r"regex/", r"tokenizers/", r"transformers/.*token", r"sentencepiece", r"nltk/"),
+    ),
+    _Row(
+        CallKind.ARCHIVE,
+        FrameKind.INPUT_OUTPUT,
+        (r"gzip", r"zipfile", r"tarfile", r"bz2", r"lzma", r"zlib", r"zstandard"),
+    ),
+    _Row(CallKind.IMAGE, FrameKind.INPUT_OUTPUT, (r"PIL/Image\w*\.py",)),
+    _Row(
+        CallKind.IMAGE,
+        FrameKind.RUNNING,
+        (r"PIL/", r"cv2/", r"torchvision/(?:transforms|io)", r"albumentations/", r"skimage/", r"imageio/", r"kornia/"),
+    ),
+    _Row(
+        CallKind.NETWORK,
+        FrameKind.INPUT_OUTPUT,
+        (
+            *(r"socket\.py", r"ssl\.py", r"http/", r"urllib/request\.py", r"urllib3/", r"requests/", r"botocore/"),
+            *(r"s3fs/", r"gcsfs/", r"aiohttp/", r"httpx/"),
+            _BUILT_IN + r"(?:recv\w*|send\w*|select|poll|connect|accept)" + _NO_TENSOR,
+        ),
+    ),
+    _Row(
+        CallKind.FILE,
+        FrameKind.INPUT_OUTPUT,
+        (
+            r"pathlib(?:/\w+)?\.py: (?:Path\.)?(?:read_|write_|open)",
+            *(r"shutil\.py", r"tempfile\.py", r"fsspec/", r"h5py/", r"csv\.py", r"numpy/lib/\w*npyio\w*\.py"),
+            _BUILT_IN + r"(?:read\w*|write\w*|open|fsync|stat|listdir|scandir)" + _NO_TENSOR,
+        ),
+    ),
+    _Row(CallKind.TABLES, FrameKind.RUNNING, (r"pandas/", r"pyarrow/", r"sklearn/")),
+    _Row(CallKind.WORKER_START, FrameKind.DATA, (_LOADER + r"(?:__init__|_shutdown_workers|__del__|_get_iterator)$",)),
+    _Row(CallKind.WORKER_WAIT, FrameKind.DATA, (_LOADER + r"(?:_get_data|_try_get_data)$",)),
+    _Row(CallKind.COLLATE, FrameKind.DATA, (r"torch/utils/data/_utils/collate\.py",)),
+    _Row(CallKind.PIN, FrameKind.DATA, (r"torch/utils/data/_utils/pin_memory\.py",)),
+    _Row(CallKind.NONE, FrameKind.DATA, (r"torch/utils/data/(?!distributed)\w+(?:/\w+)*\.py", r"torchdata/")),
+    _Row(CallKind.WAIT, FrameKind.INPUT_OUTPUT, (r"selectors\.py",)),
+    _Row(
+        CallKind.WAIT,
+        FrameKind.LOCK,
+        (
+            *(r"threading\.py: .*(?:wait|acquire|join|__enter__|_wait_for_tstate_lock)$", r"queue\.py"),
+            *(r"concurrent/futures/_base\.py", r"multiprocessing/(?:connection|queues|synchronize|popen_\w+)\.py"),
+            r"<built-in method (?:acquire|__enter__) of (?:_thread|_multiprocessing)",
+        ),
+    ),
+    _Row(CallKind.WAIT, FrameKind.RUNNING, (r"asyncio/", r"concurrent/futures/", r"multiprocessing/(?:pool|managers)")),
+    _Row(CallKind.SLEEP, FrameKind.SLEEP, (_BUILT_IN + r"u?sleep\b",)),
+    _Row(CallKind.ITEM, FrameKind.RUNNING, (r"<built-in method item\b", r"<method '(?:item|tolist)'")),
+    _Row(CallKind.GARBAGE, FrameKind.GARBAGE_COLLECTION, (_BUILT_IN + r"collect\b",)),
+)
+_COMPILED = tuple((row, re.compile(rf"(?:^|/)(?:{'|'.join(row.patterns)})")) for row in _TABLE)
+
+Flags = npt.NDArray[np.bool_]
+
+
+def is_users(place: CodePlace) -> bool:
+    """Tells whether a function is in the user's own code."""
+    return bool(place.file) and _LIBRARY.search(place.name) is None
+
+
+def library_call(place: CodePlace) -> tuple[CallKind, FrameKind]:
+    """Returns what a library's function is for."""
+    name = place.name
+    row = next((row for row, pattern in _COMPILED if pattern.search(name)), None)
+    return (row.call, row.frame) if row else (CallKind.NONE, FrameKind.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionKinds:
+    """One value per string of the trace, for those that name Python functions. call: CallKind; frame: FrameKind."""
+
+    user: Flags
+    call: npt.NDArray[np.int8]
+    frame: npt.NDArray[np.uint8]
+
+
+def function_kinds(context: Context) -> FunctionKinds:
+    """Tells for each string what it is as the name of a Python function."""
+    count = len(context.trace.strings)
+    found = FunctionKinds(np.zeros(count, np.bool_), np.zeros(count, np.int8), np.zeros(count, np.uint8))
+    for number, place in context.get(function_places).items():
+        found.user[number] = is_users(place)
+        if not found.user[number]:
+            found.call[number], found.frame[number] = library_call(place)
+    return found
