@@ -98,10 +98,12 @@ STACK_SAMPLE_FIELDS = {
 STACK_SAMPLE = packed(STACK_SAMPLE_FIELDS)
 STACK_UNKNOWN, STACK_RUNNING, STACK_WAITS_FOR_GIL, STACK_IDLE = range(4)  # states, at the moment of the sample
 STACK_STATE_MASK, STACK_HOLDS_GIL, STACK_WAIT_SHIFT, STACK_WAIT_MASK = 0xFF, 0x100, 16, 0xFF
-# What an idle thread waits for, by the system call that it is in; WAIT_CPU: a running one that has no processor now.
+# What an idle thread waits for, by the system call that it is in. Of running ones, WAIT_CPU: it has no processor now;
+# WAIT_COLLECTOR: it runs the garbage collector, and the function that it is in waits for that.
 (
     WAIT_UNKNOWN, WAIT_SLEEP, WAIT_LOCK, WAIT_POLL, WAIT_IO, WAIT_CHILD, WAIT_DRIVER, WAIT_MEMORY, WAIT_CPU,
-) = range(9)  # fmt: skip
+    WAIT_COLLECTOR,
+) = range(10)  # fmt: skip
 PYTHON_CODE = struct.Struct("<IBII")  # first line, LINES_…, bytes of the file's name, bytes of the qualified name
 LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
 STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)

@@ -57,7 +57,7 @@ bool walk_fits(const struct kc_sampler_layout *layout) {
                                  layout->frame_owner, layout->object_type};
     const uint32_t in_gil[] = {layout->gil_holder, layout->gil_locked};
     const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
-                              layout->cframe_frame, layout->gil_offset};
+                              layout->cframe_frame, layout->gil_offset, layout->interpreter_collecting};
 #define FIT(offsets, bytes) offsets_fit(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
     return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) && FIT(in_gil, GIL_BYTES_MOST) &&
            FIT(alone, OFFSET_MOST) && code_fits(layout);
@@ -113,6 +113,13 @@ uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil) {
     memcpy(&locked, bytes + walker->layout->gil_locked, sizeof locked);
     const uint64_t holder = locked == 1 ? word_in(bytes, walker->layout->gil_holder) : 0;
     return holder == 0 ? 0 : memory_word(&walker->memory, holder + walker->layout->thread_id);
+}
+
+bool walk_collects(const struct walker_of_stacks *walker, uint64_t interpreter) {
+    int32_t collecting;
+    const uint32_t offset = walker->layout->interpreter_collecting;
+    return offset != 0 && memory_read(&walker->memory, &collecting, interpreter + offset, sizeof collecting) &&
+           collecting == 1;
 }
 
 /* ---- frames ---- */

@@ -74,6 +74,9 @@ uint64_t walk_gil(const struct walker_of_stacks *walker, uint64_t interpreter);
  * another interpreter keeps the GIL that it took for the first one. */
 uint64_t walk_gil_holder(const struct walker_of_stacks *walker, uint64_t gil);
 
+/* Whether this interpreter's garbage collector runs now, on the thread that has its GIL. False if that is not known. */
+bool walk_collects(const struct walker_of_stacks *walker, uint64_t interpreter);
+
 /* What identifies a code object, read each time: its memory may have become another one's, and that of its texts too. */
 struct code_identity {
     uint64_t address;

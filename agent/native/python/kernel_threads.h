@@ -10,7 +10,7 @@
 
 enum task_state { TASK_UNKNOWN = 0, TASK_RUNNING = 1, TASK_WAITS_FOR_GIL = 2, TASK_IDLE = 3 };
 
-/* What a thread waits for: of an idle one from its system call, TASK_READY of one that runs. As in records.py. */
+/* What a thread waits for: of an idle one from its system call; the last two are of one that runs. As in records.py. */
 enum task_wait {
     TASK_WAIT_UNKNOWN = 0,
     TASK_SLEEPS = 1, /* for a time */
@@ -21,6 +21,7 @@ enum task_wait {
     TASK_IN_DRIVER = 6, /* ioctl */
     TASK_PAGES = 7,     /* a page fault, or a change of its address space */
     TASK_READY = 8,     /* a processor */
+    TASK_COLLECTS = 9,  /* for nothing: it runs the garbage collector */
 };
 
 struct task {

@@ -227,6 +227,10 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
         task->state = state_now(task, cpu_ns, used_ns, tick, gil);
         task->settled = walked == WALK_WHOLE && (task->state == TASK_IDLE || task->state == TASK_WAITS_FOR_GIL);
         holder = walk_gil_holder(&sampler->walker, gil);
+        if (task->state == TASK_RUNNING && holder == thread->id &&
+            walk_collects(&sampler->walker, thread->interpreter)) {
+            task->wait = TASK_COLLECTS;
+        }
     }
     task->tick = tick->number;
     task->cpu_ns = cpu_ns;

@@ -16,7 +16,7 @@
 
 #include "common/export.h"
 
-#define KC_SAMPLER_ABI 1 /* changes with any signature or structure below */
+#define KC_SAMPLER_ABI 2 /* changes with any signature or structure below */
 
 enum { KC_SAMPLER_UNREAD = -3 }; /* this process's memory does not look as the layout says, or cannot be read */
 
@@ -70,7 +70,8 @@ struct kc_sampler_layout {
     uint32_t gil_offset; /* in _PyRuntime, or of the pointer in the interpreter */
     uint32_t gil_holder;
     uint32_t gil_locked;
-    uint32_t line_table_kind; /* as in SPACE_PYTHON_CODE */
+    uint32_t interpreter_collecting; /* an int: the garbage collector runs */
+    uint32_t line_table_kind;        /* as in SPACE_PYTHON_CODE */
 };
 
 struct kc_sampler_frame {

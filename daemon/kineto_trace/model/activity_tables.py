@@ -419,6 +419,7 @@ TABLES = (
             Column("idle_driver", "int32", "idle samples in which it waited in a driver (ioctl)"),
             Column("idle_memory", "int32", "idle samples in which it waited for a page or to map memory"),
             Column("ready", "int32", "running samples in which it waited for a CPU at that moment"),
+            Column("collecting", "int32", "running samples in which Python's garbage collector ran on it"),
             Column(
                 "gil_holder",
                 "int32",
@@ -448,6 +449,7 @@ TABLES = (
             Arg("samples in a driver", "idle_driver", I32),
             Arg("samples waiting for memory", "idle_memory", I32),
             Arg("samples ready for a CPU", "ready", I32),
+            Arg("samples collecting garbage", "collecting", I32),
             Arg("GIL held by thread", "gil_holder", I32),
         ),
         categories=("python_function",),

@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 STATES = ("", "running", "waiting", "idle")  # by number; the first one means unknown
 # Columns of python_function by what a sampled thread waited for, as WAIT_… of kineto_agent.protocol.records number it:
-# all but the last are parts of `idle`, "ready" (for a CPU) is a part of `running`.
-WAITS = ("", "idle_sleep", "idle_lock", "idle_poll", "idle_io", "idle_child", "idle_driver", "idle_memory", "ready")
+# all but the last two are parts of `idle`; "ready" (for a CPU) and "collecting" (garbage) are parts of `running`.
+WAITS = (
+    "", "idle_sleep", "idle_lock", "idle_poll", "idle_io", "idle_child", "idle_driver", "idle_memory", "ready",
+    "collecting",
+)  # fmt: skip
 MAX_LINES = 64  # lines that a text names at most: those with the most samples
 MAX_LINE = 2**31 - 1
 _LINE = re.compile(r"(?<!\d)(\d{1,10}): ([^;]+)")

@@ -21,7 +21,7 @@ LOADER = TORCH + "utils/data/dataloader.py(725): _BaseDataLoaderIter.__next__"
 FORWARD = (*MAIN, MODULE, LINEAR)
 
 Stack = tuple[str, ...]
-Sample = Stack | tuple[Stack, str]  # the state is "running" unless it is told
+Sample = Stack | tuple[Stack, str]  # the state is "running" unless it is told; several words: columns
 
 
 def stack_rows(samples: Sequence[Sample], *, thread: int = THREAD, line: int = 42) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def stack_rows(samples: Sequence[Sample], *, thread: int = THREAD, line: int = 4
                     "parent": len(rows) - 1 if depth else -1,
                     "samples": 1,
                     "self_samples": int(leaf),
-                    str(state): int(leaf),
+                    **dict.fromkeys(str(state).split(), int(leaf)),
                     "line": line,
                     "lines": -1,
                     "module": -1,

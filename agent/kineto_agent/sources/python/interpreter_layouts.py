@@ -51,6 +51,7 @@ class StackLayout(NamedTuple):
     gil_offset: int
     gil_holder: int
     gil_locked: int
+    interpreter_collecting: int
     line_table_kind: int
 
 
@@ -88,6 +89,7 @@ _39 = StackLayout(
     gil_offset=352,  # _PyRuntimeState.ceval.gil
     gil_holder=8,  # _gil_runtime_state.last_holder
     gil_locked=16,  # locked
+    interpreter_collecting=816,  # PyInterpreterState.gc.collecting
     line_table_kind=9,
 )
 _310 = _39._replace(
@@ -116,6 +118,7 @@ _311 = _310._replace(
     code_lines=136,
     code_bytecode=184,  # co_code_adaptive
     gil_offset=360,
+    interpreter_collecting=848,
     line_table_kind=11,
 )
 _312 = _311._replace(
@@ -132,6 +135,7 @@ _312 = _311._replace(
     text_ascii=40,
     text_compact=56,
     gil_offset=384,  # PyInterpreterState.ceval.gil
+    interpreter_collecting=312,
 )
 _BY_HEADERS: Dict[Tuple[int, int], StackLayout] = {(3, 9): _39, (3, 10): _310, (3, 11): _311, (3, 12): _312}
 
@@ -147,6 +151,7 @@ _CONTAINERS = (
     ("long_object", "size lv_tag ob_digit"),
     ("bytes_object", "size ob_size ob_sval"),
     ("unicode_object", "size state length asciiobject_size"),
+    ("gc", "size collecting"),
 )
 _LISTS = (("tuple_object", "size ob_item ob_size"), ("list_object", "size ob_item ob_size"))
 _SET = ("set_object", "size used table mask")
@@ -262,5 +267,6 @@ def _from_table(value: Dict[str, int]) -> StackLayout:
         gil_offset=value["interpreter_state.ceval_gil"],
         gil_holder=value["interpreter_state.gil_runtime_state_holder"] - gil,
         gil_locked=value["interpreter_state.gil_runtime_state_locked"] - gil,
+        interpreter_collecting=value["interpreter_state.gc"] + value["gc.collecting"],
         line_table_kind=11,
     )

@@ -6,6 +6,7 @@ differ, nothing is recorded, so that no stack is misread.
 """
 
 import ctypes
+import gc
 import os
 import sys
 from types import CodeType, FrameType
@@ -14,7 +15,14 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
-from kineto_agent.sources.python.interpreter_layouts import FRAME_OBJECTS, GIL_UNKNOWN, TABLE_BYTES, StackLayout, layout
+from kineto_agent.sources.python.interpreter_layouts import (
+    FRAME_OBJECTS,
+    FRAMES_BY_THREAD,
+    GIL_UNKNOWN,
+    TABLE_BYTES,
+    StackLayout,
+    layout,
+)
 
 _SYSTEM, _UNREAD, _ORDER = -2, -3, -4
 _UNREADABLE = "STACKS_UNREADABLE"
@@ -22,6 +30,8 @@ _REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"
 _DEPTH = 256  # STACK_DEPTH_MOST
 _TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython stores strings
 _TEXT_BYTES = 64
+# struct _gc_runtime_state of 3.9 to 3.12: generations[0].threshold to collecting, and struct gc_generation.
+_THRESHOLDS_BEFORE, _GENERATION_BYTES = 160, 24
 
 
 class _SamplerLayout(ctypes.Structure):
@@ -88,7 +98,7 @@ class Sampler(NativeInterface):
     """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_sampler_abi"
-    ABI = 1
+    ABI = 2
     USE = " for stacks"
     REASONS = _REASONS
 
@@ -182,9 +192,32 @@ def checked() -> Sampler:
     wrong = next(_differences(sampler, numbers, frames), None)
     if wrong is not None:
         raise _unreadable(wrong)
+    sure = numbers
     if not holds_gil:  # then the GIL's holder is not recorded; everything else is
-        sampler.open(numbers._replace(gil=GIL_UNKNOWN))
+        sure = sure._replace(gil=GIL_UNKNOWN)
+    if not _finds_collector(numbers):  # likewise, when the garbage collector ran
+        sure = sure._replace(interpreter_collecting=0)
+    if sure != numbers:
+        sampler.open(sure)
     return sampler
+
+
+def _finds_collector(numbers: StackLayout) -> bool:
+    """Whether the interpreter seems to say in that place whether its garbage collector runs, which it does not now."""
+    try:
+        interpreter = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", ctypes.pythonapi))()
+    except AttributeError:
+        return False
+    place = interpreter + numbers.interpreter_collecting
+    if numbers.frames != FRAMES_BY_THREAD:  # the place is from a table of ours, so look at what stands before it, too
+        thresholds = [_int(place - _THRESHOLDS_BEFORE + _GENERATION_BYTES * number) for number in range(3)]
+        if thresholds != list(gc.get_threshold()):
+            return False
+    return _int(place) == 0
+
+
+def _int(address: int) -> int:
+    return ctypes.c_int.from_address(address).value
 
 
 def _pointer_bits() -> int:

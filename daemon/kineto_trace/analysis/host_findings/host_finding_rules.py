@@ -6,7 +6,7 @@ from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.loading import loading
 from kineto_trace.analysis.host_findings.small_operators import small_operators
 from kineto_trace.analysis.host_findings.tensor_formats import layouts, number_types
-from kineto_trace.analysis.host_findings.threads import gil, processors
+from kineto_trace.analysis.host_findings.threads import garbage, gil, processors
 from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.model.context import Context
@@ -15,6 +15,7 @@ HOST_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     user_code,
     loading,
     gil,
+    garbage,
     processors,
     optimizer,
     anomaly_mode,

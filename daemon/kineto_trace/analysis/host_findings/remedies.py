@@ -35,8 +35,9 @@ REMEDIES = {
     CallKind.SLEEP: "Remove the sleep, or sleep in another thread: the step waits for it.",
     CallKind.ITEM: "Do not read single numbers of tensors in Python (.item(), .tolist()): compute on whole tensors "
     "(vectorised) and read one result.",
-    CallKind.GARBAGE: "Do not collect garbage in each step (gc.collect()): call gc.freeze() before the loop, and "
-    "collect every so many steps.",
+    CallKind.GARBAGE: "Collect garbage every so many steps: call gc.freeze() once the model and the data are there, so "
+    "that they are not looked at again, and gc.disable() before the loop with a gc.collect() every so many steps, in "
+    "all ranks at once; or raise gc.set_threshold(). If the line itself calls gc.collect(), call it less often.",
 }
 BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "

@@ -1,15 +1,23 @@
-"""Time in which the training thread could run and did not: another thread has the GIL, or no processor is free."""
+"""Time in which the training thread does not get to run its code.
+
+Another thread has the GIL, Python collects garbage, or no processor is free.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step, total_ns
-from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
+from kineto_trace.analysis.host_findings.remedies import REMEDIES
+from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.analysis.host_time.user_lines import user_lines
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.python.library_calls import CallKind
 from kineto_trace.structure.python.python_samples import RUNNING, state_counts
 from kineto_trace.structure.python.thread_use import ThreadUse, thread_use, window_ns
 
@@ -55,6 +63,38 @@ def _other_python(context: Context) -> tuple[str, float]:
     name = context.trace.target.threads.get(thread, str(thread))
     place = code_place(context.trace.strings[int(table["name"][row])], int(table["line"][row]))
     return f"{place} in thread {name}", running[best] / max(samples, 1)
+
+
+def garbage(context: Context) -> Iterator[Finding]:
+    """Python's garbage collector runs on the training thread, whether the program called it or not."""
+    found = context.get(moments)
+    lost = found.weight * found.collecting * context.get(lost_to_host)
+    weight, count = float(lost.sum()), int(np.count_nonzero(lost))
+    if not is_enough(context, weight, count):
+        return
+    place = _commonest_place(context, lost)
+    yield Finding(
+        name="garbage_collector",
+        title="Python's garbage collector runs in the steps" + (f", most in {place}" if place else ""),
+        saving_ns=int(weight),
+        advice=REMEDIES[CallKind.GARBAGE],
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}",
+        where=place,
+    )
+
+
+def _commonest_place(context: Context, weight: npt.NDArray[np.float64]) -> str:
+    """The user's function and line with the most of this weight of the moments; "": none is known."""
+    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
+    inner = calls.user_slice[found.place]
+    rows = np.flatnonzero((weight > 0) & (inner >= 0))
+    if not len(rows):
+        return ""
+    name = context.trace.table("python_function")["name"][slices.row[inner[rows]]].astype(np.int64)
+    groups = group([name, context.get(user_lines)[rows]])
+    best = int(rows[groups.first[int(np.argmax(groups.sums(weight[rows])))]])
+    text = context.trace.strings[int(context.trace.table("python_function")["name"][slices.row[inner[best]]])]
+    return str(code_place(text, int(context.get(user_lines)[best])))
 
 
 def processors(context: Context) -> Iterator[Finding]:

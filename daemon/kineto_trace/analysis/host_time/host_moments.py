@@ -62,7 +62,8 @@ class HostMoments:
     sure: whether the time is that of the sample: of a slice's samples only the first one's is known. The others follow
     it.
 
-    waiting, idle: the share (0 to 1) of its slice's own samples in which the thread waited for the GIL, or slept.
+    waiting, idle, collecting: the share (0 to 1) of its slice's own samples in which the thread waited for the GIL,
+    slept, or ran the garbage collector.
     """
 
     time: Ints
@@ -72,6 +73,7 @@ class HostMoments:
     sure: Flags
     waiting: Floats
     idle: Floats
+    collecting: Floats
 
     def __len__(self) -> int:
         return len(self.time)
@@ -125,9 +127,11 @@ def moments(context: Context) -> HostMoments:
     sure = np.append(True, place[1:] != place[:-1])[: len(place)] if own.any() else np.ones(len(place), np.bool_)
     if own.any():
         weight = weight * window.total_ns / max(len(time), 1)
-    counts = state_counts(table)[found.row[place]]
+    row = found.row[place]
+    counts = state_counts(table)[row]
     seen = np.maximum(counts.sum(axis=1), 1)
-    return HostMoments(time, place, weight, step, sure, counts[:, WAITING] / seen, counts[:, IDLE] / seen)
+    shares = counts[:, WAITING] / seen, counts[:, IDLE] / seen, np.minimum(table["collecting"][row] / seen, 1)
+    return HostMoments(time, place, weight, step, sure, *shares)
 
 
 class _Stretches(NamedTuple):

@@ -55,7 +55,10 @@ class Class(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MomentClasses:
-    """One value per moment. weight: ns that the host lost and did not wait for the GIL. op: row of cpu_op; -1: none."""
+    """One value per moment. op: row of cpu_op; -1: none.
+
+    weight: ns that the host lost and in which it neither waited for the GIL nor collected garbage.
+    """
 
     kind: npt.NDArray[np.int8]
     weight: Floats
@@ -110,7 +113,9 @@ def moment_classes(context: Context) -> MomentClasses:
         [Class.COMPILE, Class.ANOMALY, Class.LOADING, Class.BACKWARD, Class.OPTIMIZER, Class.FORWARD, Class.UNLINKED],
         int(Class.OTHER),
     ).astype(np.int8)
-    weight = _calibrated(context, classes) * (1 - found.waiting) * context.get(lost_to_host)
+    weight = (
+        _calibrated(context, classes) * np.maximum(1 - found.waiting - found.collecting, 0) * context.get(lost_to_host)
+    )
     return MomentClasses(classes, weight, op, linked)
 
 

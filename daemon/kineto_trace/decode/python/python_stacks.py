@@ -33,6 +33,7 @@ from kineto_agent.protocol.records import (
     STACK_WAIT_MASK,
     STACK_WAIT_SHIFT,
     STACK_WAITS_FOR_GIL,
+    WAIT_COLLECTOR,
     WAIT_CPU,
 )
 
@@ -97,7 +98,8 @@ def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
     state = (records["state"] & STACK_STATE_MASK).astype(np.int64)
     state[state >= len(STATES)] = 0
     wait = (records["state"] >> STACK_WAIT_SHIFT & STACK_WAIT_MASK).astype(np.int64)
-    wait[(wait >= len(WAITS)) | (state != np.where(wait == WAIT_CPU, STACK_RUNNING, STACK_IDLE))] = 0
+    of_state = np.where(np.isin(wait, (WAIT_CPU, WAIT_COLLECTOR)), STACK_RUNNING, STACK_IDLE)
+    wait[(wait >= len(WAITS)) | (state != of_state)] = 0
     times, threads = records["time"].astype(np.int64), records["thread"].astype(np.int64)
     holder = np.where(state == STACK_WAITS_FOR_GIL, _gil_holders(times, threads, records["state"]), 0)
     return Samples(times, threads, nodes, trie.line[nodes], state, wait, holder)

@@ -30,6 +30,7 @@ class ThreadUse:
     idle_driver: int = 0
     idle_memory: int = 0
     ready: int = 0
+    collecting: int = 0
 
 
 _NAMES = tuple(field.name for field in fields(ThreadUse))

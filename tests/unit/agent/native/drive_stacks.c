@@ -68,6 +68,7 @@ struct fake_interpreter {
     struct fake_interpreter *next;
     struct fake_thread *threads;
     struct fake_gil *gil;
+    int32_t collecting;
 };
 
 static struct {
@@ -115,6 +116,7 @@ static const struct kc_sampler_layout layout = {
     .gil_offset = offsetof(struct fake_interpreter, gil),
     .gil_holder = offsetof(struct fake_gil, holder),
     .gil_locked = offsetof(struct fake_gil, locked),
+    .interpreter_collecting = offsetof(struct fake_interpreter, collecting),
     .line_table_kind = 11,
 };
 

@@ -190,7 +190,7 @@ k = { l = 1 }
     assert key_lines(text) == {"a.b": 1, "d.e": 5, "f.g": 8, "f.g.h": 9, "j": 10, "j.k": 11}
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.sampled_from(

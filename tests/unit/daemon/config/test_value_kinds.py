@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kinetod.config.settings import KEYS
 from kinetod.config.value_kinds import (
@@ -126,19 +126,16 @@ def test_a_relative_path_of_an_option_is_where_the_daemon_was_started() -> None:
     assert FolderPath().parse("captures") == Path.cwd() / "captures"
 
 
-@settings(deadline=None)
 @given(st.integers(1, MAX_DURATION_NS))
 def test_durations_are_written_exactly(value: int) -> None:
     assert Duration().parse(Duration().show(value).strip('"')) == value
 
 
-@settings(deadline=None)
 @given(st.integers(1, MAX_INT64))
 def test_sizes_are_written_exactly(value: int) -> None:
     assert Size().parse(Size().show(value).strip('"')) == value
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KEYS), st.text())
 def test_any_text_gives_a_value_or_a_value_error(key: Any, text: str) -> None:
     try:

@@ -33,7 +33,7 @@ def errors(found: tuple[RankClock, ...], truth: list[int], reference: int) -> li
 OFFSETS = st.lists(st.integers(-(10**12), 10**12), min_size=2, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OFFSETS, st.integers(0, 2**32), st.integers(8, 200), st.integers(0, 20_000), st.integers(0, 300_000))
 def test_the_truth_is_within_the_uncertainty(
     truth: list[int], seed: int, count: int, jitter_ns: int, wait_ns: int
@@ -47,7 +47,7 @@ def test_the_truth_is_within_the_uncertainty(
         assert abs(error) <= jitter_ns + TIMESTAMP_NS  # the ends are that close
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OFFSETS, st.integers(0, 2**32), st.integers(0, 100), st.integers(0, 100_000), st.data())
 def test_what_was_measured_before_is_never_made_worse(
     truth: list[int], seed: int, count: int, margin: int, data: st.DataObject

@@ -189,7 +189,7 @@ def test_a_chrome_trace_called_trace_json_is_no_stored_trace(tmp_path: Path) -> 
     assert is_stored(tmp_path)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(names=st.lists(st.text(st.characters(exclude_categories=()), max_size=8), max_size=12))
 def test_any_text_reads_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
     folder = tmp_path_factory.mktemp("any")

@@ -1,11 +1,14 @@
 """The sampler reads an interpreter only by offsets that are right for it, and says so where they are not."""
 
+import gc
 import sys
+import threading
 from pathlib import Path
 from types import CodeType
 from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
+from kineto_agent.protocol.records import WAIT_COLLECTOR
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import sampler_binding as module
 from kineto_agent.sources.python.interpreter_layouts import GIL_UNKNOWN, StackLayout, known, layout
@@ -15,7 +18,7 @@ KINDS = ["frames", "gil", "line_table_kind", "least_shim_owner"]
 # Their neighbours lead to the same in a process with one interpreter, or there is another way to the same.
 UNNOTICED = ["runtime_interpreters", "interpreter_threads", "interpreter_next", "thread_next", "thread_native_id"]
 NEEDED = [name for name in StackLayout._fields if name not in (*KINDS, *UNNOTICED, "frame_owner")]
-NEEDED = [name for name in NEEDED if not name.startswith("gil_")]
+NEEDED = [name for name in NEEDED if not name.startswith("gil_") and name != "interpreter_collecting"]
 UNUSED: Dict[int, List[str]] = {  # by minor version
     minor: (["code_bytecode"] if minor < 11 else ["instruction_scale"])
     + (["cframe_frame"] if minor not in (11, 12) else [])
@@ -65,6 +68,21 @@ def test_without_the_gils_place_its_holder_is_left_out(monkeypatch: pytest.Monke
     recorder.wait(5)
     assert not any(sample.holds_gil for sample in recorder.stop())
     recorder.close()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="CPython itself tells where that is")
+@pytest.mark.parametrize("collects", [False, True])
+def test_without_the_collectors_place_its_runs_are_left_out(monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
+    if not collects:
+        changed(monkeypatch, lambda right: right._replace(interpreter_collecting=right.interpreter_collecting + 8))
+    kept = [[] for _ in range(200_000)]  # type: List[List[object]]
+    recorder = Recorder()
+    while recorder.session.ticks() < 20:
+        gc.collect()
+    found = of_thread(recorder.stop(), threading.get_native_id())
+    recorder.close()
+    assert kept
+    assert any(sample.wait == WAIT_COLLECTOR for sample in found) == collects
 
 
 def test_a_version_without_a_table_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a sample says besides the stack: on a processor, waiting for the GIL, idle; CPU time; threads without Python."""
 
 import ctypes
+import gc
 import hashlib
 import os
 import select
@@ -16,6 +17,7 @@ from kineto_agent.protocol.records import (
     STACK_RUNNING,
     STACK_WAITS_FOR_GIL,
     WAIT_CHILD,
+    WAIT_COLLECTOR,
     WAIT_CPU,
     WAIT_IO,
     WAIT_LOCK,
@@ -104,6 +106,19 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
         assert share(own, STACK_IDLE) < 0.2
     holders = Counter(sample.time_ns for sample in samples if sample.holds_gil)
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
+
+
+def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it(recorder: Recorder) -> None:
+    kept = [[] for _ in range(500_000)]  # type: List[List[object]]
+    collecting, computing = Busy(gc.collect), Busy(lambda: sum(range(1000)))
+    recorder.wait(100)
+    collecting.end()
+    computing.end()
+    samples = recorder.stop()
+    own = [sample for sample in of_thread(samples, collecting.tid) if sample.holds_gil]
+    assert sum(sample.wait == WAIT_COLLECTOR for sample in own) > 0.9 * len(own) > 10
+    assert not any(sample.wait == WAIT_COLLECTOR for sample in of_thread(samples, computing.tid))
+    assert kept
 
 
 def test_a_c_call_without_the_gil_runs(recorder: Recorder) -> None:

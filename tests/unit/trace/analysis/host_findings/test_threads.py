@@ -1,6 +1,7 @@
-"""What is found of threads that share the GIL or the processors."""
+"""What is found of threads that share the GIL or the processors, and of the garbage collector."""
 
-from kineto_trace.analysis.host_findings.threads import gil, processors
+from kineto_trace.analysis.host_findings.threads import garbage, gil, processors
+from kineto_trace.analysis.host_findings.user_code import user_code
 from support.trace_files.sampled_stacks import FORWARD, MAIN, PERIOD_NS, THREAD, sampled
 
 
@@ -16,6 +17,22 @@ def test_a_thread_that_holds_the_gil_is_named() -> None:
 
 def test_nobody_waits_for_the_gil() -> None:
     assert list(gil(sampled([FORWARD] * 100))) == []
+
+
+def test_the_garbage_collector_is_named_with_the_line_at_which_it_runs_most() -> None:
+    after = (*MAIN, "/job/callbacks.py(7): after_step")
+    collecting = [*[(after, "running collecting")] * 25, *[(FORWARD, "running collecting")] * 5]
+    context = sampled([*[FORWARD] * 60, *[after] * 10, *collecting])
+    (finding,) = garbage(context)
+    assert finding.title == ("Python's garbage collector runs in the steps, most in after_step (/job/callbacks.py:42)")
+    assert finding.saving_ns == 30 * PERIOD_NS
+    assert "gc.freeze()" in finding.advice
+    taken = next(found for found in user_code(context) if "after_step" in found.title)
+    assert taken.saving_ns == 10 * PERIOD_NS  # what the collector took is told once
+
+
+def test_a_trace_without_collections_tells_of_none() -> None:
+    assert list(garbage(sampled([FORWARD] * 100))) == []
 
 
 def use(thread: int, running: int, cpu_share: float) -> dict[str, int]:

@@ -11,6 +11,7 @@ from kineto_agent.protocol.records import (
     SPACE_THREAD_NAME,
     STACK_SAMPLE,
     WAIT_CHILD,
+    WAIT_COLLECTOR,
     WAIT_CPU,
     WAIT_DRIVER,
     WAIT_IO,
@@ -90,12 +91,14 @@ def test_idle_samples_say_what_they_waited_for() -> None:
     table = decoded(
         *((1, IDLE | wait << 16) for wait in waits),
         (1, RUNNING | WAIT_CPU << 16),
+        (1, RUNNING | WAIT_COLLECTOR << 16),
         (1, RUNNING | WAIT_SLEEP << 16),  # cannot be
         (1, IDLE | WAIT_CPU << 16),  # nor this
     )[0].tables["python_function"]
     assert {name: int(table[name][0]) for name in ("running", "idle", *WAITS[1:])} == {
-        "running": 2, "idle": 10, "idle_sleep": 1, "idle_lock": 2, "idle_poll": 1, "idle_io": 1, "idle_child": 1,
+        "running": 3, "idle": 10, "idle_sleep": 1, "idle_lock": 2, "idle_poll": 1, "idle_io": 1, "idle_child": 1,
         "idle_driver": 1, "idle_memory": 1, "ready": 1,
+        "collecting": 1,
     }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def typed(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(events, max_size=2),
     st.dictionaries(texts.filter(lambda key: key != "traceEvents"), values, max_size=1),
@@ -72,7 +72,7 @@ def test_a_document_comes_back_as_it_was(
     assert typed(back(text)) == typed(json.loads(text))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(st.lists(events, min_size=1, max_size=2))
 def test_what_was_written_is_written_again_byte_for_byte(rows: list[dict[str, Any]]) -> None:
     once = written(load(json.dumps([{"ph": "M"}, *rows])))

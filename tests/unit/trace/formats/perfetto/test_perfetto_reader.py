@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.errors import FileError
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
@@ -176,7 +176,6 @@ def test_a_compressed_file_is_read_and_a_cut_off_one_told(tmp_path: Path) -> Non
 
 
 @given(st.integers(0, 2**32))
-@settings(deadline=None)
 def test_no_bytes_make_the_reader_fail_otherwise_than_by_a_clear_error(seed: int) -> None:
     chance = random.Random(seed)
     content = bytearray(foreign() + OURS)
