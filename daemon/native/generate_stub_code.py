@@ -14,8 +14,11 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-ATTACH = Path(__file__).resolve().parent.parent / "kinetod" / "attach" / "methods"
+PROJECT = Path(__file__).resolve().parents[2]
+ATTACH = PROJECT / "daemon" / "kinetod" / "attach" / "methods"
+SHARED = PROJECT / "agent" / "native"  # with the agent's library
 _FLAGS = (
+    "-iquote", str(SHARED),
     "-std=gnu11", "-Os", "-Wall", "-Wextra", "-Werror", "-ffreestanding", "-fpic", "-fno-toplevel-reorder",
     "-fomit-frame-pointer", "-fno-stack-protector", "-fno-stack-clash-protection", "-fno-asynchronous-unwind-tables",
     "-fno-unwind-tables", "-fno-tree-loop-distribute-patterns", "-mgeneral-regs-only",
@@ -44,7 +47,7 @@ class Stub(NamedTuple):
 
 COLLECTOR = Stub(ATTACH / "collector_stub.c", ATTACH / "collector_code.py", "collector_thread")
 PYTHON = Stub(ATTACH / "python_stub.c", ATTACH / "python_code.py", "python_enter")
-TURNS = Stub(ATTACH / "turns_stub.c", ATTACH / "turns_code.py", "turns_enter")
+TURNS = Stub(SHARED / "turns" / "gil_turns.c", ATTACH / "turns_code.py", "turns_enter")
 STUBS = (COLLECTOR, PYTHON, TURNS)
 
 

@@ -6,9 +6,11 @@ import os
 from typing import Optional
 
 from kineto_agent.control.runner import Agent
+from kineto_agent.sources import collector_library
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log, log_exception
+from kineto_agent.system.gil_turns import Turns
 
 _lock = _thread.allocate_lock()
 _agent: Optional[Agent] = None
@@ -23,7 +25,8 @@ def start() -> None:
             if _agent is not None and _agent.alive:
                 return
             _hooks.install()
-            _agent = Agent(COUNTER)
+            turns = Turns(library=collector_library.path())
+            _agent = Agent(COUNTER, on_end=turns.end, turns=turns)
             _agent.start()
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without
         log_exception("the agent cannot start")
@@ -35,6 +38,9 @@ def stop() -> None:
 
 
 def _at_exit() -> None:
+    agent = _agent
+    if agent is not None:
+        agent.turns.end()
     _end("TARGET_EXITING", "the process exited before the capture was complete")
 
 

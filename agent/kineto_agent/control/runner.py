@@ -20,7 +20,7 @@ import os
 import select
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 from kineto_agent.control import events, program_settings, self_description
 from kineto_agent.control.link import Link, LinkClosed
@@ -141,6 +141,7 @@ class Agent:
     def _main(self) -> None:
         failures = 0
         try:
+            self.turns.begin()
             while self._stop is None and not self._link.ended and failures < _MAX_FAILURES_IN_A_ROW:
                 try:
                     self._turn()
@@ -173,16 +174,11 @@ class Agent:
         self._check_timer()
         self._check_step()
 
-    def _poll(self, timeout_ms: Optional[int]) -> List[Any]:
-        poller = select.poll()
-        poller.register(self._wake_reader, select.POLLIN)
+    def _poll(self, timeout_ms: Optional[int]) -> List[Tuple[int, int]]:
+        wanted = [(self._wake_reader, select.POLLIN)]
         if self._link.connected:
-            poller.register(self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0))
-        self.turns.rest(-1 if timeout_ms is None else timeout_ms)
-        try:
-            return poller.poll(timeout_ms)
-        finally:
-            self.turns.work()
+            wanted.append((self._link.fileno(), select.POLLIN | (select.POLLOUT if self._link.wants_write else 0)))
+        return self.turns.poll(wanted, timeout_ms)
 
     def _timeout_ms(self) -> Optional[int]:
         waits_ns = []

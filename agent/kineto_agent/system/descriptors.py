@@ -9,8 +9,6 @@ Theory of operation
     Those that stay are moved to the high end of the present descriptor table (the kernel would pause for milliseconds
     to make a larger one). The kernel assigns the lowest numbers first, so a program that opens as many as it has closed
     does not reach them, and waiting and reading without the GIL is safe: at worst such a number is closed.
-
-    `_ctypes` is what the ctypes package wraps; importing it reads no Python file.
 """
 
 import _ctypes
@@ -19,9 +17,10 @@ import os
 import struct
 from typing import Any, Iterator, List, NamedTuple, Tuple
 
+from kineto_agent.system.c_functions import Long, program_function
+
 Identity = Tuple[int, int]
 NOBODY: Identity = (0, 0)
-_KEEPS_GIL, _KEEPS_ERRNO, _C_CALL = 0x4, 0x8, 0x1  # flags of ctypes functions
 _AT_FDCWD = -100
 _F_DUPFD_CLOEXEC = 1030
 _FUTEX_WAKE_PRIVATE = 0x81
@@ -53,17 +52,7 @@ if os.uname().machine != "x86_64":
     _CALLS = _Calls(63, 64, 57, 80, 25, 56, 59, 279, 61, 98)
 
 
-class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]
-    _type_ = "l"
-
-
-class _Function(_ctypes.CFuncPtr):
-    _flags_ = _C_CALL | _KEEPS_GIL | _KEEPS_ERRNO
-    _restype_ = _Long
-
-
-_program: Any = None  # for dlopen: all that it has loaded
-_syscall: Any = _Function(_ctypes.dlsym(_ctypes.dlopen(_program, os.RTLD_NOW), "syscall"))
+_syscall: Any = program_function("syscall")
 
 
 def _call(number: int, *arguments: Any) -> int:
@@ -77,7 +66,7 @@ def _call(number: int, *arguments: Any) -> int:
 
 def wake_waiter(address: int) -> None:
     """Wake a thread that waits by a futex for the word there to change. Keeps the GIL."""
-    _syscall(_CALLS.futex, _Long(address), _FUTEX_WAKE_PRIVATE, 1)
+    _syscall(_CALLS.futex, Long(address), _FUTEX_WAKE_PRIVATE, 1)
 
 
 def _begin_turn() -> None:

@@ -1,5 +1,5 @@
-/* What the library's public interfaces share: collector.h, stack_sampler.h, call_tracer.h, observer.h, kineto_gate.h.
- * Every exported name begins with kc_.
+/* What the library's public interfaces share: collector.h, stack_sampler.h, call_tracer.h, observer.h, kineto_gate.h,
+ * begin_turns.h. Every exported name begins with kc_.
  *
  * Every C file says in its first comment which threads run it, and where it blocks: waits for another thread, for a
  * lock or for time. A system call that waits for nobody is not meant. "The agent's thread" is the one that calls the

@@ -71,6 +71,11 @@ class Child:
         line, _newline, self._heard = self._heard.partition(b"\n")
         return line.decode()
 
+    def has_said(self) -> bool:
+        """Whether there is something to hear."""
+        assert self.process.stdout is not None
+        return bool(self._heard or select.select([self.process.stdout], [], [], 0)[0])
+
     def end(self) -> "List[str]":
         """Wait for the end of the child. Returns the rest of its standard output and error."""
         output, errors = self.process.communicate(timeout=scaled(DEADLINE_S))

@@ -1,4 +1,4 @@
-"""Python source on a thread of its own in the target: what python_stub.c and turns_stub.c are given, and what became
+"""Python source on a thread of its own in the target: what python_stub.c and gil_turns.c are given, and what became
 of it.
 
 Theory of operation
@@ -27,7 +27,7 @@ from kinetod.attach.methods.turns_code import CODE as TURNS_CODE
 PENDING, THREAD, WAITS, RUNS, ENDED, NO_THREAD, NO_STATE, RAISED = range(1, 9)  # enum python_stage
 _HEAD = struct.Struct("<IIq")  # struct python_argument: stage, cancelled, error,
 _FUNCTIONS = struct.Struct("<21Q")  # code and functions,
-_TURNS = struct.Struct("<8IQ6Q7Q")  # struct python_turns: the agent's thread and what it does, three roles, functions
+_TURNS = struct.Struct("<8IQ6Q11Q")  # struct python_turns: the agent's thread, what it does, three roles, functions
 _TEXTS = struct.Struct("<16s8s240s")  # builtins_name, modules_name and said
 TURNS_OFFSET = _HEAD.size + _FUNCTIONS.size
 _CANCELLED_OFFSET, _SAID_OFFSET = 4, TURNS_OFFSET + _TURNS.size + 24
@@ -37,6 +37,8 @@ _SAID_BYTES = 240
 _CANCELLED = b"\1\0\0\0"
 _CANCEL_S = 0.05
 _ENTER_TRACING = "PyThreadState_EnterTracing"  # from 3.11 on; before, a new thread is traced by nobody
+_THREADS = ("pthread_create", "pthread_self", "pthread_detach")
+_ATTRIBUTES = ("pthread_attr_init", "pthread_attr_setstacksize")
 _QUEUE = "_PyEval_AddPendingCall"
 _BEFORE_TRACING = ("PyInterpreterState_Main", "PyThreadState_New", "PyEval_AcquireThread")
 _AFTER_TRACING = (
@@ -60,24 +62,26 @@ def argument(
     tracing = python.symbol(_ENTER_TRACING)
     functions = (
         address,
-        *(target.libc_symbol(name) for name in ("pthread_create", "pthread_self", "pthread_detach")),
+        *(target.libc_symbol(name) for name in _THREADS),
         *(python.address(name) for name in _BEFORE_TRACING),
         tracing[0] if tracing is not None else 0,
         *(python.address(name) for name in _AFTER_TRACING),
     )
-    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + _turns(target, python, page, placed[1:])
-    given = b"turns=%d\n" % (page + TURNS_OFFSET)
+    turns = page + TURNS_OFFSET
+    head = _HEAD.pack(stage, 0, 0) + _FUNCTIONS.pack(*functions) + _turns(target, python, turns, placed[1:])
+    given = b"turns=%d\n" % turns
     return head + _TEXTS.pack(b"__builtins__", b"modules", b"") + given + source + b"\0"
 
 
-def _turns(target: TargetImage, python: PythonImage, page: int, placed: tuple[int, ...]) -> bytes:
+def _turns(target: TargetImage, python: PythonImage, address: int, placed: tuple[int, ...]) -> bytes:
     queue = python.symbol(_QUEUE)  # private, but exported by all that are supported; without it we do without
     code = placed[0] if placed and queue is not None else 0
     return _TURNS.pack(
         *(0,) * 9,
-        *(_BEGIN, page, _THREAD, page, _CALL, page),
-        *(code, target.libc_symbol("pthread_attr_init"), target.libc_symbol("pthread_attr_setstacksize")),
-        *(python.address("Py_IsInitialized"), queue[0] if queue is not None else 0),
+        *(_BEGIN, address, _THREAD, address, _CALL, address),
+        *(code, *(target.libc_symbol(name) for name in (*_ATTRIBUTES, *_THREADS))),
+        *(python.address("PyInterpreterState_Main"), python.address("Py_IsInitialized")),
+        queue[0] if queue is not None else 0,
         *(python.address("PyEval_SaveThread"), python.address("PyEval_RestoreThread")),
     )
 

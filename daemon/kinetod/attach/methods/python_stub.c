@@ -17,7 +17,7 @@
  * globals, so that it can do without builtins.__import__, which may be the program's.
  */
 #include "python_stub.h"
-#include "stub_calls.h"
+#include "common/system_call.h"
 
 static int start(struct python_argument *given);
 static void run(struct python_argument *given);

@@ -2,18 +2,35 @@
 
 import os
 import signal
+import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Callable, Iterator, List
 
 import pytest
 from kineto_agent.protocol import arena, wire
-from support.agent.agent_daemon import Connection, Daemon, Sample
+from support.agent.agent_daemon import Connection, Daemon, Sample, start_request
 from support.agent.python_child import Child, environment
 from support.waiting import scaled, until
 
 # Forks on command; Python warns of forks with threads from 3.12 on.
 FORKING = "import warnings; warnings.simplefilter('ignore'); kineto_agent.start(); sys.stdin.readline()\n"
+# Ends once the GIL was given away for the agent's sake.
+OFTEN_WITHOUT_GIL = """
+import ctypes
+from kineto_agent.bootstrap import lifecycle
+kineto_agent.start()
+null = os.open(os.devnull, os.O_WRONLY)
+def given():
+    address = lifecycle._agent.turns._address
+    return address and ctypes.c_uint.from_address(address + 12).value
+while not given():
+    sum(number * number for number in range(3000)); os.write(null, b"x")
+print("given", flush=True); sys.stdin.readline()
+"""
+OURS = ["kineto-agent", "kineto-turns"]
+with_gil = pytest.mark.skipif("t" in sys.abiflags, reason="there is no GIL to get")
 
 
 @pytest.fixture
@@ -34,6 +51,30 @@ def child(daemon: Daemon, tmp_path: Path) -> Iterator[Callable[[str], Child]]:
     yield start
     for running in children:
         running.kill()
+
+
+def tasks(pid: int) -> List[Path]:
+    """The threads of that process."""
+    return list(Path("/proc/%d/task" % pid).iterdir())
+
+
+def name(task: Path) -> str:
+    """Its name; "" if it has ended."""
+    try:
+        return (task / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def threads_of(pid: int) -> List[str]:
+    """The names of our threads in that process."""
+    return sorted(found for found in map(name, tasks(pid)) if found.startswith("kineto-"))
+
+
+def blocked_signals(task: Path) -> int:
+    """The mask of a thread."""
+    (line,) = (line for line in (task / "status").read_text().splitlines() if line.startswith("SigBlk"))
+    return int(line.split()[1], 16)
 
 
 def collecting(daemon: Daemon) -> Connection:
@@ -118,10 +159,76 @@ def test_a_forked_child_may_start_its_own_agent(daemon: Daemon, child: Callable[
 def test_starting_twice_gives_one_agent(daemon: Daemon, child: Callable[[str], Child]) -> None:
     process = child(
         "import threading\n"
-        "kineto_agent.start(); kineto_agent.start()\n"
-        "print(threading.active_count(), len(os.listdir('/proc/self/task')), flush=True); sys.stdin.readline()\n"
+        "kineto_agent.start(); kineto_agent.start(); sys.stdin.readline()\n"
+        "print(threading.active_count(), flush=True); sys.stdin.readline()\n"
     )
-    assert process.hear() == "1 2"
+    daemon.welcome()
+    process.say("count")
+    assert process.hear() == "1"
+    until(lambda: threads_of(process.process.pid) == OURS, "it has its threads, once each")
+
+
+@with_gil
+def test_none_of_the_agents_threads_gets_a_signal_of_the_program(daemon: Daemon, child: Callable[[str], Child]) -> None:
+    process = child("kineto_agent.start(); sys.stdin.readline()")
+    daemon.welcome()
+    until(lambda: threads_of(process.process.pid) == OURS, "it has its threads")
+    blocked = {blocked_signals(task) for task in tasks(process.process.pid) if name(task) in OURS}
+    assert len(blocked) == 1
+    assert blocked.pop() & 1 << signal.SIGINT - 1
+
+
+@with_gil
+def test_captures_of_a_loop_that_often_releases_the_gil_are_given_it(
+    daemon: Daemon, child: Callable[[str], Child]
+) -> None:
+    process = child(OFTEN_WITHOUT_GIL)
+    connection, _hello = daemon.welcome()
+    captures = count()
+
+    def given() -> bool:
+        capture = "c%d" % next(captures)
+        connection.send(start_request(capture, duration_ns=50_000_000))
+        assert connection.expect(wire.Result).outcome == "done"
+        connection.send(wire.Release(capture))
+        return process.has_said()
+
+    until(given, "a capture is given the GIL")
+    assert process.hear() == "given"
+    assert process.process.poll() is None
+
+
+@with_gil
+def test_agents_that_start_and_stop_leave_no_thread(daemon: Daemon, child: Callable[[str], Child]) -> None:
+    process = child(
+        "for _ in range(20): kineto_agent.start(); kineto_agent.stop()\n"
+        "print('stopped', flush=True); sys.stdin.readline(); kineto_agent.start(); sys.stdin.readline()\n"
+    )
+    assert process.hear() == "stopped"
+    until(lambda: len(tasks(process.process.pid)) == 1, "the last threads have ended")
+    process.say("start")
+    until(lambda: threads_of(process.process.pid) == OURS, "another agent has its threads")
+
+
+@with_gil
+def test_a_forked_child_has_no_thread_of_ours_until_it_starts_an_agent(
+    daemon: Daemon, child: Callable[[str], Child]
+) -> None:
+    process = child(
+        FORKING + "pid = os.fork()\n"
+        "if pid: sys.stdin.readline(); sys.exit(os.waitpid(pid, 0)[1])\n"
+        "print(len(os.listdir('/proc/self/task')), flush=True)\n"
+        "kineto_agent.start(); print(os.getpid(), flush=True); sys.stdin.readline()\n"
+    )
+    daemon.welcome()
+    until(lambda: threads_of(process.process.pid) == OURS, "it has its threads")
+    process.say("fork")
+    assert process.hear() == "1"
+    forked = int(process.hear())
+    until(lambda: threads_of(forked) == OURS, "the child has its own")
+    process.say("end")
+    process.say("end")
+    assert (process.end(), process.process.returncode) == (["", ""], 0)
 
 
 def test_a_stopped_agent_can_be_started_again(daemon: Daemon, child: Callable[[str], Child]) -> None:

@@ -20,6 +20,7 @@ EXPORTED = {
     "kc_sampler_abi", "kc_sampler_open", "kc_sampler_look", "kc_sampler_read_text", "kc_sampler_runs",
     "kc_sampler_runs_file", "kc_sampler_prepare", "kc_sampler_start", "kc_sampler_name", "kc_sampler_counts",
     "kc_sampler_ticks", "kc_sampler_stop", "kc_sampler_close",
+    "kc_turns_abi", "kc_turns_begin", "kc_turns_poll",
 }  # fmt: skip
 
 

@@ -5,27 +5,35 @@
  * longer to wake than the owner takes to have it back. In a program that does so every millisecond, each turn of ours
  * comes by chance: a trace that takes some hundred of them began after seconds, or not at all.
  *
+ * This file is compiled twice: into the agent's library, for an agent that starts by itself (begin_turns.c), and by
+ *
  *     python daemon/native/generate_stub_code.py
  *
- * compiles it into the bytes of turns_code.py. It is copied into the target alone: no data, no relocation, no libc.
+ * into the bytes of turns_code.py, which a live attach copies into the target alone: no data, no relocation, no libc.
  *
- * The thread is begun by the agent's own. It sleeps while the agent waits for something else. Where the agent has had hardly
- * any processor time for TURN_MS although it works, the thread has the interpreter call us: on a thread of the program,
- * between two bytecodes, where any other thread might get the GIL as well. There it is given away for PAUSE_NS. Nothing
- * of Python is run. A call that comes late, or in a forked child, does nothing.
+ * The thread is begun by the agent's own. It sleeps while the agent waits for something else. Where the agent has had
+ * less than WORKS_NS of processor time for TURN_MS although it works, the thread has the interpreter call us: on a
+ * thread of the program, between two bytecodes, where any other thread might get the GIL as well. There it is given
+ * away for PAUSE_NS. Nothing of Python is run. A call that comes late, or in a forked child, does nothing.
  *
  * The call is queued for the main interpreter by name: Py_AddPendingCall, before 3.12, asks the thread that has the
  * GIL for its interpreter, and that thread may be ending. And for the main thread alone: another one may find the
  * interpreter ending when it wants the GIL back, from 3.13 on it never returns then, and the interpreter waits for the
  * call for ever.
+ *
+ * Threads: take_care is the thread's own, without the GIL; give_away runs on the program's main thread, with the GIL;
+ *   begin and end on the agent's.
+ * Blocks: take_care sleeps; give_away for PAUSE_NS without the GIL, and until it has the GIL again. begin and end do
+ *   not.
  */
-#include "python_stub.h"
-#include "stub_calls.h"
+#include "turns/gil_turns.h"
 
-static void begin(struct python_argument *given);
+#include "common/system_call.h"
+
+static void begin(struct python_turns *turns);
 static void end(struct python_turns *turns);
-static void take_care(struct python_argument *given);
-static void give_away(struct python_argument *given);
+static void take_care(struct python_turns *turns);
+static void give_away(struct python_turns *turns);
 
 /* First in the file: the bytes begin here. int (*)(void *) and void *(*)(void *): 0 is both. */
 void *turns_enter(struct turns_role_of *role) {
@@ -37,7 +45,7 @@ void *turns_enter(struct turns_role_of *role) {
         role->role = ROLE_END;
         begin(role->given);
     } else {
-        end(&role->given->turns);
+        end(role->given);
     }
     return 0;
 }
@@ -46,8 +54,10 @@ void *turns_enter(struct turns_role_of *role) {
 #define STACK_BYTES (256ul << 10)
 #define TURN_MS 3
 #define PAUSE_NS 60000L
-#define WORKS_NS \
-    300000ul /* of processor time in a turn; one that waits for the GIL is woken each time it is given away */
+/* Of processor time in a turn. One that waits for the GIL is woken each time it is given away: that took 32 % of a
+ * processor at some 15,000 times a second.
+ */
+#define WORKS_NS 1500000ul
 #define TRIES_A_STEP 32u /* in vain, until the pauses are doubled */
 #define MOST_STEPS 8u
 #define NS_PER_MS 1000000L
@@ -61,14 +71,13 @@ struct moment {
 };
 
 /* On the agent's thread. Where no thread can be made, the agent does without. */
-static __attribute__((noinline)) void begin(struct python_argument *given) {
+static __attribute__((noinline)) void begin(struct python_turns *turns) {
     unsigned long attributes[ATTRIBUTES_BYTES / sizeof(unsigned long)];
     unsigned long thread;
-    struct python_turns *turns = &given->turns;
     turns->thread = (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
     turns->process = (unsigned int)system_call(SYS_GETPID, 0, 0, 0, 0);
     if (turns->attributes(attributes) == 0 && turns->stack(attributes, STACK_BYTES) == 0) {
-        (void)given->create(&thread, attributes, (void *)turns->code, &turns->as_thread);
+        (void)turns->create(&thread, attributes, turns->code, &turns->as_thread);
     }
 }
 
@@ -91,13 +100,12 @@ static unsigned long cpu_ns(const struct python_turns *turns) {
     return (unsigned long)(time.seconds * NS_PER_S + time.ns);
 }
 
-static void ask(struct python_argument *given) {
-    struct python_turns *turns = &given->turns;
+static void ask(struct python_turns *turns) {
     turns->queueing = 1;
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* who writes `over` looks at `queueing` next */
-    if (turns->over == 0 && turns->queued == 0 && given->turns.initialised() != 0) {
+    if (turns->over == 0 && turns->queued == 0 && turns->initialised() != 0) {
         turns->queued = 1;
-        if (turns->queue(given->interpreter(), (void *)turns->code, &turns->as_call, MAIN_THREAD_ONLY) != 0) {
+        if (turns->queue(turns->interpreter(), turns->code, &turns->as_call, MAIN_THREAD_ONLY) != 0) {
             turns->queued = 0; /* the queue is full */
         }
     }
@@ -115,13 +123,12 @@ static inline long pause_ns(int rest, int slept, unsigned int in_vain) {
                                       : TURN_MS * NS_PER_MS << (steps < MOST_STEPS ? steps : MOST_STEPS);
 }
 
-static __attribute__((noinline)) void take_care(struct python_argument *given) {
-    struct python_turns *turns = &given->turns;
+static __attribute__((noinline)) void take_care(struct python_turns *turns) {
     volatile unsigned long name[2] = {0x742d6f74656e696bul, 0x736e7275ul}; /* "kineto-turns" */
     unsigned long resting_ns = 0; /* processor time when the rest was seen first */
     unsigned int in_vain = 0;
     int slept = 0;
-    (void)given->detach(given->self());
+    (void)turns->detach(turns->self());
     (void)system_call(SYS_PRCTL, PR_SET_NAME, (long)name, 0, 0);
     while (turns->over == 0) {
         const int rest = turns->rest;
@@ -139,14 +146,13 @@ static __attribute__((noinline)) void take_care(struct python_argument *given) {
         turns->cpu_ns = now_ns;
         in_vain = stands ? in_vain + 1 : 0;
         if (stands) {
-            ask(given);
+            ask(turns);
         }
     }
 }
 
 /* On a thread of the program, which has the GIL. */
-static __attribute__((noinline)) void give_away(struct python_argument *given) {
-    struct python_turns *turns = &given->turns;
+static __attribute__((noinline)) void give_away(struct python_turns *turns) {
     const int wanted = turns->over == 0 && cpu_ns(turns) - turns->cpu_ns < WORKS_NS;
     turns->queued = 0;
     if (wanted && system_call(SYS_GETPID, 0, 0, 0, 0) == (long)turns->process) {

@@ -1,6 +1,6 @@
-/* System calls of the stubs, which have no C library. */
-#ifndef KINETO_STUB_CALLS_H
-#define KINETO_STUB_CALLS_H
+/* System calls of code that has no C library: what a live attach copies into a target. */
+#ifndef KINETO_SYSTEM_CALL_H
+#define KINETO_SYSTEM_CALL_H
 
 #if defined __x86_64__
 enum {

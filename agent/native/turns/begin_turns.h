@@ -1,0 +1,21 @@
+/* A thread that sees to turns with the GIL (gil_turns.c), for an agent that started by itself. An agent of a live
+ * attach has the one that the daemon has brought.
+ */
+#ifndef KINETO_BEGIN_TURNS_H
+#define KINETO_BEGIN_TURNS_H
+
+#include <poll.h>
+
+#include "common/export.h"
+
+#define KC_TURNS_ABI 1 /* changes with the signature, and with what the agent writes of a struct python_turns */
+
+KC_EXPORT uint32_t kc_turns_abi(void);
+/* Begins it for the calling thread, which has the GIL. Returns the address of its struct python_turns, or a negative
+ * kc_error; KC_ORDER: the thread of the agent before has not ended yet.
+ */
+KC_EXPORT intptr_t kc_turns_begin(void);
+/* poll(2), without the GIL, of an agent that rests meanwhile: it works again before it waits for the GIL. */
+KC_EXPORT int kc_turns_poll(struct pollfd *descriptors, uint32_t count, int timeout_ms);
+
+#endif

@@ -1,0 +1,48 @@
+/* Turns with the GIL; gil_turns.c says what for. begin_turns.c of the agent, or the daemon's python_entry.py, fills in
+ * a struct python_turns.
+ */
+#ifndef KINETO_GIL_TURNS_H
+#define KINETO_GIL_TURNS_H
+
+#define ATTRIBUTES_BYTES 64 /* of a pthread_attr_t, the largest */
+
+enum turns_role { ROLE_BEGIN = 1, ROLE_END = 2, ROLE_THREAD = 3, ROLE_CALL = 4 };
+
+struct python_turns;
+
+/* How turns_enter is called: by the agent's thread, as the start routine of the thread, and by the interpreter. */
+struct turns_role_of {
+    unsigned long role;
+    struct python_turns *given;
+};
+
+typedef void *turns_code(struct turns_role_of *);
+
+/* The agent has its address and writes what is marked. */
+struct python_turns {
+    volatile int rest;              /* the agent's: 0: it works; else it waits for something else, -1: for ever, or at
+                                     * most so many ms, times two; the lowest bit tells one rest from the next */
+    volatile unsigned int over;     /* the agent's, too: nothing is queued any more */
+    volatile unsigned int queueing; /* just now */
+    volatile unsigned int handed;   /* how often the GIL was given away for it */
+    volatile unsigned int queued;   /* a call that has not come yet */
+    unsigned int thread, process;   /* the agent's */
+    unsigned int unused;
+    volatile unsigned long cpu_ns; /* the agent's, when it was last looked at */
+    struct turns_role_of as_agent, as_thread, as_call;
+    turns_code *code;                                    /* turns_enter, or NULL: does without */
+    int (*attributes)(void *attributes);                 /* pthread_attr_init */
+    int (*stack)(void *attributes, unsigned long bytes); /* pthread_attr_setstacksize */
+    int (*create)(unsigned long *, void *attributes, turns_code *, struct turns_role_of *); /* pthread_create */
+    unsigned long (*self)(void);                                                            /* pthread_self */
+    int (*detach)(unsigned long);                                                           /* pthread_detach */
+    void *(*interpreter)(void);                                                 /* PyInterpreterState_Main */
+    int (*initialised)(void);                                                   /* Py_IsInitialized */
+    int (*queue)(void *interpreter, turns_code *, struct turns_role_of *, int); /* _PyEval_AddPendingCall */
+    void *(*release)(void);                                                     /* PyEval_SaveThread */
+    void (*restore)(void *state);                                               /* PyEval_RestoreThread */
+};
+
+turns_code turns_enter;
+
+#endif
