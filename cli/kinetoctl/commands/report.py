@@ -276,6 +276,9 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Common
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     limits = SHORT if not options.views and limit is None else {}
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
+    if not options.views and settings.output == "table":
+        say("")
+        say("kinetoctl report --describe --view VIEW.COLUMN says what a figure means")
 
 
 def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> None:

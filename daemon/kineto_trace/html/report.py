@@ -51,8 +51,8 @@ class ReportSection:
 
     @property
     def shown(self) -> bool:
-        """Tells whether there is anything to show, be it that the view failed."""
-        return bool(self.result.failure or self.chart) or (self.with_table and len(self.result) > 0)
+        """Tells whether there is anything to show, be it that the view failed, or why it predicts nothing."""
+        return bool(self.result.failure or self.chart or self.with_table) or self.name in EXPLAINED
 
 
 Chart = Callable[[Result], Markup]
@@ -119,7 +119,7 @@ def _section(name: str, result: Result) -> ReportSection:
     title, text, chart, with_table = SHOWN[name]
     if result.failure:
         return ReportSection(name, title, text, Markup(""), result, with_table=False)
-    return ReportSection(name, title, text, chart(result), result, with_table)
+    return ReportSection(name, title, text, chart(result), result, with_table and len(result) > 0)
 
 
 def _step_chart(result: Result) -> Markup:
@@ -220,6 +220,7 @@ def _nothing(_result: Result) -> Markup:
 
 # Views that say nothing of one rank alone.
 OF_SEVERAL = frozenset({"ranks", "rank_time_causes", "rank_what_if", "rank_waits", "step_spread"})
+EXPLAINED = frozenset({"rank_what_if"})  # without rows, their notes say why
 # view -> title, what it says, its chart, whether its table is shown
 SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
     "ranks": ("Ranks", "Per step; those first for which the others wait longest.", _rank_chart, True),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kineto_trace.analysis.overview.trace_parts import PARTS, STEPS, Found, Part
+from kineto_trace.analysis.overview.trace_parts import PARTS, STEPS, PartRows, TracePart
 from kineto_trace.base.quantities import spans
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
@@ -122,12 +122,12 @@ def _missing(context: Context) -> Iterator[Lack]:
             yield Lack(part.name, why, part.with_kinetod, None if ours else part.missing, part.needed_for)
 
 
-def _concerns(part: Part, context: Context) -> bool:
+def _concerns(part: TracePart, context: Context) -> bool:
     """Tells whether the trace has what the part describes: without operators, their shapes are no loss of their own."""
     return not part.of or any(len(context.trace.table(kind)) for kind in part.of)
 
 
-def _why(part: Part, found: Found, trace: Trace) -> str:
+def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     ours = bool(trace.target.capture_id)
     if found.complete:
         return f"{found.complete:,} of {found.rows:,} have it"

@@ -17,7 +17,7 @@ from kineto_trace.structure.event_arguments import argument_objects
 ENOUGH = 98.0  # % of rows: those at the edges of a recording always miss something
 
 
-class Found(NamedTuple):
+class PartRows(NamedTuple):
     """How many rows there are, and how many of them have what is wanted."""
 
     rows: int
@@ -29,7 +29,7 @@ class Found(NamedTuple):
         return 100 * self.complete / self.rows if self.rows else None
 
 
-class Part(NamedTuple):
+class TracePart(NamedTuple):
     """Something that a trace may have.
 
     missing: how to record it in a program that uses torch.profiler; with_kinetod: with kinetoctl trace. of: the tables
@@ -41,65 +41,65 @@ class Part(NamedTuple):
     needed_for: str
     missing: str
     with_kinetod: str
-    find: Callable[[Context], Found]
+    find: Callable[[Context], PartRows]
     of_some: bool = False  # it may well be that no row should have it
     listed: bool = False  # among what a report says was not recorded
     of: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     option: str = ""
 
-    def is_there(self, found: Found) -> bool | None:
+    def is_there(self, found: PartRows) -> bool | None:
         """Tells whether a trace with these rows has it; None if no row should have it."""
         if self.of_some and found.share is None:
             return None
         return found.share is not None and found.share >= ENOUGH
 
 
-def _table(kind: str) -> Callable[[Context], Found]:
-    def find(context: Context) -> Found:
+def _table(kind: str) -> Callable[[Context], PartRows]:
+    def find(context: Context) -> PartRows:
         count = len(context.trace.table(kind))
-        return Found(count, count)
+        return PartRows(count, count)
 
     return find
 
 
-def _activities(context: Context) -> Found:
+def _activities(context: Context) -> PartRows:
     count = len(context.get(gpu))
-    return Found(count, count)
+    return PartRows(count, count)
 
 
-def _calls(context: Context) -> Found:
+def _calls(context: Context) -> PartRows:
     count = sum(len(context.trace.table(kind)) for kind in API_TABLES)
-    return Found(count, count)
+    return PartRows(count, count)
 
 
-def _launched(context: Context) -> Found:
-    return Found(len(context.get(gpu)), int(np.count_nonzero(context.get(gpu).call >= 0)))
+def _launched(context: Context) -> PartRows:
+    return PartRows(len(context.get(gpu)), int(np.count_nonzero(context.get(gpu).call >= 0)))
 
 
-def _attributed(context: Context) -> Found:
+def _attributed(context: Context) -> PartRows:
     """Of the launched activities."""
     work = context.get(gpu)
-    return Found(int(np.count_nonzero(work.call >= 0)), int(np.count_nonzero((work.call >= 0) & (work.op >= 0))))
+    return PartRows(int(np.count_nonzero(work.call >= 0)), int(np.count_nonzero((work.call >= 0) & (work.op >= 0))))
 
 
-def _steps(context: Context) -> Found:
+def _steps(context: Context) -> PartRows:
     """Of those that were recorded; the first and the last one are incomplete in most recordings by time."""
     count = len(context.get(whole_steps))
-    return Found(count or len(context.get(steps)), count)
+    return PartRows(count or len(context.get(steps)), count)
 
 
-def _shapes(context: Context) -> Found:
+def _shapes(context: Context) -> PartRows:
     count = len(context.trace.table("cpu_op"))
-    return Found(count, count if _some_operator_has(context, *SHAPES) else 0)
+    return PartRows(count, count if _some_operator_has(context, *SHAPES) else 0)
 
 
-def _python(context: Context) -> Found:
+def _python(context: Context) -> PartRows:
     """Of older files, the stacks that they tell of each operator."""
     count = len(context.trace.table("python_function"))
     if not count and _some_operator_has(context, CALL_STACK):
         count = len(context.trace.table("cpu_op"))
-    return Found(count, count)
+    return PartRows(count, count)
 
 
 def _some_operator_has(context: Context, *arguments: str) -> bool:
@@ -110,29 +110,29 @@ def _some_operator_has(context: Context, *arguments: str) -> bool:
     return any(name in strings[number] for number in texts for name in wanted)
 
 
-def _sequences(context: Context) -> Found:
+def _sequences(context: Context) -> PartRows:
     sequence = context.trace.table("cpu_op")["sequence"]
-    return Found(len(sequence), len(sequence) if (sequence != NO_SEQUENCE).any() else 0)
+    return PartRows(len(sequence), len(sequence) if (sequence != NO_SEQUENCE).any() else 0)
 
 
-def _collectives(context: Context) -> Found:
+def _collectives(context: Context) -> PartRows:
     work = context.get(gpu)
     rows = work.row[work.communication]
     if not len(context.trace.table("kernel").origin):
-        return Found(len(rows), 0)
+        return PartRows(len(rows), 0)
     places, _ = argument_objects(context, "kernel", "Collective name")
-    return Found(len(rows), int(np.count_nonzero(places[rows] >= 0)))
+    return PartRows(len(rows), int(np.count_nonzero(places[rows] >= 0)))
 
 
-def _ranges(context: Context) -> Found:
+def _ranges(context: Context) -> PartRows:
     other, names = context.trace.table("other"), context.trace.strings
     wanted = np.array([*(text == CATEGORY for text in names), False], np.bool_)
     count = int(np.count_nonzero(wanted[other["category"]]))
-    return Found(count, count)
+    return PartRows(count, count)
 
 
-def _rank(context: Context) -> Found:
-    return Found(1, int(context.trace.target.rank is not None))
+def _rank(context: Context) -> PartRows:
+    return PartRows(1, int(context.trace.target.rank is not None))
 
 
 STEPS = "training steps"
@@ -143,7 +143,7 @@ _OUR_CALLS = f"{_TRACE} without --activities, or with cuda_runtime and cuda_driv
 _QUEUED = "work that was queued before the trace began has no launch in it"
 _OUR_OPS = f"{_TRACE} without --activities, or with cpu_op among them"
 PARTS = (
-    Part(
+    TracePart(
         "GPU activities",
         "all views of the GPU's time",
         "record CUDA activities",
@@ -152,7 +152,7 @@ PARTS = (
         listed=True,
         kinds=GPU_TABLES,
     ),
-    Part(
+    TracePart(
         "calls of the runtime and driver",
         "launches, queue lengths, idle time by cause, operators' GPU time",
         _CALLS,
@@ -162,14 +162,14 @@ PARTS = (
         of=GPU_TABLES,
         kinds=API_TABLES,
     ),
-    Part(
+    TracePart(
         "launches of GPU activities",
         "launches, queue lengths, host_wait in idle time, operators' GPU time",
         f"{_CALLS}; {_QUEUED}",
         f"{_OUR_CALLS}; {_QUEUED}",
         _launched,
     ),
-    Part(
+    TracePart(
         "operators",
         "operator views, delays, sequences, modules",
         "record CPU activities",
@@ -178,7 +178,7 @@ PARTS = (
         listed=True,
         kinds=("cpu_op",),
     ),
-    Part(
+    TracePart(
         "operators around launches",
         "operators' GPU time",
         "launches outside operators are those of other libraries",
@@ -186,7 +186,7 @@ PARTS = (
         _attributed,
         of_some=True,
     ),
-    Part(
+    TracePart(
         STEPS,
         "all views by step",
         "call step() of the profiler after each step, and record at least one step from beginning to end",
@@ -194,7 +194,7 @@ PARTS = (
         _steps,
         listed=True,
     ),
-    Part(
+    TracePart(
         "input shapes",
         "operators by shape, matrix sizes",
         f"use {_PROFILER}(record_shapes=True)",
@@ -204,14 +204,14 @@ PARTS = (
         of=("cpu_op",),
         option="record_shapes",
     ),
-    Part(
+    TracePart(
         "links from backward to forward operators",
         "backward modules, recomputation",
         "record CPU activities",
         _OUR_OPS,
         _sequences,
     ),
-    Part(
+    TracePart(
         "Python stacks",
         "call stacks, modules, flame graphs, what the host does outside of operators",
         f"use {_PROFILER}(with_stack=True)",
@@ -221,21 +221,21 @@ PARTS = (
         kinds=("python_function",),
         option="with_stack",
     ),
-    Part(
+    TracePart(
         "annotations",
         "time by annotation",
         "use torch.profiler.record_function",
         "mark ranges of the program with torch.profiler.record_function, which costs little",
         _table("user_annotation"),
     ),
-    Part(
+    TracePart(
         "synchronisations",
         "critical path",
         "record cuda_sync activities: _ExperimentalConfig(enable_cuda_sync_events=True)",
         f"{_TRACE} --activities …,cuda_sync, which slows every CUDA call",
         _table("cuda_sync"),
     ),
-    Part(
+    TracePart(
         "allocations",
         "memory views",
         f"use {_PROFILER}(profile_memory=True)",
@@ -245,7 +245,7 @@ PARTS = (
         kinds=("cpu_instant_event",),
         option="profile_memory",
     ),
-    Part(
+    TracePart(
         "arguments of collectives",
         "bandwidth and skew of collectives",
         "record_shapes=True, and a PyTorch that names collectives (2.2 or later)",
@@ -255,7 +255,7 @@ PARTS = (
         of=("kernel",),
         of_some=True,
     ),
-    Part(
+    TracePart(
         "profiled ranges",
         "hardware counters with operators",
         "use CUPTI's range profiler",
@@ -263,7 +263,7 @@ PARTS = (
         _ranges,
         of_some=True,
     ),
-    Part(
+    TracePart(
         "rank",
         "views over several ranks",
         "start the job with torch.distributed; or name the rank",
