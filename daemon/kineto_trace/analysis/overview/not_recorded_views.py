@@ -18,9 +18,10 @@ _FILLED_BY = {  # the first table that a source fills -> what it records
     "python_function": "Python stacks",
     "cpu_instant_event": "allocations",
 }
-_WARM_UP = "kinetoctl trace --warmup with more than that (with --iterations: --warmup-iterations)"
-_BUFFERS = "kinetoctl trace with a larger --buffer-limit, a shorter --duration or fewer --activities"
-_VERDICT = "the verdict says why it ended: kinetoctl captures show"
+_WARM_UP = "kinetoctl trace --warmup or --warmup-iterations"
+_NO_STEPS = "the trace has no marks of steps"
+_NO_MARKS = f"{_NO_STEPS}; programs without torch's optimizers call kineto_agent.step() after each"
+_BUFFERS = "kinetoctl trace with a larger --buffer-limit"
 
 
 class Lack(NamedTuple):
@@ -108,7 +109,7 @@ def _uncovered(each: SourceCoverage, start_ns: int, end_ns: int) -> Iterator[Lac
     if late > least:
         yield Lack(what, "recorded from {time} after the beginning on", _WARM_UP, amount=late)
     if early > least and not each.dropped:
-        yield Lack(what, "recorded until {time} before the end", _VERDICT, amount=early)
+        yield Lack(what, "recorded until {time} before the end; kinetoctl captures show says why", None, amount=early)
     if each.dropped:
         yield Lack(what, "{count} records were dropped: buffers were full", _BUFFERS, amount=each.dropped)
 
@@ -117,9 +118,10 @@ def _missing(context: Context) -> Iterator[Lack]:
     ours = bool(context.trace.target.capture_id)
     for part in PARTS:
         found = part.find(context)
-        if part.listed and part.is_there(found) is False and _concerns(part, context):
+        if part.option and part.is_there(found) is False and _concerns(part, context):
             why = _why(part, found, context.trace)
-            yield Lack(part.name, why, part.with_kinetod, None if ours else part.missing, part.needed_for)
+            option = None if part.name == STEPS and not found.rows else part.option
+            yield Lack(part.name, why, option, None if ours else part.missing, part.needed_for)
 
 
 def _concerns(part: TracePart, context: Context) -> bool:
@@ -132,11 +134,11 @@ def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     if found.complete:
         return f"{found.complete:,} of {found.rows:,} have it"
     if part.name == STEPS:
-        return "none was recorded from beginning to end" if found.rows else "the trace has no marks of steps"
+        return "none was recorded from beginning to end" if found.rows else _NO_MARKS if ours else _NO_STEPS
     if any(not set(part.kinds).isdisjoint(each.kinds) for each in trace.coverage):
         return "recorded, but nothing came"
-    if part.option:
-        if trace.target.options.get(part.option):
+    if part.request:
+        if trace.target.options.get(part.request):
             return "requested, but nothing came"
         return "not requested" if ours else "unknown: the trace does not say whether it was requested"
     if ours and trace.coverage and part.kinds:

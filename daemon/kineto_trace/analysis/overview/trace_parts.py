@@ -32,9 +32,10 @@ class PartRows(NamedTuple):
 class TracePart(NamedTuple):
     """Something that a trace may have.
 
-    missing: how to record it in a program that uses torch.profiler; with_kinetod: with kinetoctl trace. of: the tables
-    that it describes, if it has none of its own. kinds: its own tables. option: of a capture, named as in the public
-    `Options`, without which it is not recorded; "": it needs none.
+    missing: how to record it in a program that uses torch.profiler; with_kinetod: with kinetoctl trace. option: the
+    latter in short, for what a report lists if it is missing; "": it is not listed. of: the tables that it describes,
+    if it has none of its own. kinds: its own tables. request: option of a capture, named as in the public `Options`,
+    without which it is not recorded; "": it needs none.
     """
 
     name: str
@@ -43,10 +44,10 @@ class TracePart(NamedTuple):
     with_kinetod: str
     find: Callable[[Context], PartRows]
     of_some: bool = False  # it may well be that no row should have it
-    listed: bool = False  # among what a report says was not recorded
+    option: str = ""
     of: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    option: str = ""
+    request: str = ""
 
     def is_there(self, found: PartRows) -> bool | None:
         """Tells whether a trace with these rows has it; None if no row should have it."""
@@ -141,6 +142,7 @@ _TRACE = "kinetoctl trace"
 _CALLS = "record cuda_runtime and cuda_driver activities"
 _OUR_CALLS = f"{_TRACE} without --activities, or with cuda_runtime and cuda_driver among them, without another profiler"
 _QUEUED = "work that was queued before the trace began has no launch in it"
+_DEFAULT = f"{_TRACE} without --activities"
 _OUR_OPS = f"{_TRACE} without --activities, or with cpu_op among them"
 PARTS = (
     TracePart(
@@ -149,7 +151,7 @@ PARTS = (
         "record CUDA activities",
         f"{_TRACE} without --activities, or with kernel,gpu_memcpy,gpu_memset, while the process uses its GPU",
         _activities,
-        listed=True,
+        option=_DEFAULT,
         kinds=GPU_TABLES,
     ),
     TracePart(
@@ -158,7 +160,7 @@ PARTS = (
         _CALLS,
         _OUR_CALLS,
         _calls,
-        listed=True,
+        option=_DEFAULT,
         of=GPU_TABLES,
         kinds=API_TABLES,
     ),
@@ -175,7 +177,7 @@ PARTS = (
         "record CPU activities",
         _OUR_OPS,
         _table("cpu_op"),
-        listed=True,
+        option=_DEFAULT,
         kinds=("cpu_op",),
     ),
     TracePart(
@@ -192,7 +194,7 @@ PARTS = (
         "call step() of the profiler after each step, and record at least one step from beginning to end",
         "trace for longer than a step; programs without torch's optimizers call kineto_agent.step() after each step",
         _steps,
-        listed=True,
+        option=f"{_TRACE} with a longer --duration",
     ),
     TracePart(
         "input shapes",
@@ -200,9 +202,9 @@ PARTS = (
         f"use {_PROFILER}(record_shapes=True)",
         f"{_TRACE} --record-shapes",
         _shapes,
-        listed=True,
+        option=f"{_TRACE} --record-shapes",
         of=("cpu_op",),
-        option="record_shapes",
+        request="record_shapes",
     ),
     TracePart(
         "links from backward to forward operators",
@@ -217,9 +219,9 @@ PARTS = (
         f"use {_PROFILER}(with_stack=True)",
         f"{_TRACE} --with-stack, or --with-stack=trace for every call",
         _python,
-        listed=True,
+        option=f"{_TRACE} --with-stack",
         kinds=("python_function",),
-        option="with_stack",
+        request="with_stack",
     ),
     TracePart(
         "annotations",
@@ -241,9 +243,9 @@ PARTS = (
         f"use {_PROFILER}(profile_memory=True)",
         f"{_TRACE} --memory",
         _table("cpu_instant_event"),
-        listed=True,
+        option=f"{_TRACE} --memory",
         kinds=("cpu_instant_event",),
-        option="profile_memory",
+        request="profile_memory",
     ),
     TracePart(
         "arguments of collectives",
@@ -251,7 +253,7 @@ PARTS = (
         "record_shapes=True, and a PyTorch that names collectives (2.2 or later)",
         f"{_OUR_OPS}, and a PyTorch that names collectives (2.2 or later)",
         _collectives,
-        listed=True,
+        option=_DEFAULT,
         of=("kernel",),
         of_some=True,
     ),

@@ -57,7 +57,7 @@ def test_of_another_tool_s_trace_it_is_unknown_what_was_requested() -> None:
     events = [step(3, 0, 10), launch(1, 2), gpu("a", 5, 1, 1), op("aten::x", 0, 3)]
     (stacks,) = (row for row in not_recorded(context(events)).rows() if row["what"] == "Python stacks")
     assert stacks["why"] == "unknown: the trace does not say whether it was requested"
-    assert stacks["option"].startswith("kinetoctl trace --with-stack")
+    assert stacks["option"] == "kinetoctl trace --with-stack"
     assert stacks["torch_profiler"] == "use torch.profiler.profile(with_stack=True)"
 
 
@@ -79,8 +79,12 @@ def test_shapes_and_stacks_are_told_from_other_arguments(arguments: dict[str, An
 def test_steps_that_were_cut_are_no_missing_marks() -> None:
     cut = step(4, 10, 5)
     cut["args"]["finished"] = False
-    assert whys(context([cut]))["training steps"] == "none was recorded from beginning to end"
-    assert whys(context([op("aten::x", 0, 3)]))["training steps"] == "the trace has no marks of steps"
+    (steps,) = (row for row in not_recorded(context([cut])).rows() if row["what"] == "training steps")
+    assert steps["why"] == "none was recorded from beginning to end"
+    assert steps["option"] == "kinetoctl trace with a longer --duration"
+    (steps,) = (row for row in not_recorded(Context(trace(OPS))).rows() if row["what"] == "training steps")
+    assert steps["why"].startswith("the trace has no marks of steps; programs without torch's optimizers call ")
+    assert steps["option"] is None
     assert "training steps" not in whys(context([step(3, 0, 10), cut]))
 
 
@@ -101,16 +105,21 @@ def test_losses_come_first_and_name_the_option_that_avoids_them() -> None:
     ).rows()[:6]
     assert [(row["what"], row["why"]) for row in found] == [
         ("GPU activities and CUDA calls", "recorded from 0.12 s after the beginning on"),
-        ("operators", "recorded until 0.3 s before the end"),
+        ("operators", "recorded until 0.3 s before the end; kinetoctl captures show says why"),
         ("Python stacks", "7,000 records were dropped: buffers were full"),
         ("records", "10 were dropped: buffers were full"),
         ("records", "2 could not be decoded"),
         ("the last records", "the daemon ended while they were recorded"),
     ]
-    options = [re.findall(r"--[a-z-]+", row["option"] or "") for row in found]
-    assert options[0] == ["--warmup", "--iterations", "--warmup-iterations"]
-    assert options[2] == options[3] == ["--buffer-limit", "--duration", "--activities"]
-    assert options[4] == options[5] == []
+    larger = "kinetoctl trace with a larger --buffer-limit"
+    assert [row["option"] for row in found] == [
+        "kinetoctl trace --warmup or --warmup-iterations",
+        None,
+        larger,
+        larger,
+        None,
+        None,
+    ]
 
 
 def test_a_negligible_gap_is_no_loss() -> None:
@@ -147,7 +156,8 @@ def test_a_trace_that_lacks_nothing_says_so() -> None:
 
 def test_kinetoctl_trace_has_every_option_that_is_named() -> None:
     known = {name for parameter in command.params for name in parameter.opts}
-    named = {option for part in PARTS for option in re.findall(r"(?<= )--[a-z-]+", part.with_kinetod)}
+    texts = [text for part in PARTS for text in (part.with_kinetod, part.option)]
+    named = {option for text in texts for option in re.findall(r"(?<= )--[a-z-]+", text)}
     assert named <= known
-    assert {"--memory", "--record-shapes", "--with-stack", "--activities"} <= named
-    assert {"--warmup", "--warmup-iterations", "--buffer-limit", "--duration", "--iterations"} <= known
+    assert {"--memory", "--record-shapes", "--with-stack", "--activities", "--duration"} <= named
+    assert {"--warmup", "--warmup-iterations", "--buffer-limit"} <= known
