@@ -81,9 +81,9 @@ def not_recorded(context: Context) -> list[Lack]:
     """What a trace does not show, why, and which option of `kinetoctl trace` records it.
 
     First come losses: a source that began late or ended early, records that were dropped or cannot be read. Then what
-    is missing altogether. A trace of kinetod says what was requested, and which sources recorded; one of another tool
-    says only some of what was requested, and the rest stays unknown. Over several ranks each thing is told once, with
-    the longest time or the sum of the records. The view validate has everything that a trace may have.
+    is missing altogether. A trace of kinetod says which options were set, and which sources recorded; one of another
+    tool says at most some of the options that were set, and the rest stays unknown. Over several ranks each thing is
+    told once, with the longest time or the sum of the records. The view validate has everything that a trace may have.
     """
     return [*_losses(context.trace), *_missing(context)]
 
@@ -137,9 +137,9 @@ def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
         return "none was recorded from beginning to end" if found.rows else _NO_MARKS if ours else _NO_STEPS
     if any(not set(part.kinds).isdisjoint(each.kinds) for each in trace.coverage):
         return "recorded, but nothing came"
-    if part.request:
-        if trace.target.options.get(part.request):
-            return "requested, but nothing came"
+    if part.request and trace.target.options.get(part.request):
+        return "requested, but nothing came"
+    if part.request and not (ours and part.by_default):
         return "not requested" if ours else "unknown: the trace does not say whether it was requested"
     if ours and trace.coverage and part.kinds:
         return "no source recorded it"

@@ -35,7 +35,7 @@ class TracePart(NamedTuple):
     missing: how to record it in a program that uses torch.profiler; with_kinetod: with kinetoctl trace. option: the
     latter in short, for what a report lists if it is missing; "": it is not listed. of: the tables that it describes,
     if it has none of its own. kinds: its own tables. request: option of a capture, named as in the public `Options`,
-    without which it is not recorded; "": it needs none.
+    that records it; "": none does. by_default: recorded without options too, where the process offers it.
     """
 
     name: str
@@ -48,6 +48,7 @@ class TracePart(NamedTuple):
     of: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     request: str = ""
+    by_default: bool = False
 
     def is_there(self, found: PartRows) -> bool | None:
         """Tells whether a trace with these rows has it; None if no row should have it."""
@@ -222,6 +223,7 @@ PARTS = (
         option=f"{_TRACE} --with-stack",
         kinds=("python_function",),
         request="with_stack",
+        by_default=True,
     ),
     TracePart(
         "annotations",

@@ -1,11 +1,14 @@
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_trace.analysis.causes.cause_views import time_causes_view
 from kineto_trace.analysis.causes.time_causes import CAUSES
+from kineto_trace.analysis.overview.overview_views import step_breakdown
+from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORDED
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
@@ -119,9 +122,20 @@ def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> N
     values = {column.name: [row.get(column.name) for row in rows] for column in schema}
     drawn = str(SHOWN["time_causes"][2](make_result("time_causes", schema, values)))
     keys = re.findall(r'<i class="series-(\d)"></i>([^<]+)<', drawn)
-    assert [number for number, _ in keys] == [str(n) for n in range(8)]
+    assert [number for number, _ in keys] == [str(n) for n in range(9)]
     assert (keys[0][1], keys[-1][1]) == ("matrix products", "others")
-    assert "rank 0, GPU 0, others: 28 % (23.5 %)" in drawn  # 9 + 8 + 7 + 4 of 119
+    assert "rank 0, GPU 0, others: 19 % (16.0 %)" in drawn  # 8 + 7 + 4 of 119
+
+
+def test_each_part_of_a_step_has_a_colour_of_its_own() -> None:
+    parts = [f"{role}_us" for role in (*ROLES, OTHER, UNRECORDED)]
+    values: dict[str, list[Any]] = {column.name: [None] for column in step_breakdown.result_columns}
+    values.update({"rank": [0], "step": ["all"], "complete": [True], **{part: [10.0] for part in parts}})
+    drawn = str(SHOWN["step_breakdown"][2](make_result("step_breakdown", step_breakdown.result_columns, values)))
+    colours = re.findall(r'<i class="(series-\d)">', drawn)
+    assert len(set(colours)) == len(colours) == len(parts)
+    style = resources.files("kineto_trace.html").joinpath("page/style.css").read_text()
+    assert all(f".{colour} " in style for colour in colours)
 
 
 class Figures(HTMLParser):

@@ -29,7 +29,7 @@ def covered(kinds: tuple[str, ...], *missing: tuple[int, int], dropped: int = 0)
 
 def test_what_was_not_requested_has_its_option() -> None:
     rows = {row["what"]: row for row in not_recorded(Context(trace(OPS))).rows()}
-    assert rows["Python stacks"]["why"] == rows["allocations"]["why"] == rows["input shapes"]["why"] == "not requested"
+    assert rows["allocations"]["why"] == rows["input shapes"]["why"] == "not requested"
     assert rows["allocations"]["option"] == "kinetoctl trace --memory"
     assert rows["input shapes"]["option"] == "kinetoctl trace --record-shapes"
     assert {row["torch_profiler"] for row in rows.values()} == {None}
@@ -42,6 +42,11 @@ def test_what_was_requested_is_not_said_to_be_missing_for_want_of_an_option() ->
     found = whys(Context(trace(OPS, target=target(options=asked), coverage=(stacks,))))
     assert found["Python stacks"] == "recorded, but nothing came"
     assert found["allocations"] == "requested, but nothing came"
+
+
+def test_stacks_are_recorded_by_default_so_that_their_absence_does_not_say_that_they_were_not_requested() -> None:
+    assert whys(Context(trace(OPS)))["Python stacks"] == "unknown: the trace does not say why it has none"
+    assert whys(Context(trace(OPS, coverage=(covered(OP_TABLES),))))["Python stacks"] == "no source recorded it"
 
 
 def test_a_trace_without_a_gpu_says_that_no_source_recorded_one() -> None:
