@@ -42,7 +42,8 @@ JOB_OVERVIEW = (  # of a job's ranks
     "overview",
     "findings",
 )
-OPTIONAL = ("python_samples", "not_recorded")  # without rows they are left out: the latter in tables for people alone
+# Without rows they are left out, the second ones in tables for people alone: what is missing is in not_recorded.
+OPTIONAL, OPTIONAL_FOR_PEOPLE = ("python_samples",), ("not_recorded", "time_causes", "kernels")
 TOP_FINDINGS = 3  # of each rank, and of one trace in tables for people
 # %: causes with less are one row, in tables for people; of several ranks, each rank has its own rows.
 LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
@@ -232,7 +233,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
     if not options.views and len(sources) > 1:
         results = [common_findings(result, len(sources)) if result.view == "findings" else result for result in results]
     if not options.views:
-        optional = OPTIONAL if short else OPTIONAL[:1]
+        optional = (*OPTIONAL, *OPTIONAL_FOR_PEOPLE) if short else OPTIONAL
         results = [result for result in results if result.view not in optional or len(result) or result.failure]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such view: these figures follow kinetod's own rules"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.view_settings import option_type, type_text
 from kinetoctl.errors import UsageProblem
-from kinetoctl.output.cell_values import SUFFIXES
+from kinetoctl.output.cell_values import headings
 from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.json_yaml import emit
 
@@ -44,8 +44,9 @@ def describe_views(views: Sequence[tuple["View", Sequence["ResultColumn"]]], set
 def find_column(view: "View", name: str) -> "ResultColumn":
     """The column of this name, which may lack its unit and be written as in tables. Raises UsageProblem."""
     wanted = name.lower().strip().replace(" ", "_").removesuffix("_%")
-    for column in view.result_columns:
-        if wanted in (column.name, column.name.removesuffix(SUFFIXES.get(column.unit, ""))):
+    titles = headings([(column.name, column.unit) for column in view.result_columns])
+    for title, column in zip(titles, view.result_columns, strict=True):
+        if wanted in (column.name, title.lower().replace(" ", "_").removesuffix("_%")):
             return column
     known = ", ".join(column.name for column in view.result_columns)
     raise UsageProblem(f"view {view.name} has no column {name}; its columns are: {known}")

@@ -90,7 +90,7 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(cell=cell, heading=heading, unit=unit)
+    environment.filters.update(cell=cell, headings=headings, unit=unit)
     return environment.get_template("report.html").render(
         version=__version__,
         traces=[_trace_name(source) for source in sources],
@@ -259,6 +259,18 @@ def heading(column: ResultColumn) -> str:
     return column.name.replace("_", " ")
 
 
+def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:
+    """Returns the titles of columns by name; of those that would be alike, times and sizes say what they are."""
+    titles = [heading(column) for column in columns]
+    return {
+        column.name: f"{title} {KINDS[column.unit]}"
+        if titles.count(title) > 1 and column.unit in KINDS and title != KINDS[column.unit]
+        else title
+        for title, column in zip(titles, columns, strict=True)
+    }
+
+
+KINDS: Mapping[str, str] = {"us": "time", "bytes": "size"}
 UNITS: Mapping[str, str] = {
     "us": "time in µs, ms or s",
     "ns": "Unix time in ns",

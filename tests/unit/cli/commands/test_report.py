@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
+from kineto_trace.store.parquet_folder import save_columns
 from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW
 from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store
+from support.trace_files.traces import trace
 from support.trace_files.training_ranks import Job, write_job
 from support.trace_files.uploaded import upload
 from support.waiting import scaled
@@ -135,6 +137,7 @@ def test_describe_of_a_column_says_its_unit_and_definition_and_the_rules_of_its_
             "time_causes.share_pct\n\n  float [%]: share of the time of all measured steps (or of the trace)\n\n"
             "time_causes\n\n  What every nanosecond of the steps went to"
         )
+    assert run("report", "--describe", "--view", "idle_causes.OP TIME").stdout.startswith("idle_causes.op_us\n")
     (document,) = run("report", "--describe", "--view", "overview.step_us", "-o", "json").json()
     assert [(column["name"], column["unit"]) for column in document["columns"]] == [("step_us", "us")]
     unknown = run("report", "--describe", "--view", "overview.stepp")
@@ -173,6 +176,15 @@ def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_
     assert "not recorded" not in run("report", str(traces / "rank0")).stdout
     document = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]
     assert (document["rows"], document["notes"]) == ([], ["nothing that the report uses is missing in the trace"])
+
+
+def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    save_columns(trace({"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}), tmp_path / "cpu")
+    stdout = run("report", str(tmp_path / "cpu")).stdout
+    assert stdout.startswith("findings\n")
+    assert "\nGPU activities  kinetoctl trace without --activities " in stdout
+    assert "\nkernels\n" not in stdout
+    assert run("report", str(tmp_path / "cpu"), "-o", "json").json()["time_causes"]["rows"] == []
 
 
 def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: Run, traces: Path) -> None:

@@ -12,7 +12,7 @@ from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORD
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, unit, write_report
+from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, headings, unit, write_report
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.result import columns, make_result
 from support.trace_files.traces import target, trace
@@ -256,6 +256,13 @@ def test_units_are_those_that_the_page_shows(kind: str, measured: str, shown: st
 def test_values_are_shown_with_units(value: object, kind: str, measured: str, shown: str) -> None:
     (column,) = columns(("x", kind, measured, "a thing"))  # type: ignore[arg-type]
     assert cell(value, column) == shown
+
+
+def test_no_two_headings_of_a_table_are_alike() -> None:
+    schema = columns(("op", "text", "", ""), ("op_us", "float", "us", ""), ("time_us", "float", "us", ""))
+    assert headings(schema) == {"op": "op", "op_us": "op time", "time_us": "time"}
+    schema = columns(("total_us", "float", "us", ""), ("total_bytes", "int", "bytes", ""))
+    assert list(headings(schema).values()) == ["total time", "total size"]
 
 
 def test_headings_have_no_units() -> None:
