@@ -224,8 +224,8 @@ EXPLAINED = frozenset({"rank_what_if"})  # without rows, their notes say why
 # view -> title, what it says, its chart, whether its table is shown
 SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
     "ranks": ("Ranks", "Per step; those first for which the others wait longest.", _rank_chart, True),
-    "rank_time_causes": ("What the time of all ranks went to", "Each rank sums to 100 %: the mean, and the ranks with "
-                         "least and most.", _nothing, True),
+    "rank_time_causes": ("What the time of all ranks went to", "Shares of the time of all GPUs, and of the ranks with "
+                         "least and most of each.", _nothing, True),
     "rank_what_if": ("What faster ranks or hidden transfers would save", "By a model of the job; savings overlap and "
                      "must not be added up.", _nothing, True),
     "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits first.",
