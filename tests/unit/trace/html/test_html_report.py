@@ -112,7 +112,7 @@ def test_a_job_says_what_faster_ranks_would_save_or_why_that_is_unknown(tmp_path
     assert "rank 2 as fast as the others" in texts[title:]
     write_report(tmp_path / "report.html", [stored(tmp_path, rank) for rank in (0, 1)])
     texts = Page((tmp_path / "report.html").read_text()).texts
-    assert "no collective appears on more than one rank, so the ranks cannot be compared" in texts
+    assert any(text.endswith("so the ranks cannot be compared") for text in texts)
 
 
 def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> None:
