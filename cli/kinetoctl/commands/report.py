@@ -22,33 +22,40 @@ from kinetoctl.output.console import say
 
 if TYPE_CHECKING:
     from kineto_trace.open.trace_discovery import Source
-    from kineto_trace.view_api.result import Result
+    from kineto_trace.view_api.result import Result, ResultColumn
     from kineto_trace.view_api.view import View
 
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
-# Without --view, of one trace: first what the time went to and what to change, then details.
-OVERVIEW = ("time_causes", "findings", "overview", "kernels", "operators", "python_samples")
+# Without --view, of one trace: first what the time went to, what to change and what is not in the trace, then details.
+OVERVIEW = ("time_causes", "findings", "not_recorded", "overview", "kernels", "operators", "python_samples")
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
 JOB_OVERVIEW = (  # of a job's ranks
     "ranks",
+    "rank_time_causes",
     "rank_what_if",
+    "not_recorded",
     "rank_waits",
     "step_spread",
     "collective_summary",
+    "time_causes",
     "overview",
     "findings",
 )
+# Without rows they are left out, the second ones in tables for people alone: what is missing is in not_recorded.
+OPTIONAL, OPTIONAL_FOR_PEOPLE = ("python_samples",), ("not_recorded", "time_causes", "kernels")
 TOP_FINDINGS = 3  # of each rank, and of one trace in tables for people
-LEAST_SHARE = 1.0  # %: causes with less are one row, in tables for people
-OPTIONAL = ("python_samples", "time_causes")
+# %: causes with less are one row, in tables for people; of several ranks, each rank has its own rows.
+LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
 # Rows of tables there.
 SHORT = {
     "time_causes": 16,
     "kernels": 5,
     "operators": 5,
     "python_samples": 5,
+    "not_recorded": 8,
     "ranks": 16,
+    "rank_time_causes": 12,
     "rank_what_if": 5,
     "rank_waits": 8,
     "step_spread": 8,
@@ -100,7 +107,10 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 )
 @click.option("--list", "listing", is_flag=True, help="List all views, one per line.")
 @click.option(
-    "--describe", is_flag=True, help="With --view: describe its rules, options and columns instead of running it."
+    "--describe",
+    is_flag=True,
+    help="Describe the rules, options and columns of the views instead of running them; with --view VIEW.COLUMN, what "
+    "that figure means.",
 )
 @click.option(
     "--set",
@@ -144,6 +154,7 @@ def command(**values: Any) -> int:
     kinetoctl report --html report.html trace.json.gz
     kinetoctl report --scheduler tcp://host:8786 's3://traces/cluster/*/20260131-*'
     kinetoctl report --list
+    kinetoctl report --describe --view overview.sm_efficiency_pct
 
     TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of
     columns, a folder of any of these, a glob pattern, the URL of an object store, or the id of a capture. Several
@@ -201,8 +212,13 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
     settings = options_of(views, options.settings)
     if not options.views and "findings" in settings and (short or len(sources) > 1):
         settings["findings"].setdefault("top", TOP_FINDINGS)
-    if not options.views and "time_causes" in settings and short:
-        settings["time_causes"].setdefault("least", LEAST_SHARE)
+    if not options.views and short:
+        for name, least in (
+            ("time_causes", LEAST_SHARE if len(sources) == 1 else LEAST_OF_RANK),
+            ("rank_time_causes", LEAST_SHARE),
+        ):
+            if name in settings:
+                settings[name].setdefault("least", least)
     wanted = Compat(options.compat) if options.compat else Compat.NONE
     requests = [
         Request(
@@ -216,8 +232,9 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
         results = run_views(requests, sources, executor=executor)
     if not options.views and len(sources) > 1:
         results = [common_findings(result, len(sources)) if result.view == "findings" else result for result in results]
-    if not options.views:  # a trace without samples of Python needs no empty table of them
-        results = [result for result in results if result.view != "python_samples" or len(result) or result.failure]
+    if not options.views:
+        optional = (*OPTIONAL, *OPTIONAL_FOR_PEOPLE) if short else OPTIONAL
+        results = [result for result in results if result.view not in optional or len(result) or result.failure]
     own = {view.name for view in views if wanted is not Compat.NONE and wanted not in view.compat}
     note = f"{wanted} has no such view: these figures follow kinetod's own rules"
     return {
@@ -260,6 +277,9 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Common
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     limits = SHORT if not options.views and limit is None else {}
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
+    if not options.views and settings.output == "table":
+        say("")
+        say("kinetoctl report --describe --view VIEW.COLUMN says what a figure means")
 
 
 def _write_page(options: ReportOptions, sources: Sequence["Source"], settings: CommonOptions) -> None:
@@ -279,11 +299,27 @@ def _explain(options: ReportOptions, settings: CommonOptions) -> int:
 
     from kinetoctl.output.view_help import describe_views, list_views
 
-    if not options.describe:
+    if options.listing:
         list_views(list(VIEWS.values()), settings)
         return ExitCode.DONE
-    if not options.views:
-        raise click.UsageError("--describe needs a --view; --list lists all views")
     with trace_errors():
-        describe_views(_chosen(options.views), settings)
+        describe_views(_described(options, settings), settings)
     return ExitCode.DONE
+
+
+def _described(options: ReportOptions, settings: CommonOptions) -> list[tuple["View", list["ResultColumn"]]]:
+    """The named views, each with the columns that were named of it; else those that the report of the traces shows."""
+    from kinetoctl.output.view_help import find_column
+
+    names = options.views
+    if not names and options.traces:
+        with _sources(options, settings) as sources:
+            names = tuple(_overview(options.compat, len(sources)))
+    found: dict[str, tuple[View, list[ResultColumn]]] = {}
+    for name in names or _overview(options.compat, 1):
+        title, _, column = name.partition(".")
+        (view,) = _chosen([title.strip().replace(" ", "_")])
+        _, columns = found.setdefault(view.name, (view, []))
+        if column:
+            columns.append(find_column(view, column))
+    return list(found.values())

@@ -15,6 +15,7 @@ NOTHING = "-"
 US = 1000  # ns
 # Unit -> the suffix of the names of columns with that unit.
 SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
+KINDS = {"us": "TIME", "bytes": "SIZE"}
 MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 
 
@@ -76,6 +77,15 @@ def heading(name: str, unit: str = "") -> str:
     """The title of a column, whose values show their unit."""
     title = name.removesuffix(SUFFIXES.get(unit, "")).replace("_", " ").upper()
     return f"{title} %" if unit == "%" else title
+
+
+def headings(columns: Sequence[tuple[str, str]]) -> list[str]:
+    """The titles of columns (name, unit); of those that would be alike, times and sizes say what they are."""
+    titles = [heading(name, unit) for name, unit in columns]
+    return [
+        f"{title} {KINDS[unit]}" if titles.count(title) > 1 and unit in KINDS and title != KINDS[unit] else title
+        for title, (_, unit) in zip(titles, columns, strict=True)
+    ]
 
 
 def is_number(values: Sequence[Any]) -> bool:

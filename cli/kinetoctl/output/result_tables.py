@@ -21,12 +21,12 @@ from rich.text import Text
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import NOTHING, heading, human, is_number
+from kinetoctl.output.cell_values import NOTHING, heading, headings, human, is_number
 from kinetoctl.output.console import captured, rich_console, say, say_text, stdout_console
 from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
-    from kineto_trace.view_api.result import Result, ResultColumn
+    from kineto_trace.view_api.result import Result
 
 SCHEMA_VERSION = 1  # of results as JSON; a new one if anything is taken away or means something else
 PIPE_TEXT_WIDTH = 120
@@ -155,21 +155,23 @@ def print_result(result: "Result", settings: CommonOptions, *, limit: int = 0) -
         say(f"note: {note}")
 
 
-def _title(result: "Result", column: "ResultColumn") -> str:
-    """The title of a column; in queries, the user has chosen the name."""
-    return column.name.upper() if result.view == "query" else heading(column.name, column.unit)
+def _titles(result: "Result") -> list[str]:
+    """The titles of the columns, no two alike; in queries, the user has chosen the names."""
+    if result.view == "query":
+        return [column.name.upper() for column in result.columns]
+    return headings([(column.name, column.unit) for column in result.columns])
 
 
 def _columns(result: "Result", count: int) -> list[_Shown]:
     shown = []
-    head = result.table.slice(0, count)
+    head, titles = result.table.slice(0, count), _titles(result)
     for place, column in enumerate(result.columns):
         values = head.column(place).to_pylist()
         cells = [human(value, column.unit) for value in values]
         if len(result.columns) > 1 and all(cell == NOTHING for cell in cells):
             continue
-        shown.append(_Shown(_title(result, column), cells, is_number(values)))
-    return shown or [_Shown(_title(result, column), [NOTHING] * count, False) for column in result.columns[:1]]
+        shown.append(_Shown(titles[place], cells, is_number(values)))
+    return shown or [_Shown(title, [NOTHING] * count, False) for title in titles[:1]]
 
 
 def _print_list(columns: Sequence[_Shown], settings: CommonOptions) -> None:

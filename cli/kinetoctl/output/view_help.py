@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.base.view_settings import option_type, type_text
+from kinetoctl.errors import UsageProblem
+from kinetoctl.output.cell_values import headings
 from kinetoctl.output.console import print_table, say_text
 from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
+    from kineto_trace.view_api.result import ResultColumn
     from kineto_trace.view_api.view import View
 
 LIST_COLUMNS = ("VIEW", "COMPAT", "WHAT IT SHOWS")
@@ -30,12 +33,32 @@ def list_views(views: Sequence["View"], settings: CommonOptions) -> None:
         emit([_document(view) for view in ordered], settings.output)
 
 
-def describe_views(views: Sequence["View"], settings: CommonOptions) -> None:
-    """Prints the rules, options and columns of each view."""
+def describe_views(views: Sequence[tuple["View", Sequence["ResultColumn"]]], settings: CommonOptions) -> None:
+    """Prints the rules, options and columns of each view; with columns, these first and then the rules."""
     if settings.output == "table":
-        say_text("\n\n".join(description(view) for view in views))
+        say_text("\n\n".join(_definitions(view, only) if only else description(view) for view, only in views))
     else:
-        emit([_document(view) for view in views], settings.output)
+        emit([_document(view, only) for view, only in views], settings.output)
+
+
+def find_column(view: "View", name: str) -> "ResultColumn":
+    """The column of this name, which may lack its unit and be written as in tables. Raises UsageProblem."""
+    wanted = name.lower().strip().replace(" ", "_").removesuffix("_%")
+    titles = headings([(column.name, column.unit) for column in view.result_columns])
+    for title, column in zip(titles, view.result_columns, strict=True):
+        if wanted in (column.name, title.lower().replace(" ", "_").removesuffix("_%")):
+            return column
+    known = ", ".join(column.name for column in view.result_columns)
+    raise UsageProblem(f"view {view.name} has no column {name}; its columns are: {known}")
+
+
+def _definitions(view: "View", columns: Sequence["ResultColumn"]) -> str:
+    lines = [f"{view.name}.{column.name}\n\n  {_type(column)}: {column.meaning}\n" for column in columns]
+    return "\n".join([*lines, view.name, "", textwrap.indent(view.description, "  ")])
+
+
+def _type(column: "ResultColumn") -> str:
+    return column.type + (f" [{column.unit}]" if column.unit else "")
 
 
 def description(view: "View") -> str:
@@ -49,8 +72,7 @@ def description(view: "View") -> str:
     lines += ["", "columns"]
     width = max(len(column.name) for column in view.result_columns)
     for column in view.result_columns:
-        unit = f" [{column.unit}]" if column.unit else ""
-        lines.append(f"  {column.name.ljust(width)}  {column.type}{unit}: {column.meaning}")
+        lines.append(f"  {column.name.ljust(width)}  {_type(column)}: {column.meaning}")
     return "\n".join(lines)
 
 
@@ -65,12 +87,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (list, tuple)) else getattr(value, "value", value)
 
 
-def _document(view: "View") -> dict[str, Any]:
+def _document(view: "View", columns: Sequence["ResultColumn"] = ()) -> dict[str, Any]:
     return {
         "name": view.name,
         "description": view.description,
         "compat": sorted(view.compat),
         "all_ranks": view.reduce is not None,
         "options": _options(view),
-        "columns": [column._asdict() for column in view.result_columns],
+        "columns": [column._asdict() for column in columns or view.result_columns],
     }

@@ -1,5 +1,7 @@
 """Times, shares and numbers in sentences."""
 
+from collections.abc import Sequence
+
 
 def ms(ns: float) -> str:
     """Returns a time in ms with three digits."""
@@ -14,3 +16,14 @@ def share(part: float, whole: float) -> str:
 def times(count: int, one: str, several: str = "") -> str:
     """Returns a number with its noun."""
     return f"{count} {one if count == 1 else several or one + 's'}"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Formats ascending numbers such as 0, 1, 2, 3, 7 as 0-3, 7."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in found)

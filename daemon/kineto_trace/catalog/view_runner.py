@@ -34,6 +34,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from kineto_trace.base.quantities import spans
 from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.context import Context
@@ -299,20 +300,9 @@ def _with_notes(result: Result, notes: Iterable[str]) -> Result:
     found: list[str] = []
     for text, ranks in said.items():
         each = sorted(set(ranks))
-        found += [f"ranks {_spans(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
+        found += [f"ranks {spans(each)}: {text}"] if len(each) >= MANY_RANKS else [f"rank {n}: {text}" for n in each]
         found += [text] if not ranks else []
     return replace(result, notes=tuple(found))
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """Formats 0, 1, 2, 3, 7 as 0-3, 7."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)
 
 
 # ------------------------------------------------------------ what there is to do

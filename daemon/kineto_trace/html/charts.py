@@ -16,7 +16,7 @@ LABEL = 170
 LINE_HEIGHT = 180
 LEFT = 56
 TICKS = 4
-SERIES = 8  # colours of the page
+SERIES = 9  # colours of the page; the parts of a step are as many
 _PIECE = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>')
 
 

@@ -24,6 +24,7 @@ from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.analysis.idle.idle_gaps import CAUSES
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORDED
 from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.catalog.view_runner import Paths, Request, run_views
 from kineto_trace.html.charts import SERIES, Series, lines, stacked_bars
 from kineto_trace.open.trace_discovery import Source, find_traces
@@ -34,6 +35,7 @@ MAX_BARS = 40
 MAX_TEXT = 64
 MAX_POINTS = 2000
 LEAST_SHARE = 1.0  # %
+PROSE = frozenset({"meaning", "about"})  # columns whose texts are shown in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,13 @@ class ReportSection:
     title: str
     text: str
     chart: Markup
-    result: Result | None
-    notes: tuple[str, ...]
-    failure: str
+    result: Result
+    with_table: bool
 
     @property
     def shown(self) -> bool:
-        """Tells whether there is anything to show, be it that the view failed."""
-        return bool(self.failure or self.chart) or (self.result is not None and len(self.result) > 0)
+        """Tells whether there is anything to show, be it that the view failed, or why it predicts nothing."""
+        return bool(self.result.failure or self.chart or self.with_table) or self.name in EXPLAINED
 
 
 Chart = Callable[[Result], Markup]
@@ -74,7 +75,7 @@ def write_report(
 def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
     """Returns the text of the page."""
     shown = [name for name in SHOWN if len(sources) > 1 or name not in OF_SEVERAL]
-    wanted = ("overview", "findings", *shown)
+    wanted = ("overview", "not_recorded", "findings", *shown)
     results = {
         result.view: result for result in run_views([_request(name) for name in wanted], sources, executor=executor)
     }
@@ -89,23 +90,25 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(cell=cell, heading=heading)
+    environment.filters.update(cell=cell, headings=headings, unit=unit)
     return environment.get_template("report.html").render(
         version=__version__,
         traces=[_trace_name(source) for source in sources],
         overview=results["overview"],
-        findings=findings.rows(),
-        finding_notes=findings.notes,
-        finding_failure=findings.failure,
+        missing=results["not_recorded"],
+        findings=findings,
+        figure={column.name: column for column in findings.columns},
+        rules={name: find_view(name).description for name in wanted},
         sections=[section for section in sections if section.shown],
         several=len(results["overview"]) > 1,
         max_rows=MAX_ROWS,
+        prose=PROSE,
     )
 
 
 def _request(name: str) -> Request:
     """The view as the page shows it: causes with less than 1 % are one."""
-    return Request(view=name, options={"least": LEAST_SHARE} if name == "time_causes" else {})
+    return Request(view=name, options={"least": LEAST_SHARE} if name.endswith("time_causes") else {})
 
 
 def _trace_name(source: Paths) -> str:
@@ -115,8 +118,8 @@ def _trace_name(source: Paths) -> str:
 def _section(name: str, result: Result) -> ReportSection:
     title, text, chart, with_table = SHOWN[name]
     if result.failure:
-        return ReportSection(name, title, text, Markup(""), None, result.notes, result.failure)
-    return ReportSection(name, title, text, chart(result), result if with_table else None, result.notes, "")
+        return ReportSection(name, title, text, Markup(""), result, with_table=False)
+    return ReportSection(name, title, text, chart(result), result, with_table and len(result) > 0)
 
 
 def _step_chart(result: Result) -> Markup:
@@ -215,10 +218,16 @@ def _nothing(_result: Result) -> Markup:
     return Markup("")
 
 
-OF_SEVERAL = frozenset({"ranks", "rank_waits", "step_spread"})  # views that say nothing of one rank alone
+# Views that say nothing of one rank alone.
+OF_SEVERAL = frozenset({"ranks", "rank_time_causes", "rank_what_if", "rank_waits", "step_spread"})
+EXPLAINED = frozenset({"rank_what_if"})  # without rows, their notes say why
 # view -> title, what it says, its chart, whether its table is shown
 SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
     "ranks": ("Ranks", "Per step; those first for which the others wait longest.", _rank_chart, True),
+    "rank_time_causes": ("What the time of all ranks went to", "Shares of the time of all GPUs, and of the ranks with "
+                         "least and most of each.", _nothing, True),
+    "rank_what_if": ("What faster ranks or hidden transfers would save", "By a model of the job; savings overlap and "
+                     "must not be added up.", _nothing, True),
     "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits first.",
                    _nothing, True),
     "step_spread": ("Steps over ranks", "Lengths on the host.", _nothing, True),
@@ -250,6 +259,33 @@ def heading(column: ResultColumn) -> str:
     return column.name.replace("_", " ")
 
 
+def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:
+    """Returns the titles of columns by name; of those that would be alike, times and sizes say what they are."""
+    titles = [heading(column) for column in columns]
+    return {
+        column.name: f"{title} {KINDS[column.unit]}"
+        if titles.count(title) > 1 and column.unit in KINDS and title != KINDS[column.unit]
+        else title
+        for title, column in zip(titles, columns, strict=True)
+    }
+
+
+KINDS: Mapping[str, str] = {"us": "time", "bytes": "size"}
+UNITS: Mapping[str, str] = {
+    "us": "time in µs, ms or s",
+    "ns": "Unix time in ns",
+    "%": "per cent",
+    "bytes": "B, KiB, MiB or GiB",
+}
+
+
+def unit(column: ResultColumn) -> str:
+    """Returns the unit of a column as the page shows its values."""
+    if column.unit:
+        return UNITS.get(column.unit, column.unit)
+    return {"text": "text", "texts": "texts", "bool": "yes or no"}.get(column.type, "number without a unit")
+
+
 def cell(value: Any, column: ResultColumn) -> str:
     """Formats a value for people."""
     if value is None:
@@ -265,7 +301,8 @@ def cell(value: Any, column: ResultColumn) -> str:
     if isinstance(value, int):
         return f"{value:,}" if column.unit != "ns" else str(value)
     text = ", ".join(value) if isinstance(value, list) else str(value)
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT * 3 // 5]}…{text[-MAX_TEXT * 2 // 5 :]}"
+    whole = len(text) <= MAX_TEXT or column.name in PROSE
+    return text if whole else f"{text[: MAX_TEXT * 3 // 5]}…{text[-MAX_TEXT * 2 // 5 :]}"
 
 
 def _time(us: float) -> str:

@@ -22,10 +22,10 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TensorUse:
-    """Shares 0 to 1 of kernel time; NaN: no kernels.
+    """Shares 0 to 1 of kernel time; NaN: there is none.
 
     kernel_share: of all kernels' time in kernels that use tensor cores. by_device: likewise on each GPU.
-    eligible_share: of the kernel time of all operators, that of eligible ones; 0 where operators have no kernels.
+    eligible_share: of the kernel time of all operators, that of eligible ones.
     """
 
     kernel_share: float
@@ -48,7 +48,7 @@ def tensor_use(context: Context) -> TensorUse:
             device: share_of(took[uses & (activity.device == device)].sum(), took[activity.device == device].sum())
             for device in np.unique(activity.device[kernel]).tolist()
         },
-        eligible_share=share_of(of_ops[eligible].sum(), of_ops.sum(), 0.0),
+        eligible_share=share_of(of_ops[eligible].sum(), of_ops.sum()),
     )
 
 

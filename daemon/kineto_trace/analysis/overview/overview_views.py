@@ -45,7 +45,7 @@ _TITLES = {
     "runtime": "calls of CUDA's runtime and driver",
     "dataloader": "waiting for the next batch",
     "cpu_exec": "operators and annotations on the host",
-    OTHER: "none of the above",
+    OTHER: "none of the other parts",
 }
 _UNKNOWN = "a source did not record what it was spent on; missing: the trace does not state what its sources cover"
 _SHARES = (
@@ -225,8 +225,8 @@ def _mean(values: list[float]) -> float:
         ("gpus", "int", "", "number of GPUs that ran kernels"),
         ("gpu_name", "text", "", "names of these GPUs"),
         ("utilization_pct", "float", "%", "mean over the GPUs: share of the steps' time in which a kernel ran"),
-        ("sm_efficiency_pct", "float", "%", "mean over the GPUs: estimated SM efficiency"),
-        ("occupancy_pct", "float", "%", "mean over the GPUs: estimated achieved occupancy"),
+        ("sm_efficiency_pct", "float", "%", "mean over the GPUs: estimated share of multiprocessors that held a block"),
+        ("occupancy_pct", "float", "%", "mean over the GPUs: estimated achieved occupancy, weighted by duration"),
         ("tensor_core_pct", "float", "%", "share of all kernels' time in kernels that use tensor cores"),
         (
             "tensor_core_eligible_pct",

@@ -14,6 +14,7 @@ Theory of operation
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,7 @@ from kineto_trace.formats.chrome import chrome_native_reader as native
 from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
 from kineto_trace.formats.chrome.chrome_tables import build
 from kineto_trace.formats.chrome.chrome_target import describe
-from kineto_trace.model.trace import FILE_TABLES, UNTIMED_TABLES, Losses, Table, Trace
+from kineto_trace.model.trace import FILE_TABLES, UNTIMED_TABLES, Table, Trace
 from kineto_trace.model.trace_header import base_ns, mended
 
 PIECE_BYTES = 4 << 20
@@ -69,7 +70,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
         window_end_ns=end,
         devices=description.devices,
         versions=description.versions,
-        losses=Losses(undecoded=document.undecoded),
+        losses=replace(description.losses, undecoded=description.losses.undecoded + document.undecoded),
         head=head,
         notes=tuple(notes),
         coverage=description.coverage,

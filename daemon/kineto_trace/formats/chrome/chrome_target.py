@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows
-from kineto_trace.formats.chrome.chrome_writer import OPTION_KEYS
+from kineto_trace.formats.chrome.chrome_writer import LOSS_KEYS, OPTION_KEYS
 from kineto_trace.model import source_coverage
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import TEXT_ID, Table
+from kineto_trace.model.trace import TEXT_ID, Losses, Table
 from kineto_trace.model.trace_header import value
 
 MAX_METADATA_ROWS = 1 << 16
@@ -23,13 +23,14 @@ _NAME = msgspec.json.Decoder(dict[str, Any])
 class TargetDescription(NamedTuple):
     """What a file states beside its tables.
 
-    devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, …
+    devices: Kineto's deviceProperties; versions: cupti_version, cuda_runtime_version, … losses: when it was recorded.
     """
 
     target: TargetInfo
     devices: tuple[Mapping[str, Any], ...]
     versions: dict[str, int]
     coverage: tuple[SourceCoverage, ...]
+    losses: Losses
 
 
 def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
@@ -69,7 +70,15 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
             if name.endswith("_version") and (number := _count(value(head, name))) is not None
         },
         source_coverage.from_json(ours.get("coverage")),
+        told_losses(head),
     )
+
+
+def told_losses(head: Mapping[str, str]) -> Losses:
+    """Returns what was lost before the file was written, as its head states it."""
+    ours = value(head, "kinetod")
+    ours = ours if isinstance(ours, dict) else {}
+    return Losses(**{name: _number(ours.get(key)) for name, key in LOSS_KEYS.items()})
 
 
 def _settings(found: Any) -> dict[str, bool | int | float | str]:
@@ -83,6 +92,11 @@ def _text(found: Any) -> str:
 
 def _whole(found: Any) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _number(found: Any) -> int:
+    """Returns a number of records, which is 0 if the file has none that makes sense."""
+    return found if type(found) is int and 0 <= found < 2**62 else 0
 
 
 def _count(found: Any) -> int | None:

@@ -34,6 +34,12 @@ OPTION_KEYS = {
     "with_flops": ("with_flops",),
     "with_modules": ("with_modules",),
 }
+LOSS_KEYS = {  # of Losses -> ours
+    "dropped": "records_dropped",
+    "undecoded": "records_undecoded",
+    "torn": "chunks_torn",
+    "out_of_window": "records_out_of_window",
+}
 BLOCK_ROWS = 64 * 1024
 
 
@@ -114,10 +120,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "python_version": target.python_version,
         "labels": target.labels,
         "complete": target.complete,
-        "records_dropped": trace.losses.dropped,
-        "records_undecoded": trace.losses.undecoded,
-        "chunks_torn": trace.losses.torn,
-        "records_out_of_window": trace.losses.out_of_window,
+        **{key: getattr(trace.losses, name) for name, key in LOSS_KEYS.items()},
         "coverage": [each.to_json() for each in trace.coverage],
         **_stack_samples(trace),
         **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),

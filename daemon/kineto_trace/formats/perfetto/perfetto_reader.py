@@ -25,6 +25,7 @@ from isal import igzip_lib
 from kineto_trace.arrays import codec
 from kineto_trace.errors import FileError, SpoolError
 from kineto_trace.formats.chrome.chrome_reader import MERGED, load_chrome
+from kineto_trace.formats.chrome.chrome_target import told_losses
 from kineto_trace.formats.perfetto.begin_order import outer_first
 from kineto_trace.formats.perfetto.kept_rows import unpacked
 from kineto_trace.formats.perfetto.perfetto_proto import KEPT_ROWS
@@ -110,7 +111,7 @@ def _load(file: BinaryIO, name: str) -> Trace:
     packets = _Packets(name)
     stream = _Stream(packets.as_chrome(_Bytes(file, packets.notes)))
     trace = outer_first(load_chrome(stream, name=name))  # type: ignore[arg-type]
-    losses = Losses(undecoded=packets.counts.undecoded + trace.losses.undecoded)
+    losses = replace(trace.losses, undecoded=packets.counts.undecoded + trace.losses.undecoded)
     trace = replace(trace, losses=losses, notes=(*packets.notes, *trace.notes))
     return trace if packets.about is None else _with_ours(trace, packets.about)
 
@@ -125,7 +126,8 @@ def _with_ours(trace: Trace, about: Mapping[str, Any]) -> Trace:
         if MERGED not in (trace.head or {}):  # a merged file has the target of one rank there
             changes["target"] = TargetInfo.from_json(json.dumps(about["target"]))
         own = Losses(**about["losses"])
-        changes["losses"] = replace(own, undecoded=own.undecoded + trace.losses.undecoded)
+        now = trace.losses.undecoded - told_losses(trace.head or {}).undecoded  # while the file was read
+        changes["losses"] = replace(own, undecoded=own.undecoded + now)
     except (KeyError, TypeError, ValueError, SpoolError):
         pass
     notes = about.get("notes")

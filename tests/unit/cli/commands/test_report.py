@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
-from kinetoctl.commands.report import OVERVIEW
+from kineto_trace.store.parquet_folder import save_columns
+from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW
 from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store
+from support.trace_files.traces import trace
 from support.trace_files.training_ranks import Job, write_job
 from support.trace_files.uploaded import upload
 from support.waiting import scaled
@@ -128,8 +130,71 @@ def test_a_table_of_one_trace_has_no_rank_but_that_of_several_has(run: Run, trac
     assert run("report", str(traces), "--view", "kernels").stdout.startswith("RANK  NAME")
 
 
-def test_describe_without_a_view_is_wrong_usage(run: Run) -> None:
-    assert run("report", "--describe").code == 2
+def test_describe_of_a_column_says_its_unit_and_definition_and_the_rules_of_its_view(run: Run) -> None:
+    for name in ("time_causes.share_pct", "time_causes.share", "time causes.SHARE %"):
+        result = run("report", "--describe", "--view", name)
+        assert result.stdout.startswith(
+            "time_causes.share_pct\n\n  float [%]: share of the time of all measured steps (or of the trace)\n\n"
+            "time_causes\n\n  What every nanosecond of the steps went to"
+        )
+    assert run("report", "--describe", "--view", "idle_causes.OP TIME").stdout.startswith("idle_causes.op_us\n")
+    (document,) = run("report", "--describe", "--view", "overview.step_us", "-o", "json").json()
+    assert [(column["name"], column["unit"]) for column in document["columns"]] == [("step_us", "us")]
+    unknown = run("report", "--describe", "--view", "overview.stepp")
+    assert (unknown.code, unknown.stderr.startswith("error: view overview has no column stepp; its columns are: ")) == (
+        2,
+        True,
+    )
+
+
+def test_describe_without_a_view_describes_those_of_the_report_of_these_traces(run: Run, traces: Path) -> None:
+    def named(*arguments: str) -> list[str]:
+        return [document["name"] for document in run("report", "--describe", "-o", "json", *arguments).json()]
+
+    assert named() == named(str(traces / "rank0")) == list(OVERVIEW)
+    assert named(str(traces)) == list(JOB_OVERVIEW)
+    assert named("--compat", "plugin") == list(PLUGIN_OVERVIEW)
+
+
+def test_the_report_says_what_the_trace_lacks_and_how_a_figure_is_explained(run: Run, traces: Path) -> None:
+    stdout = run("report", str(traces / "rank0")).stdout
+    (line,) = (line for line in stdout.splitlines() if line.startswith("Python stacks"))
+    assert [text for text in line.split("  ") if text][1].strip() == "kinetoctl trace --with-stack"
+    assert stdout.index("\nfindings\n") < stdout.index("\nnot recorded\n") < stdout.index("\noverview\n")
+    assert stdout.endswith("\nkinetoctl report --describe --view VIEW.COLUMN says what a figure means\n")
+    rows = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]["rows"]
+    assert "kinetoctl trace --memory" in [row["option"] for row in rows]
+
+
+def test_a_trace_that_lacks_nothing_has_no_empty_table_for_people_but_an_answer_for_programs(
+    run: Run, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(_context: object) -> list[object]:
+        return []
+
+    monkeypatch.setitem(VIEWS, "not_recorded", replace(VIEWS["not_recorded"], function=complete))
+    assert "not recorded" not in run("report", str(traces / "rank0")).stdout
+    document = run("report", str(traces / "rank0"), "-o", "json").json()["not_recorded"]
+    assert (document["rows"], document["notes"]) == ([], ["nothing that the report uses is missing in the trace"])
+
+
+def test_without_a_gpu_the_report_begins_with_what_it_knows_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    save_columns(trace({"cpu_op": [{"name": "aten::mm", "duration": 5, "thread": 1}]}), tmp_path / "cpu")
+    stdout = run("report", str(tmp_path / "cpu")).stdout
+    assert stdout.startswith("findings\n")
+    assert "\nGPU activities  kinetoctl trace without --activities " in stdout
+    assert "\nkernels\n" not in stdout
+    assert run("report", str(tmp_path / "cpu"), "-o", "json").json()["time_causes"]["rows"] == []
+
+
+def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: Run, traces: Path) -> None:
+    documents = run("report", str(traces), "-o", "json").json()
+    assert sum(row["share_pct"] for row in documents["rank_time_causes"]["rows"]) == pytest.approx(100)
+    for rank in (0, 1):
+        shares = [row["share_pct"] for row in documents["time_causes"]["rows"] if row["rank"] == rank]
+        assert sum(shares) == pytest.approx(100)
+    stdout = run("report", str(traces)).stdout
+    assert stdout.index("\nrank time causes\n") < stdout.index("\nrank what if\n") < stdout.index("\ntime causes\n")
 
 
 @pytest.mark.parametrize(

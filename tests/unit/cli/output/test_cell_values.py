@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from kinetoctl.output.cell_values import heading, human
+from kinetoctl.output.cell_values import heading, headings, human
 from kinetoctl.output.result_tables import _Shown, fit
 
 
@@ -45,6 +45,11 @@ def test_headings_leave_the_unit_to_the_values() -> None:
         "SHARE %",
         "NAME",
     ]
+
+
+def test_no_two_headings_of_a_table_are_alike() -> None:
+    assert headings([("op", ""), ("op_us", "us"), ("time_us", "us")]) == ["OP", "OP TIME", "TIME"]
+    assert headings([("total_us", "us"), ("total_bytes", "bytes")]) == ["TOTAL TIME", "TOTAL SIZE"]
 
 
 def test_columns_that_do_not_fit_a_terminal_are_left_out_from_the_right() -> None:

@@ -1,20 +1,25 @@
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_trace.analysis.causes.cause_views import time_causes_view
 from kineto_trace.analysis.causes.time_causes import CAUSES
+from kineto_trace.analysis.overview.overview_views import step_breakdown
+from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORDED
+from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, write_report
+from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, headings, unit, write_report
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.result import columns, make_result
 from support.trace_files.traces import target, trace
 from support.trace_files.training_ranks import Job, write_job
 
 US = 1000
+H200 = Path(__file__).parents[3] / "data/h200"
 EVIL = "<script>alert('kernel')</script>&k"
 
 
@@ -92,11 +97,22 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Pa
     write_report(tmp_path / "report.html", paths)
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert {"Ranks", "Who waits for whom", "Steps over ranks"} <= set(texts)
+    assert {"What the time of all ranks went to", "What faster ranks or hidden transfers would save"} <= set(texts)
     assert any(text.startswith("slow: it computes") for text in texts)
     title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
     assert sum(title in text for text in texts) == 1
     write_report(tmp_path / "report.html", paths[0])
     assert "Ranks" not in Page((tmp_path / "report.html").read_text()).texts
+
+
+def test_a_job_says_what_faster_ranks_would_save_or_why_that_is_unknown(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", H200 / "ddp4")
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    title = texts.index("What faster ranks or hidden transfers would save", texts.index("What to change first"))
+    assert "rank 2 as fast as the others" in texts[title:]
+    write_report(tmp_path / "report.html", [stored(tmp_path, rank) for rank in (0, 1)])
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert any(text.endswith("so the ranks cannot be compared") for text in texts)
 
 
 def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> None:
@@ -106,9 +122,75 @@ def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> N
     values = {column.name: [row.get(column.name) for row in rows] for column in schema}
     drawn = str(SHOWN["time_causes"][2](make_result("time_causes", schema, values)))
     keys = re.findall(r'<i class="series-(\d)"></i>([^<]+)<', drawn)
-    assert [number for number, _ in keys] == [str(n) for n in range(8)]
+    assert [number for number, _ in keys] == [str(n) for n in range(9)]
     assert (keys[0][1], keys[-1][1]) == ("matrix products", "others")
-    assert "rank 0, GPU 0, others: 28 % (23.5 %)" in drawn  # 9 + 8 + 7 + 4 of 119
+    assert "rank 0, GPU 0, others: 19 % (16.0 %)" in drawn  # 8 + 7 + 4 of 119
+
+
+def test_each_part_of_a_step_has_a_colour_of_its_own() -> None:
+    parts = [f"{role}_us" for role in (*ROLES, OTHER, UNRECORDED)]
+    values: dict[str, list[Any]] = {column.name: [None] for column in step_breakdown.result_columns}
+    values.update({"rank": [0], "step": ["all"], "complete": [True], **{part: [10.0] for part in parts}})
+    drawn = str(SHOWN["step_breakdown"][2](make_result("step_breakdown", step_breakdown.result_columns, values)))
+    colours = re.findall(r'<i class="(series-\d)">', drawn)
+    assert len(set(colours)) == len(colours) == len(parts)
+    style = resources.files("kineto_trace.html").joinpath("page/style.css").read_text()
+    assert all(f".{colour} " in style for colour in colours)
+
+
+class Figures(HTMLParser):
+    """The headings of columns and figures, and the buttons in them, which explain a figure."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.within: list[str] = []
+        self.headings = 0
+        self.buttons: list[dict[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.within.append(tag)
+        self.headings += tag == "th"
+        if tag == "button":
+            self.buttons.append({"in": self.within[-2], **dict(attrs)})
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.within and self.within.pop() != tag:
+            pass
+
+
+def test_each_head_of_a_column_and_each_headline_figure_is_a_button_with_its_unit_and_definition(
+    tmp_path: Path,
+) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    found = Figures((tmp_path / "report.html").read_text())
+    assert found.headings == sum(button["in"] == "th" for button in found.buttons) > 20
+    assert {"th", "dt", "h3"} == {button["in"] for button in found.buttons}
+    for button in found.buttons:
+        view, _, name = (button["data-figure"] or "").partition(".")
+        (column,) = (column for column in VIEWS[view].result_columns if column.name == name)
+        assert (button["data-meaning"], button["data-unit"], button["type"]) == (column.meaning, unit(column), "button")
+    figures = {button["data-figure"]: button for button in found.buttons if button["in"] == "dt"}
+    assert figures["overview.kernel_us"]["data-unit"] == "time in µs, ms or s"
+
+
+def test_each_section_has_the_rules_of_its_view_and_all_its_columns(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    text = (tmp_path / "report.html").read_text()
+    assert text.count("<summary>Definitions</summary>") == text.count("<section ") - 1  # what it lacks is a list
+    texts = Page(text).texts
+    assert VIEWS["kernels"].description in texts
+    assert {column.meaning for column in VIEWS["gpu_utilization"].result_columns} <= set(texts)  # a chart alone
+
+
+def test_the_page_says_what_the_trace_lacks_before_what_to_change(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    assert "kinetoctl trace --memory" in texts
+    assert texts.index("allocations") < texts.index("What to change first")
+    write_report(tmp_path / "job.html", [stored(tmp_path, rank) for rank in (0, 1)])
+    texts = Page((tmp_path / "job.html").read_text()).texts
+    assert texts[texts.index("allocations") + 1] == "rank 0-1"
 
 
 def test_long_tables_end_and_say_so(tmp_path: Path) -> None:
@@ -143,7 +225,22 @@ def test_a_line_holds_its_value_until_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "unit", "shown"),
+    ("kind", "measured", "shown"),
+    [
+        ("float", "us", "time in µs, ms or s"),
+        ("int", "bytes", "B, KiB, MiB or GiB"),
+        ("float", "GB/s", "GB/s"),
+        ("int", "", "number without a unit"),
+        ("text", "", "text"),
+    ],
+)
+def test_units_are_those_that_the_page_shows(kind: str, measured: str, shown: str) -> None:
+    (column,) = columns(("x", kind, measured, "a thing"))  # type: ignore[arg-type]
+    assert unit(column) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "measured", "shown"),
     [
         (1234.5, "float", "us", "1.23 ms"),
         (0.5, "float", "us", "0.5 µs"),
@@ -156,9 +253,16 @@ def test_a_line_holds_its_value_until_the_next_one() -> None:
         (["a", "b"], "texts", "", "a, b"),
     ],
 )
-def test_values_are_shown_with_units(value: object, kind: str, unit: str, shown: str) -> None:
-    (column,) = columns(("x", kind, unit, "a thing"))  # type: ignore[arg-type]
+def test_values_are_shown_with_units(value: object, kind: str, measured: str, shown: str) -> None:
+    (column,) = columns(("x", kind, measured, "a thing"))  # type: ignore[arg-type]
     assert cell(value, column) == shown
+
+
+def test_no_two_headings_of_a_table_are_alike() -> None:
+    schema = columns(("op", "text", "", ""), ("op_us", "float", "us", ""), ("time_us", "float", "us", ""))
+    assert headings(schema) == {"op": "op", "op_us": "op time", "time_us": "time"}
+    schema = columns(("total_us", "float", "us", ""), ("total_bytes", "int", "bytes", ""))
+    assert list(headings(schema).values()) == ["total time", "total size"]
 
 
 def test_headings_have_no_units() -> None:

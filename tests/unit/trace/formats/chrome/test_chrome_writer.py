@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace.formats.chrome.chrome_reader import load_chrome
 from kineto_trace.formats.chrome.chrome_writer import base_ns, write_chrome
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.model.trace import NO_ROW, UNKNOWN_STREAM, Losses, StringTable, Trace, make_table
@@ -326,3 +327,9 @@ def test_a_plain_python_writer_makes_the_same_events(tmp_path: Path) -> None:
         return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
 
     assert known(json.loads(text_of(value))["traceEvents"]) == known(python_writer.events(value))
+
+
+def test_a_file_that_is_read_again_says_what_was_lost_when_it_was_recorded() -> None:
+    lost = Losses(dropped=5, undecoded=3, torn=1, out_of_window=7)
+    again = load_chrome(io.BytesIO(text_of(trace({"kernel": [{"name": "k", "duration": 5}]}, losses=lost)).encode()))
+    assert again.losses == lost

@@ -17,7 +17,7 @@ from kineto_trace.formats.perfetto.perfetto_proto import data, number, packet
 from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
-from kineto_trace.model.trace import Table, Trace
+from kineto_trace.model.trace import Losses, Table, Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.chrome_files import written as written_chrome
@@ -49,6 +49,11 @@ def test_our_own_files_give_equal_tables() -> None:
     assert again.target == first.target
     assert (again.window_start_ns, again.window_end_ns) == (first.window_start_ns, first.window_end_ns)
     assert (again.losses, again.notes) == (first.losses, ())
+
+
+def test_losses_are_counted_once_although_the_file_states_them_twice() -> None:
+    lost = Losses(dropped=5, undecoded=3, torn=1, out_of_window=7)
+    assert read(written(trace(SMALL, losses=lost))).losses == lost
 
 
 def without_static(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
