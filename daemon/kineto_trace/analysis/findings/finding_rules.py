@@ -37,6 +37,7 @@ from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.idle.idle_pieces import PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
+from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
@@ -108,7 +109,8 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
     activity = context.get(gpu)
     if not activity.communication.any():
         return
-    split = context.get(communication_split)
+    steps = context.get(time_causes).steps
+    split = communication_split(context, union(steps.start[~steps.warm_up], steps.end[~steps.warm_up]))
     seen = f"{ms(split.total)} of collectives, {share(split.exposed, split.total)} of it while the GPU computes nothing"
     kernels = longest(context, activity.communication)
     moving = split.transfer + split.unknown

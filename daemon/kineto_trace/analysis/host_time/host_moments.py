@@ -4,7 +4,7 @@ Theory of operation
     Samples became slices, and slices were moved to where operators begin and end; what is left of a sample is that its
     innermost slice counts it as its own. A slice's own samples are laid evenly over the time in which it is the
     innermost one, from its beginning on, where the first one was. Each stands for the same part of the steps' time.
-    Exact calls are cut into pieces of EXACT_NS, which stand for their lengths.
+    Exact calls are cut where steps begin and end, and into pieces of EXACT_NS, which stand for their lengths.
 
     Only the moments of the training thread within its steps count; without steps, all.
 """
@@ -117,7 +117,7 @@ def moments(context: Context) -> HostMoments:
     """Returns the moments of the training thread inside its steps."""
     table, window, found = context.trace.table("python_function"), context.get(host_steps), context.get(thread_slices)
     own = table["self_samples"][found.row].astype(np.int64)
-    stretches = _stretches(found, window.thread)
+    stretches = _stretches(found, window)
     time, place, weight = _of_samples(stretches, own, found) if own.any() else _of_calls(stretches)
     step = window.of(time)
     inside = step >= 0
@@ -138,10 +138,10 @@ class _Stretches(NamedTuple):
     place: Ints
 
 
-def _stretches(found: ThreadSlices, thread: int) -> _Stretches:
+def _stretches(found: ThreadSlices, window: TrainingSteps) -> _Stretches:
     nested = found.nested
-    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end]))
-    inner = nested.innermost(np.full(max(len(edges) - 1, 0), thread, np.uint32), edges[:-1]).astype(np.int64)
+    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end, window.start, window.end]))
+    inner = nested.innermost(np.full(len(edges) - 1, window.thread, np.uint32), edges[:-1]).astype(np.int64)
     order = np.argsort(inner, kind="stable")
     order = order[inner[order] >= 0]
     return _Stretches(edges[:-1][order], np.diff(edges)[order], inner[order])

@@ -42,6 +42,13 @@ def test_forward_and_backward_in_an_optimizers_closure_are_no_part_of_the_optimi
     assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 25, 25]
 
 
+def test_exact_calls_count_only_as_far_as_they_lie_in_the_steps() -> None:
+    call = {"name": "/job/a.py(3): log", "start": 0, "duration": 190_000, "thread": 1, "parent": -1, "lines": -1}
+    step = {"name": "ProfilerStep#1", "start": 60_000, "duration": 80_000, "thread": 1, "finished": 1, "inputs": -1}
+    (row,) = hot_lines(Context(trace({"python_function": [call], "user_annotation": [step]}))).rows()
+    assert (row["time_us"], row["share_pct"]) == (80, 100)
+
+
 def test_steps_that_the_recording_cut_off_are_left_out() -> None:
     whole = sampled_trace([FORWARD] * 10, steps=5)
     marks = whole.table("user_annotation")
