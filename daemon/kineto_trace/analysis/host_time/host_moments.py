@@ -25,7 +25,7 @@ from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_co
 from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000
-MAX_MOMENTS = 2_000_000  # pieces of exact calls; with more, the pieces are longer
+MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; of more, each stands for several
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -116,7 +116,7 @@ def below(context: Context, names: Flags) -> Flags:
 def moments(context: Context) -> HostMoments:
     """Returns the moments of the training thread inside its steps."""
     table, window, found = context.trace.table("python_function"), context.get(host_steps), context.get(thread_slices)
-    own = table["self_samples"][found.row].astype(np.int64)
+    own = _fewer(np.maximum(table["self_samples"][found.row].astype(np.int64), 0))
     stretches = _stretches(found, window)
     time, place, weight = _of_samples(stretches, own, found) if own.any() else _of_calls(stretches)
     step = window.of(time)
@@ -145,6 +145,13 @@ def _stretches(found: ThreadSlices, window: TrainingSteps) -> _Stretches:
     order = np.argsort(inner, kind="stable")
     order = order[inner[order] >= 0]
     return _Stretches(edges[:-1][order], np.diff(edges)[order], inner[order])
+
+
+def _fewer(own: Ints) -> Ints:
+    """As many samples of each slice as all of them may have together, in proportion: a file may claim any number."""
+    until = np.cumsum(own)
+    share = -(-int(until[-1]) // MAX_MOMENTS) if len(own) else 1
+    return np.diff(until // share, prepend=0) if share > 1 else own
 
 
 def _of_samples(stretches: _Stretches, own: Ints, found: ThreadSlices) -> tuple[Ints, Ints, Floats]:
