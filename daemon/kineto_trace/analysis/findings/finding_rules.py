@@ -82,7 +82,7 @@ def findings(context: Context) -> TraceFindings:
 def uncertainty(context: Context, finding: Finding) -> float | None:
     """Returns the 95 % interval of a finding's share of the time (plus or minus, in %), by its spread over the steps.
 
-    None with fewer than three steps, or if the finding names no causes.
+    At most 100, since a share is no further off. None with fewer than three steps, or if the finding names no causes.
     """
     found = context.get(time_causes)
     causes = finding.causes
@@ -92,7 +92,7 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     numbers = [CAUSES.index(cause) for cause in causes]
     of_step = found.time_ns[:, numbers][:, :, ~found.steps.warm_up].sum(axis=(0, 1)) / len(found.devices)
     error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
-    return 100 * error * finding.saving_ns / total / found.steps.measured_ns
+    return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
 
 def _capped(context: Context, finding: Finding) -> Finding:

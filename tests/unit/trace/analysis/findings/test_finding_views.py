@@ -133,6 +133,17 @@ def test_the_uncertainty_is_the_spread_over_the_steps() -> None:
     assert alone["uncertainty_pct"] is None
 
 
+def test_a_share_is_no_further_off_than_100_per_cent() -> None:
+    """Nearly all idle time of three steps lies in the last one."""
+    ends = [60, 120, 10_000]
+    kernels = [row("k", end - 50, end, correlation=n + 1) for n, end in enumerate(ends)]
+    calls = [row("cudaLaunchKernel", end - 52, end - 51, thread=1, correlation=n + 1) for n, end in enumerate(ends)]
+    steps = [row(f"ProfilerStep#{n}", low, high, thread=1, id=n + 1, finished=1)
+             for n, (low, high) in enumerate(zip([0, *ends], ends))]  # fmt: skip
+    ops = [row("aten::slow", 0, 10_000, thread=1, id=9, finished=1)]
+    assert found(kernels, calls, ops, user_annotation=steps)["host_bound"]["uncertainty_pct"] == 100
+
+
 def test_allocation_is_a_finding() -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaMalloc", 105, 285, thread=1), row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
