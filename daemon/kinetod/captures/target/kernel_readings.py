@@ -245,7 +245,9 @@ class KernelReadings:
                 latest[thread] = times
             counted.append(found)
         self._move_back(counted)
-        rows = [(interval, thread, *times) for interval, each in enumerate(counted) for thread, times in each.items()]
+        rows: list[tuple[int, ...]] = [
+            (interval, thread, *times) for interval, each in enumerate(counted) for thread, times in each.items()
+        ]
         if len(rows) > MAX_ROWS:
             self._notes.append("there are too many threads: the busiest intervals of each are kept")
             rows = sorted(sorted(rows, key=lambda row: -row[2] - row[3])[:MAX_ROWS])

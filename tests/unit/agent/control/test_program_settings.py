@@ -78,7 +78,12 @@ def test_a_module_whose_import_is_blocked_costs_no_other_setting(monkeypatch: py
 
 def test_frozen_objects_are_not_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[bool]()
-    monkeypatch.setattr("gc.get_freeze_count", lambda: asked.append(True) or 0)
+
+    def count() -> int:
+        asked.append(True)
+        return 0
+
+    monkeypatch.setattr("gc.get_freeze_count", count)
     assert program_settings((), {})["python.gc_threshold"] is not None
     assert asked == []
 
