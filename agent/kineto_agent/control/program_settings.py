@@ -2,8 +2,9 @@
 
 Theory of operation
     They are read once per capture, before the sources start. Nothing is imported and nothing is changed: a module that
-    the program has not imported has no settings. Each value is a getter in C that neither computes nor allocates; what
-    fails is left out. Nobody else's Python code runs.
+    the program has not imported has no settings. Each value is a getter in C that neither computes nor allocates (so
+    not gc.get_freeze_count(), which goes over all frozen objects with the GIL); what fails is left out. Nobody else's
+    Python code runs.
 
     torch tells the number of threads to each thread separately: one that has asked before keeps its answer whatever
     torch.set_num_threads says later. So a new thread asks. Settings that torch keeps per thread (autocast, grad mode,
@@ -125,22 +126,21 @@ def _torch() -> _Getters:
 
 def _dynamo() -> _Getters:
     """What torch.compile has done so far, if the program has loaded it."""
-    utils = vars(sys.modules.get("torch._dynamo.utils", _NOTHING))
+    utils = _names_in("torch._dynamo.utils")
     counters = utils.get("counters")
     if isinstance(counters, dict):
         yield ("graph_breaks", lambda: _total(counters.get("graph_break")))
         yield ("unique_graphs", lambda: _count(counters.get("stats"), "unique_graphs"))
-    compiled = vars(sys.modules.get("torch._dynamo.convert_frame", _NOTHING)).get("FRAME_COMPILE_COUNTER")
+    compiled = _names_in("torch._dynamo.convert_frame").get("FRAME_COMPILE_COUNTER")
     if isinstance(compiled, dict):
         yield ("compiled_frames", lambda: len(compiled))
         yield ("recompiles", lambda: _total(compiled) - len(compiled))
 
 
-class _Nothing:
-    """A module that there is not."""
-
-
-_NOTHING: Any = _Nothing()
+def _names_in(module: str) -> Dict[str, Any]:
+    """What a module has; nothing if it is not loaded, or another object is in its place (None blocks an import)."""
+    found = sys.modules.get(module)
+    return vars(found) if isinstance(found, type(sys)) else {}
 
 
 def _total(counts: Any) -> int:
@@ -194,7 +194,6 @@ def _python() -> _Getters:
     yield ("usable_cores", lambda: len(os.sched_getaffinity(0)))
     yield ("gc_enabled", gc.isenabled)
     yield ("gc_threshold", lambda: gc.get_threshold()[0])
-    yield ("gc_frozen", gc.get_freeze_count)
     yield ("switch_interval_s", sys.getswitchinterval)
     yield ("optimize", lambda: sys.flags.optimize)
     yield ("dev_mode", lambda: bool(sys.flags.dev_mode))

@@ -203,7 +203,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
                 if alone and len(requests) == 1:
                     raise
                 errors[place] = _text(exc)
-        return Contribution(source, values, errors, trace_notes(trace))
+        return Contribution(source, values, errors, trace_notes(context.trace))
 
 
 def _opened(source: Source, stack: ExitStack) -> Trace:

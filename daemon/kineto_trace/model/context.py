@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from kineto_trace.model.possible_times import with_possible_times
 from kineto_trace.model.trace import Trace
 
 T = TypeVar("T")
@@ -15,7 +16,7 @@ class Context:
     """
 
     def __init__(self, trace: Trace, *, rank: int | None = None, worker: str = "") -> None:
-        self.trace = trace
+        self.trace = with_possible_times(trace)
         self.worker = worker
         self.rank = rank if rank is not None else trace.target.rank or 0
         self._parts: dict[Callable[[Context], Any], Any] = {}

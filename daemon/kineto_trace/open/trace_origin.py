@@ -5,6 +5,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _KINETOD = re.compile(rb'"kinetod"\s*:\s*(?=\{)')
 _HOST = re.compile(rb'"host_name"\s*:\s*"([^"\\]*)"')
-_PID = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{[^{}]*?"pid"\s*:\s*(\d+)')
+_PID = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{[^{}]*?"pid"\s*:\s*(\d{1,18})(?!\d)')
 _PERFETTO = re.compile(rb"\x07kinetod\x12[\x80-\xff]{0,4}[\x00-\x7f](?=\{)")  # our text in a Perfetto trace
+_PLACES = 16  # that are tried: a file may have thousands, each of which takes a millisecond
 _DOWNLOADED = re.compile(r"kineto-(?P<host>.+)-(?P<pid>\d+)-(?P<capture>\d{8}-\d{6}-[\w-]+?)(?:\.\w+)*$")
 
 
@@ -107,8 +109,8 @@ def _rank_in(text: bytes) -> int | None:
 
 
 def _objects(pattern: re.Pattern[bytes], text: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects that follow this key."""
-    for match in pattern.finditer(text):
+    """Yields the JSON objects that follow this key, in its first places."""
+    for match in islice(pattern.finditer(text), _PLACES):
         try:
             values, _ = json.JSONDecoder().raw_decode(text[match.end() :].decode("utf-8", "replace"))
         except (ValueError, RecursionError):

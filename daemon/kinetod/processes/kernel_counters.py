@@ -6,10 +6,15 @@ Theory of operation
     faults of each thread need two larger files per thread, so they are read seldom.
 
     A thread is named by the number that the process itself sees, as everywhere in a trace. Another user's `io` file
-    cannot be read without the right to trace the process; what cannot be read is UNKNOWN, never 0.
+    cannot be read without the right to trace the process; what cannot be read is UNKNOWN, never 0. The daemon has that
+    right, the caller may not: what reads and writes a process that has become another user's (by a set-user-ID program)
+    is not told, nor that of a child of another user.
+
+    A process decides how many threads and children it has: of very many, only the first ones are read.
 """
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -22,8 +27,12 @@ from kinetod.processes.identity import PROC
 from kinetod.processes.proc_folder import ProcessFolder, lines
 
 UNKNOWN = -1
+MAX_THREADS = 4096  # a reading of so many takes a tenth of a second
+MAX_CHILDREN = 1024
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
-_MINOR_FAULTS, _MAJOR_FAULTS = 7, 9  # /proc/PID/stat, counted behind the name: fields 10 and 12 in proc(5)
+# Of /proc/PID/stat, counted behind the name: fields 3, 4, 10 and 12 in proc(5).
+_STATE, _PARENT, _MINOR_FAULTS, _MAJOR_FAULTS = 0, 1, 7, 9
+_ZOMBIE = b"Z"
 _BUSY_FIELDS = (1, 2, 3, 6, 7, 8)  # of the line "cpu" in /proc/stat: user, nice, system, irq, softirq, steal
 _US_NS = 1000
 
@@ -86,10 +95,12 @@ class CounterReader:
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid, self._proc = pid, proc
         self._folder = ProcessFolder(pid, proc)
+        self._owner = _owner(self._folder)
         self._quotas = [group for group in groups(pid, "cpu", proc) if quota_cores(group) is not None]
         self._numbers: dict[str, int] = {}  # of each thread, as the process sees it, by the daemon's
         self.names: dict[int, str] = {}  # the kernel's, by the number that the process sees
         self.child_names: dict[int, str] = {}
+        self.left_out = False  # whether it has had more threads or children than are read
 
     def close(self) -> None:
         """Frees the descriptor."""
@@ -98,7 +109,7 @@ class CounterReader:
     def threads(self) -> dict[int, ThreadTimes]:
         """The threads that live now."""
         found: dict[int, ThreadTimes] = {}
-        entries = self._folder.entries("task")
+        entries = self._tasks()
         for ended in self._numbers.keys() - set(entries):  # another thread may get its number
             del self._numbers[ended]
         for entry in entries:
@@ -110,7 +121,7 @@ class CounterReader:
     def thread_events(self) -> dict[int, ThreadEvents]:
         """The threads that live now."""
         found: dict[int, ThreadEvents] = {}
-        for entry in self._folder.entries("task"):
+        for entry in self._tasks():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError, IndexError, KeyError):
                 status = _fields(self._folder.read(f"task/{entry}/status"))
                 stat = _behind_name(self._folder.read(f"task/{entry}/stat"))
@@ -123,9 +134,11 @@ class CounterReader:
         return found
 
     def process(self) -> ProcessCounters:
-        """The process as a whole."""
+        """The process as a whole. Its files belong to nobody once it has ended, so that it counts as gone then."""
         stat = _behind_name(self._folder.read("stat"))
-        moved = _io(self._folder)
+        if stat[_STATE] == _ZOMBIE:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        moved = _io(self._folder, self._owner)
         throttled = [_throttling(group) for group in self._quotas]
         return ProcessCounters(
             cpu_ns=_process_cpu_ns(self._pid),
@@ -144,22 +157,43 @@ class CounterReader:
     def children(self) -> dict[int, ChildCounters]:
         """The child processes that live now, by their pid for the daemon."""
         found: dict[int, ChildCounters] = {}
-        for entry in self._folder.entries("task"):
-            with contextlib.suppress(OSError):  # it has just ended, or this kernel does not list children
-                for pid in map(int, self._folder.read(f"task/{entry}/children").split()):
-                    with contextlib.suppress(OSError, ValueError, IndexError), ProcessFolder(pid, self._proc) as child:
-                        found[pid] = self._child(pid, child)
+        for pid in self._child_pids():
+            with contextlib.suppress(OSError, ValueError, IndexError), ProcessFolder(pid, self._proc) as child:
+                counters = self._child(pid, child)
+                if counters is not None:
+                    found[pid] = counters
         return found
 
-    def _child(self, pid: int, folder: ProcessFolder) -> ChildCounters:
+    def _tasks(self) -> list[str]:
+        """The threads that are read: those that began first, since the kernel lists them in that order."""
+        entries = self._folder.entries("task")
+        self.left_out |= len(entries) > MAX_THREADS
+        return entries[:MAX_THREADS]
+
+    def _child_pids(self) -> list[int]:
+        found: list[int] = []
+        for entry in self._tasks():
+            with contextlib.suppress(OSError):  # it has just ended, or this kernel does not list children
+                found += map(int, self._folder.read(f"task/{entry}/children").split())
+            if len(found) > MAX_CHILDREN:
+                self.left_out = True
+                break
+        return found[:MAX_CHILDREN]
+
+    def _child(self, pid: int, folder: ProcessFolder) -> ChildCounters | None:
+        """Its counters; None if it is another process that has got the number of a child."""
         stat = folder.read("stat")
+        values = _behind_name(stat)
+        if int(values[_PARENT]) != self._pid:
+            return None
         self.child_names[pid] = stat[stat.find(b"(") + 1 : stat.rfind(b")")].decode("utf-8", "replace")
-        waits = (int(folder.read(f"task/{entry}/schedstat").split()[1]) for entry in folder.entries("task"))
+        tasks = folder.entries("task")[:MAX_THREADS]
+        waits = (int(folder.read(f"task/{entry}/schedstat").split()[1]) for entry in tasks)
         return ChildCounters(
             cpu_ns=_process_cpu_ns(pid),
             wait_ns=sum(waits),
-            major_faults=int(_behind_name(stat)[_MAJOR_FAULTS]),
-            read_bytes=_io(folder).get("read_bytes", UNKNOWN),
+            major_faults=int(values[_MAJOR_FAULTS]),
+            read_bytes=_io(folder, self._owner).get("read_bytes", UNKNOWN),
         )
 
     def limits(self) -> CpuLimits:
@@ -195,8 +229,18 @@ def quota_cores(group: Group) -> float | None:
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
-def _io(folder: ProcessFolder) -> Mapping[str, int]:
-    """The file `io`; empty if it may not be read."""
+def _owner(folder: ProcessFolder) -> int:
+    """The user to whom the kernel gives what is secret of a process."""
+    try:
+        return folder.owner("io")
+    except FileNotFoundError:  # a kernel without these counters
+        return UNKNOWN
+
+
+def _io(folder: ProcessFolder, owner: int) -> Mapping[str, int]:
+    """The file `io`; empty if it may not be read, or belongs to another user than `owner`."""
+    if _owner(folder) != owner:
+        return {}
     try:
         return {name: int(text) for name, text in _fields(folder.read("io")).items()}
     except PermissionError:

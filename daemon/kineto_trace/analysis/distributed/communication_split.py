@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import rank_work
-from kineto_trace.arrays.intervals import difference, union
+from kineto_trace.arrays.intervals import Union, containing, difference, intersection, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import match, rank_collectives
 from kineto_trace.errors import ViewError
@@ -31,7 +31,7 @@ LEAST_ALIKE = 3  # collectives of one kind and size
 
 @dataclass(frozen=True, slots=True)
 class CommunicationSplit:
-    """Times of one rank's collectives on the GPU (ns).
+    """Times of one rank's collectives on the GPU, within some stretches of time (ns).
 
     exposed: while the GPU computed nothing; of that, transfer: at most; waiting: at least; unknown: of collectives
     without others alike. waiting_gain: by how much the rank would be faster without waiting; transfer_gain: then
@@ -48,29 +48,31 @@ class CommunicationSplit:
     longest: int
 
 
-def communication_split(context: Context) -> CommunicationSplit:
-    """Splits the collectives of one trace."""
+def communication_split(context: Context, measured: Union) -> CommunicationSplit:
+    """Splits the collectives of one trace as far as they lie in these stretches of time (Unix ns)."""
     activity, found = context.get(gpu), context.get(rank_collectives)
+    counted = containing(*measured, found.end - 1) >= 0
     computes = (activity.kind == KERNEL) & ~activity.communication
     computing = union(activity.start[computes], activity.end[computes])
-    total = union(activity.start[activity.communication], activity.end[activity.communication])
+    collectives = union(activity.start[activity.communication], activity.end[activity.communication])
+    total = intersection(collectives, measured)
+    exposed = difference(total, computing)
     shortest, known = _shortest(found)
     begin = np.where(known, found.end - shortest, found.start)
-    waited = begin - found.start
-    moving = difference(union(begin[known], found.end[known]), computing)
-    unknown = difference(difference(union(begin[~known], found.end[~known]), computing), moving)
-    waiting = difference(union(found.start[known], begin[known]), computing)
+    moving = intersection(exposed, union(begin[known], found.end[known]))
+    unknown = difference(intersection(exposed, union(begin[~known], found.end[~known])), moving)
+    waiting = intersection(exposed, union(found.start[known], begin[known]))
     waiting = difference(difference(waiting, moving), unknown)
-    lost = _lost(context, found.end - begin)
+    lost = _lost(context, found.end - begin, counted)
     return CommunicationSplit(
         total=total.length(),
-        exposed=difference(total, computing).length(),
+        exposed=exposed.length(),
         transfer=moving.length(),
         waiting=waiting.length(),
         unknown=unknown.length(),
         transfer_gain=moving.length() + unknown.length() if lost is None else lost[1],
         waiting_gain=waiting.length() if lost is None else lost[0],
-        longest=int(waited.max(initial=0)),
+        longest=int((begin - found.start)[counted].max(initial=0)),
     )
 
 
@@ -83,18 +85,22 @@ def _shortest(found: RankCollectives) -> tuple[Ints, npt.NDArray[np.bool_]]:
     return shortest[found.description], known[found.description]
 
 
-def _lost(context: Context, transfer: Ints) -> tuple[int, int] | None:
-    """What the rank loses (ns) by waiting, and then by transfers that take so long; None if it cannot be simulated."""
+def _lost(context: Context, transfer: Ints, counted: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+    """What the rank loses (ns) by waiting, and then by transfers that take so long; None if it cannot be simulated.
+
+    counted: collectives that may change; the others stay as they are.
+    """
     try:
         simulation = context.get(_alone)
     except ViewError:
         return None
     if not len(simulation.rows):
         return None
-    left = simulation.found.transfer.copy()
-    left[simulation.matched.instance] = transfer
-    moving_only, nothing = (simulation.run(simulation.chains.before, each) for each in (left, np.zeros_like(left)))
-    return max(simulation.model_ns - moving_only, 0), max(moving_only - nothing, 0)
+    left, nothing = simulation.found.transfer.copy(), simulation.found.transfer.copy()
+    left[simulation.matched.instance[counted]] = transfer[counted]
+    nothing[simulation.matched.instance[counted]] = 0
+    moving_only, without = (simulation.run(simulation.chains.before, each) for each in (left, nothing))
+    return max(simulation.model_ns - moving_only, 0), max(moving_only - without, 0)
 
 
 def _alone(context: Context) -> Simulation:

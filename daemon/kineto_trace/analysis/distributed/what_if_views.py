@@ -20,6 +20,7 @@ from kineto_trace.view_api.view import Answer, view
 Ints = npt.NDArray[np.int64]
 MAX_ERROR = 0.1  # of the time that the job took: a worse model predicts nothing
 MAX_RANKS = 16  # that are simulated, those with the most own work
+NO_TIME = "the collectives that several ranks have take no time"
 WORTH_SAYING = 0.02  # of the time that the job took
 NAMES = ("change", "rank", "collective", "process_group", "saving_us", "saving_pct", "saving_per_step_us", "about")
 
@@ -74,6 +75,8 @@ def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
 
 def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequence[str]) -> Answer:
     """The rows, the largest saving first. total_ns: the time that the job takes; steps: 0: unknown."""
+    if total_ns <= 0:
+        return _nothing([*notes, NO_TIME])
     ordered = sorted(changes, key=lambda change: -change.saving_ns)
     return Answer(
         {

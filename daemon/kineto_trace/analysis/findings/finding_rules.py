@@ -37,6 +37,7 @@ from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.idle.idle_pieces import PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
+from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
@@ -81,7 +82,7 @@ def findings(context: Context) -> TraceFindings:
 def uncertainty(context: Context, finding: Finding) -> float | None:
     """Returns the 95 % interval of a finding's share of the time (plus or minus, in %), by its spread over the steps.
 
-    None with fewer than three steps, or if the finding names no causes.
+    At most 100, since a share is no further off. None with fewer than three steps, or if the finding names no causes.
     """
     found = context.get(time_causes)
     causes = finding.causes
@@ -91,7 +92,7 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     numbers = [CAUSES.index(cause) for cause in causes]
     of_step = found.time_ns[:, numbers][:, :, ~found.steps.warm_up].sum(axis=(0, 1)) / len(found.devices)
     error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
-    return 100 * error * finding.saving_ns / total / found.steps.measured_ns
+    return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
 
 def _capped(context: Context, finding: Finding) -> Finding:
@@ -108,7 +109,8 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
     activity = context.get(gpu)
     if not activity.communication.any():
         return
-    split = context.get(communication_split)
+    steps = context.get(time_causes).steps
+    split = communication_split(context, union(steps.start[~steps.warm_up], steps.end[~steps.warm_up]))
     seen = f"{ms(split.total)} of collectives, {share(split.exposed, split.total)} of it while the GPU computes nothing"
     kernels = longest(context, activity.communication)
     moving = split.transfer + split.unknown

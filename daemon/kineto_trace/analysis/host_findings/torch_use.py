@@ -91,7 +91,7 @@ def anomaly_mode(context: Context) -> Iterator[Finding]:
 
 
 def _checks(context: Context) -> int:
-    """The time (ns) of operators inside the backward that look for NaN."""
+    """The time (ns) of operators inside the backward that look for NaN, in the steps."""
     table, tree = context.trace.table("cpu_op"), context.get(ops)
     names = {"aten::isnan", "aten::any", "aten::_is_any_true", "aten::is_nonzero"}
     chosen = np.array([text in names for text in context.trace.strings], np.bool_)[table["name"]]
@@ -99,6 +99,7 @@ def _checks(context: Context) -> int:
     evaluates = matches(context.trace.strings, EVALUATES)
     parents = np.where(above >= 0, tree.row[above], -1) if len(tree.row) else above
     inside = np.append(evaluates[table["name"]], False)[parents]
+    inside &= context.get(host_steps).of(table["start"]) >= 0
     return int(table["duration"][chosen & inside].sum())
 
 
@@ -159,6 +160,8 @@ def second_backward(context: Context) -> Iterator[Finding]:
     rows = np.flatnonzero((classes.kind == Class.BACKWARD) & (classes.weight > 0))
     places = calls.user_slice[found.place[rows]]
     rows, places = rows[places != NOTHING], places[places != NOTHING]
+    if not len(rows):
+        return
     names, callers = np.unique(table["name"][slices.row[places]], return_inverse=True)
     callers = callers.reshape(-1)
     weights = np.bincount(callers, classes.weight[rows], len(names))

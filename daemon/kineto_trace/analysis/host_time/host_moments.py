@@ -4,7 +4,7 @@ Theory of operation
     Samples became slices, and slices were moved to where operators begin and end; what is left of a sample is that its
     innermost slice counts it as its own. A slice's own samples are laid evenly over the time in which it is the
     innermost one, from its beginning on, where the first one was. Each stands for the same part of the steps' time.
-    Exact calls are cut into pieces of EXACT_NS, which stand for their lengths.
+    Exact calls are cut where steps begin and end, and into pieces of EXACT_NS, which stand for their lengths.
 
     Only the moments of the training thread within its steps count; without steps, all.
 """
@@ -25,7 +25,7 @@ from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_co
 from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000
-MAX_MOMENTS = 2_000_000  # pieces of exact calls; with more, the pieces are longer
+MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; of more, each stands for several
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -118,8 +118,8 @@ def below(context: Context, names: Flags) -> Flags:
 def moments(context: Context) -> HostMoments:
     """Returns the moments of the training thread inside its steps."""
     table, window, found = context.trace.table("python_function"), context.get(host_steps), context.get(thread_slices)
-    own = table["self_samples"][found.row].astype(np.int64)
-    stretches = _stretches(found, window.thread)
+    own = _fewer(np.maximum(table["self_samples"][found.row].astype(np.int64), 0))
+    stretches = _stretches(found, window)
     time, place, weight = _of_samples(stretches, own, found) if own.any() else _of_calls(stretches)
     step = window.of(time)
     inside = step >= 0
@@ -142,13 +142,20 @@ class _Stretches(NamedTuple):
     place: Ints
 
 
-def _stretches(found: ThreadSlices, thread: int) -> _Stretches:
+def _stretches(found: ThreadSlices, window: TrainingSteps) -> _Stretches:
     nested = found.nested
-    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end]))
-    inner = nested.innermost(np.full(max(len(edges) - 1, 0), thread, np.uint32), edges[:-1]).astype(np.int64)
+    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end, window.start, window.end]))
+    inner = nested.innermost(np.full(len(edges) - 1, window.thread, np.uint32), edges[:-1]).astype(np.int64)
     order = np.argsort(inner, kind="stable")
     order = order[inner[order] >= 0]
     return _Stretches(edges[:-1][order], np.diff(edges)[order], inner[order])
+
+
+def _fewer(own: Ints) -> Ints:
+    """As many samples of each slice as all of them may have together, in proportion: a file may claim any number."""
+    until = np.cumsum(own)
+    share = -(-int(until[-1]) // MAX_MOMENTS) if len(own) else 1
+    return np.diff(until // share, prepend=0) if share > 1 else own
 
 
 def _of_samples(stretches: _Stretches, own: Ints, found: ThreadSlices) -> tuple[Ints, Ints, Floats]:

@@ -159,7 +159,7 @@ def figures_of(context: Context, device: int, basis: Basis) -> GpuFigures:
         kernel_ns=int(table["duration"][rows].sum()),
         utilization=busy_share(basis.recorded(union(start, end)), *span) / share if basis.span else 0.0,
         busy=busy_share(basis.recorded(_any_activity(context, device, basis)), *span) / share,
-        sm_efficiency=basis.efficiency(figures.blocks_per_sm[rows], start, end).mean(*span) / share,
+        sm_efficiency=basis.efficiency(figures.blocks_per_sm[rows], start, end).mean(*span, basis.missing) / share,
         occupancy=weighted_mean(figures.occupancy[rows], start, end, *span),
         tensor_cores=basis.tensor_cores.get(device, NAN),
         peak_memory_bytes=context.get(peak_memory).get(device),

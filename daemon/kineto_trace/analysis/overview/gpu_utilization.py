@@ -26,9 +26,11 @@ class Course(NamedTuple):
     end: Ints
     value: Floats
 
-    def mean(self, low: int, high: int) -> float:
-        """Its mean over [low, high); 0 outside of its stretches. NaN: an empty span, or no stretch in it."""
-        inside = (np.minimum(self.end, high) - np.maximum(self.start, low)).clip(0)
+    def mean(self, low: int, high: int, missing: Union | None = None) -> float:
+        """Its mean over [low, high); 0 outside of its stretches and in `missing`. NaN: an empty span, or no stretch."""
+        start = np.clip(self.start, low, max(low, high))
+        end = np.clip(self.end, start, max(low, high))
+        inside = end - start if missing is None else end - start - missing.within(start, end)
         if high <= low or not inside.any():
             return float("nan")
         return float((inside * self.value).sum() / (high - low))

@@ -18,6 +18,7 @@ from kineto_trace.structure.python.python_frames import PythonFrames
 
 NOTHING = -1
 JITTER_SHARE = 10  # a sample is late or early by less than a tenth of the period
+MAX_SAMPLES = 4_000_000  # of a thread: a file may state any period
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,7 +61,8 @@ def _samples(frames: PythonFrames, thread: int, edges: Ints) -> tuple[Ints, Ints
         return changes, changes
     place = frames.innermost(np.full(len(changes) - 1, thread, np.uint32), changes[:-1])
     length = np.diff(changes)
-    count = np.where(place >= 0, np.maximum(np.rint(length / max(frames.period_ns, 1)).astype(np.int64), 1), 0)
+    period_ns = max(frames.period_ns, int(length[place >= 0].sum()) // MAX_SAMPLES, 1)
+    count = np.where(place >= 0, np.maximum(np.rint(length / period_ns).astype(np.int64), 1), 0)
     owner = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
     moments = changes[:-1][owner] + length[owner] * within // count[owner]

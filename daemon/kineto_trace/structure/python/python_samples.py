@@ -40,8 +40,8 @@ class LineSamples:
 
 
 def state_counts(table: Table) -> npt.NDArray[np.int64]:
-    """Returns the self samples by state for each row of python_function."""
-    known = np.stack([table[name].astype(np.int64) for name in STATES[1:]], axis=1)
+    """Returns the self samples by state for each row of python_function; negative ones of odd files are none."""
+    known = np.maximum(np.stack([table[name].astype(np.int64) for name in STATES[1:]], axis=1), 0)
     unknown = np.maximum(table["self_samples"] - known.sum(axis=1), 0)
     return np.column_stack([unknown, known])
 

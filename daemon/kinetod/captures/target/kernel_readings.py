@@ -3,8 +3,12 @@
 Theory of operation
     The first `take` begins, when the window does, the following ones go on, and `end` takes the last reading. They run
     in any of the daemon's threads, one at a time, and touch nothing but /proc. A reading is taken every PERIOD_S, or
-    less often: reading may cost MAX_LOAD of a core, and a recording has no more than MAX_READINGS (then every second
-    one is dropped and the period doubles). Counters only grow, so that nothing is lost by that but resolution.
+    less often: reading may cost MAX_LOAD of a core, and a recording has no more than MAX_READINGS, nor more than
+    MAX_ROWS times of threads (then every second reading is dropped and the period doubles). Counters only grow, so that
+    nothing is lost by that but resolution.
+
+    The kernel counts the time in which a thread waited for a CPU when it gets one, and running time at its ticks. What
+    is more than fits into an interval was in the ones before it, and is moved there.
 
     Of each reading only the threads whose counters have changed are kept. If the process ends, what was read before
     stays.
@@ -139,7 +143,7 @@ class KernelReadings:
         except (OSError, ValueError, IndexError) as exc:
             self._stop(f"the kernel's counters end early: {getattr(exc, 'strerror', None) or exc}")
             return
-        if len(self._readings) >= MAX_READINGS:
+        while len(self._readings) >= MAX_READINGS or (self._times_kept() > MAX_ROWS and len(self._readings) > 2):
             self._thin_out()
         spent = time.thread_time() - begun
         self._due_s = self.clock() + max(self._period_s, spent / MAX_LOAD)
@@ -177,8 +181,12 @@ class KernelReadings:
             usable_cores=limits.usable_cores,
             quota_cores=limits.quota_cores or 0.0,
             quota_group=clean(limits.quota_group, 200),
-            notes=tuple(clean(note, 200) for note in self._notes),
+            notes=tuple(clean(note, 200) for note in (*self._notes, *self._left_out())),
         )
+
+    def _left_out(self) -> list[str]:
+        left_out = self._first is not None and self._first.reader.left_out
+        return ["only the first of very many threads or children of the process are counted"] if left_out else []
 
     def _begun(self) -> _First:
         reader = self.open_reader(self.key.pid)
@@ -210,6 +218,9 @@ class KernelReadings:
             else:
                 self._children[pid] = before._replace(last_ns=now, last=counters)
 
+    def _times_kept(self) -> int:
+        return sum(len(reading.threads) for reading in self._readings)
+
     def _thin_out(self) -> None:
         """Drops every second reading but the first and the last one."""
         kept = self._readings[:1]
@@ -224,17 +235,40 @@ class KernelReadings:
     def _rows(self) -> list[tuple[int, ...]]:
         """Interval, thread and what was counted."""
         latest = dict(self._readings[0].threads)
-        rows: list[tuple[int, ...]] = []
-        for interval, reading in enumerate(self._readings[1:]):
+        counted: list[dict[int, ThreadTimes]] = []
+        for reading in self._readings[1:]:
+            found = {}
             for thread, times in reading.threads.items():
-                counted = _since(latest.get(thread, _NO_TIMES), times)
-                if any(counted[:2]):
-                    rows.append((interval, thread, *counted))
+                since = ThreadTimes(*_since(latest.get(thread, _NO_TIMES), times))
+                if since.cpu_ns or since.wait_ns:
+                    found[thread] = since
                 latest[thread] = times
+            counted.append(found)
+        self._move_back(counted)
+        rows: list[tuple[int, ...]] = [
+            (interval, thread, *times) for interval, each in enumerate(counted) for thread, times in each.items()
+        ]
         if len(rows) > MAX_ROWS:
             self._notes.append("there are too many threads: the busiest intervals of each are kept")
             rows = sorted(sorted(rows, key=lambda row: -row[2] - row[3])[:MAX_ROWS])
         return rows
+
+    def _move_back(self, counted: list[dict[int, ThreadTimes]]) -> None:
+        """Moves what is more than fits into an interval to the one before, as far as the thread lived then."""
+        for interval in range(len(counted) - 1, -1, -1):
+            start_ns = self._readings[interval].time_ns
+            length = self._readings[interval + 1].time_ns - start_ns
+            for thread, times in counted[interval].items():
+                if times.cpu_ns + times.wait_ns <= length:
+                    continue
+                cpu_ns = min(times.cpu_ns, length)
+                wait_ns = min(times.wait_ns, length - cpu_ns)
+                counted[interval][thread] = ThreadTimes(cpu_ns, wait_ns, times.switches)
+                if interval and self._seen[thread][0] <= start_ns:
+                    before = counted[interval - 1].get(thread, _NO_TIMES)
+                    counted[interval - 1][thread] = ThreadTimes(
+                        before.cpu_ns + times.cpu_ns - cpu_ns, before.wait_ns + times.wait_ns - wait_ns, before.switches
+                    )
 
     def _seen_children(self) -> list[int]:
         """The children that were looked at more than once."""

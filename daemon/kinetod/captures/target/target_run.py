@@ -333,7 +333,8 @@ class TargetRun:
                 ending = worse(ending, ending_of_trace_limit(self._config.max_trace_bytes))
         try:
             await self._in_thread(self._spool.finish, self._source_metadata())
-            await self._in_thread(self._spool.write_info, self._info(ended=True))
+            # A second or so for a process of many threads: too long for the loop.
+            await self._in_thread(lambda: self._spool.write_info(self._info(ended=True)))
         except DiskFull as exc:
             ending = worse(ending, ending_of_disk(exc))
         self._publish_counts(at_once=True)

@@ -71,6 +71,24 @@ def test_getters_that_may_warn_are_not_called_where_others_exist(monkeypatch: py
     assert program_settings((), {})["torch.float32_matmul_precision"] == "high"
 
 
+def test_a_module_whose_import_is_blocked_costs_no_other_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
+    found = program_settings((), {"OMP_NUM_THREADS": "4"})
+    assert (found["python.gc_enabled"], found["env.OMP_NUM_THREADS"]) == (True, "4")
+
+
+def test_frozen_objects_are_not_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[bool]()
+
+    def count() -> int:
+        asked.append(True)
+        return 0
+
+    monkeypatch.setattr("gc.get_freeze_count", count)
+    assert program_settings((), {})["python.gc_threshold"] is not None
+    assert asked == []
+
+
 def test_what_compiling_did_is_counted_without_adding_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     from collections import Counter, defaultdict
 

@@ -58,6 +58,40 @@ def test_io_that_may_not_be_read_is_unknown(proc: Path, monkeypatch: pytest.Monk
     assert reader.process().read_bytes == UNKNOWN
 
 
+def test_what_a_process_reads_that_has_become_another_users_is_unknown(
+    proc: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = CounterReader(7, proc)
+    monkeypatch.setattr("kinetod.processes.proc_folder.ProcessFolder.owner", lambda _self, _name: 0xFFFE)
+    found = reader.process()
+    assert (found.read_bytes, found.read_chars, found.minor_faults) == (UNKNOWN, UNKNOWN, 50)
+
+
+def test_a_process_that_has_ended_and_is_not_reaped_is_gone(proc: Path) -> None:
+    reader = CounterReader(7, proc)
+    (proc / "7/stat").write_text(STAT.format(minor=50, major=3).replace(" S ", " Z "))
+    with pytest.raises(ProcessLookupError):
+        reader.process()
+
+
+def test_a_process_that_has_got_the_number_of_a_child_is_no_child(proc: Path) -> None:
+    (proc / "7/task/7/children").write_text("20 21 ")
+    for pid, parent in ((20, 7), (21, 1)):
+        (proc / f"{pid}/task/{pid}").mkdir(parents=True)
+        (proc / f"{pid}/task/{pid}/schedstat").write_text("1 2 3\n")
+        (proc / f"{pid}/io").write_text(IO)
+        (proc / f"{pid}/stat").write_text(STAT.format(minor=0, major=4).replace(" S 1 ", f" S {parent} "))
+    reader = CounterReader(7, proc)
+    assert {pid: child.wait_ns for pid, child in reader.children().items()} == {20: 2}
+    assert list(reader.child_names) == [20]
+
+
+def test_of_very_many_threads_the_first_ones_are_read(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetod.processes.kernel_counters.MAX_THREADS", 1)
+    reader = CounterReader(7, proc)
+    assert (len(reader.threads()), len(reader.thread_events()), reader.left_out) == (1, 1, True)
+
+
 def test_a_thread_that_has_just_ended_is_left_out(proc: Path) -> None:
     (proc / "7/task/8/schedstat").unlink()
     assert list(CounterReader(7, proc).threads()) == [1]

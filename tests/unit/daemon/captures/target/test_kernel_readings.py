@@ -32,6 +32,7 @@ class Kernel:
         self.closed = 0
         self.processes: dict[int, ChildCounters] = {}
         self.child_names = {50: "worker\n"}
+        self.left_out = False
 
     def threads(self) -> dict[int, ThreadTimes]:
         return dict(self.times)
@@ -117,6 +118,38 @@ def test_a_thread_that_gets_the_number_of_one_that_ended_counts_from_zero(
     kernel.times = {1: ThreadTimes(7, 20, 1)}
     readings.take()
     assert rows(readings) == [(0, 1, 7, 20, 1)]
+
+
+def test_waiting_that_the_kernel_counts_when_it_is_over_belongs_to_the_intervals_before(
+    readings: KernelReadings, kernel: Kernel
+) -> None:
+    """A thread waits for 1.8 intervals, and runs for 0.1 at their end; another one begins in the last of them."""
+    for times in ({1: ThreadTimes(0, 0, 0)}, {}, {}, {1: ThreadTimes(100, 1_800, 1), 2: ThreadTimes(300, 900, 1)}):
+        kernel.times = {**kernel.times, **times}
+        readings.take()
+    assert rows(readings) == [(1, 1, 0, 900, 0), (2, 1, 100, 900, 1), (2, 2, 300, 700, 1)]
+
+
+def test_waiting_before_the_first_reading_is_no_part_of_the_recording(readings: KernelReadings, kernel: Kernel) -> None:
+    for times in (ThreadTimes(0, 0, 0), ThreadTimes(1_001, 5_000, 1)):
+        kernel.times = {1: times}
+        readings.take()
+    assert rows(readings) == [(0, 1, 1_000, 0, 1)]
+
+
+def test_many_threads_are_read_less_often_instead_of_filling_the_memory(
+    readings: KernelReadings, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_readings, "MAX_ROWS", 100)
+    kernel.left_out = True
+    for number in range(1, 24):
+        kernel.times = {thread: ThreadTimes(10 * number, 0, number) for thread in range(20)}
+        readings.take()
+    assert sum(len(reading.threads) for reading in readings._readings) <= 100
+    found = readings.counters()
+    assert found is not None
+    assert found.by_thread()[7] == (220, 0, 22)
+    assert found.notes == ("only the first of very many threads or children of the process are counted",)
 
 
 def test_a_long_recording_is_thinned_out_and_loses_no_time(

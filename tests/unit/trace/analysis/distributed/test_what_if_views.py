@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kineto_trace.analysis.distributed.what_if_views import rank_what_if
+from kineto_trace.analysis.distributed.what_if_views import NO_TIME, rank_what_if
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
-from support.trace_files.ranks import Event, context, event, launched, step
+from support.trace_files.ranks import Event, context, event, launched, nccl, step
 from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, host_bound, simulate
 from support.trace_files.training_ranks import Job, events_of
 
@@ -149,6 +149,18 @@ def test_collectives_on_the_host_in_which_nobody_has_to_meet_bound_their_transfe
 def test_traces_without_collectives_say_so() -> None:
     found = of_host([step(1, 0, 100)], [step(1, 0, 100)])
     assert (len(found), found.notes[-1]) == (0, f"{NO_COLLECTIVES}, so the ranks cannot be compared")
+
+
+def test_collectives_that_take_no_time_predict_nothing() -> None:
+    arguments = nccl("allreduce", 1 << 20, range(2), 1)
+    ranks = [
+        context(launched("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20, 0, 1, stream=20, **arguments), rank=rank)
+        for rank in range(2)
+    ]
+    found = rank_what_if.combine([(rank, rank_what_if.partial(each)) for rank, each in enumerate(ranks)])
+    assert (found.rows(), found.notes[-1]) == ([], NO_TIME)
+    on_the_host = of_host(gloo("gloo:all_reduce", (10, 10)), gloo("gloo:all_reduce", (10, 10)))
+    assert (on_the_host.rows(), on_the_host.notes[-1]) == ([], NO_TIME)
 
 
 def test_hosts_that_wait_unseen_make_the_answer_unknown() -> None:

@@ -1,6 +1,7 @@
 """Times in these traces are microseconds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from kineto_trace.decode.python.python_slices import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import StringTable, Trace
-from support.trace_files.simulated_job import fsdp, host_bound, simulate
+from support.trace_files.simulated_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
 US, MS = 1000, 1_000_000
@@ -132,6 +133,17 @@ def test_the_uncertainty_is_the_spread_over_the_steps() -> None:
     assert alone["uncertainty_pct"] is None
 
 
+def test_a_share_is_no_further_off_than_100_per_cent() -> None:
+    """Nearly all idle time of three steps lies in the last one."""
+    ends = [60, 120, 10_000]
+    kernels = [row("k", end - 50, end, correlation=n + 1) for n, end in enumerate(ends)]
+    calls = [row("cudaLaunchKernel", end - 52, end - 51, thread=1, correlation=n + 1) for n, end in enumerate(ends)]
+    steps = [row(f"ProfilerStep#{n}", low, high, thread=1, id=n + 1, finished=1)
+             for n, (low, high) in enumerate(zip([0, *ends], ends))]  # fmt: skip
+    ops = [row("aten::slow", 0, 10_000, thread=1, id=9, finished=1)]
+    assert found(kernels, calls, ops, user_annotation=steps)["host_bound"]["uncertainty_pct"] == 100
+
+
 def test_allocation_is_a_finding() -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaMalloc", 105, 285, thread=1), row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
@@ -191,6 +203,16 @@ def test_a_rank_that_waits_is_told_what_it_waits_for_and_not_to_enlarge_buckets(
     # of one step: 12 all_gathers of 400 us before whose end nothing goes on, and 6 reduce_scatters that hold these up
     assert rows["exposed_communication"]["saving_per_step_us"] == pytest.approx(12 * 400 + 6 * 480, rel=0.05)
     assert next(iter(rows)) == ("waiting_in_collectives" if waiting else "exposed_communication")
+
+
+def test_waiting_in_the_warm_up_is_no_saving() -> None:
+    job = ddp(ranks=2)
+    begin, *rest = job.program
+    late = replace(begin, us=(50.0, 3_000_000.0))  # rank 1, in the first step
+    run = simulate(replace(job, program=(late, *rest)))
+    rows = {row["finding"]: row for row in findings_view(run.context(0)).rows()}
+    assert "waiting_in_collectives" not in rows
+    assert rows["exposed_communication"]["evidence"].startswith("22.3 ms of collectives, 16.5 % of it while")
 
 
 @pytest.mark.parametrize(("late", "gain"), [(0.0, 0.0), (15_000.0, 15_000.0)])

@@ -1,9 +1,11 @@
 """What is found of how a program uses torch."""
 
+from dataclasses import replace
 from typing import Any
 
 from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
 from kineto_trace.analysis.host_findings.user_code import user_code
+from kineto_trace.model.context import Context
 from support.trace_files.sampled_stacks import (
     BACKWARD,
     FORWARD,
@@ -15,6 +17,7 @@ from support.trace_files.sampled_stacks import (
     TORCH,
     Sample,
     sampled,
+    sampled_trace,
 )
 
 SINGLE = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _single_tensor_adamw")
@@ -70,6 +73,20 @@ def test_stacks_that_autograd_writes_down_are_its_anomaly_mode() -> None:
     assert (finding.title, finding.saving_ns) == ("Autograd's anomaly mode is on", 20 * PERIOD_NS)
 
 
+def test_checks_for_nan_outside_the_steps_are_no_saving() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    checks = [
+        entry
+        for start, end in ((10, 30), (110, 180))
+        for entry in (op(engine, start, end, sequence=7, forward_thread=1), op("aten::isnan", start, end))
+    ]
+    whole = sampled_trace([*[FORWARD] * 80, *[stack] * 20], ops=[op("aten::linear", 80, 100), *checks])
+    longer = replace(whole, window_end_ns=whole.window_end_ns + 100 * PERIOD_NS)
+    (finding,) = anomaly_mode(Context(longer))
+    assert finding.saving_ns == (20 + 20) * PERIOD_NS
+
+
 def test_a_stack_that_the_program_formats_itself_is_not() -> None:
     stack = (*MAIN, "/job/a.py(3): log", "/usr/lib/python3.11/traceback.py(9): format_stack")
     context = sampled([*[FORWARD] * 80, *[stack] * 20])
@@ -84,6 +101,11 @@ def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_ca
     (finding,) = second_backward(sampled(samples, ops=ops))
     assert finding.title == "log_norms (norms.py:5) runs the graph backward once more"
     assert finding.saving_ns == 30 * PERIOD_NS
+
+
+def test_a_graph_that_is_run_backward_twice_has_no_caller_without_python_stacks() -> None:
+    context = sampled([], ops=[op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)])
+    assert list(second_backward(context)) == []
 
 
 def test_two_graphs_that_are_each_run_backward_once_are_no_finding() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from kineto_trace.analysis.host_time.host_moments import MAX_MOMENTS, moments
 from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
@@ -40,6 +41,32 @@ def test_forward_and_backward_in_an_optimizers_closure_are_no_part_of_the_optimi
     closure = [op("Optimizer.step#LBFGS.step", 15, 90)]
     (step, _) = step_phase_times(sampled([FORWARD] * 10, ops=OPS, annotations=closure)).rows()
     assert [step[f"{name}_us"] / 1000 for name in ("forward", "backward", "optimizer", "other")] == [30, 20, 25, 25]
+
+
+def test_exact_calls_count_only_as_far_as_they_lie_in_the_steps() -> None:
+    call = {"name": "/job/a.py(3): log", "start": 0, "duration": 190_000, "thread": 1, "parent": -1, "lines": -1}
+    step = {"name": "ProfilerStep#1", "start": 60_000, "duration": 80_000, "thread": 1, "finished": 1, "inputs": -1}
+    (row,) = hot_lines(Context(trace({"python_function": [call], "user_annotation": [step]}))).rows()
+    assert (row["time_us"], row["share_pct"]) == (80, 100)
+
+
+def test_a_slice_that_claims_any_number_of_samples_takes_its_share_and_no_more_memory() -> None:
+    whole = sampled_trace([FORWARD] * 9 + [(*MAIN, "/job/a.py(3): log")])
+    table = whole.table("python_function")
+    many = Table(table.kind, {**table.columns, "self_samples": table["self_samples"] * 200_000_000})
+    context = Context(replace(whole, tables={**whole.tables, "python_function": many}))
+    assert [round(row["share_pct"]) for row in hot_lines(context).rows()] == [90, 10]
+    assert len(context.get(moments)) <= MAX_MOMENTS
+
+
+def test_a_slice_that_claims_a_negative_number_of_samples_has_none() -> None:
+    whole = sampled_trace([FORWARD] * 9 + [(*MAIN, "/job/a.py(3): log")])
+    table = whole.table("python_function")
+    odd = {name: np.where(np.arange(len(table)) == 3, -7, table[name]) for name in ("self_samples", "idle")}
+    context = Context(
+        replace(whole, tables={**whole.tables, "python_function": Table(table.kind, {**table.columns, **odd})})
+    )
+    assert [(row["moments"], row["idle_pct"]) for row in hot_lines(context).rows()] == [(8, 0), (1, 0)]
 
 
 def test_steps_that_the_recording_cut_off_are_left_out() -> None:

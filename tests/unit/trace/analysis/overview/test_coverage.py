@@ -89,6 +89,18 @@ def test_where_the_gpu_was_not_recorded_nothing_is_known() -> None:
     assert course == [100] * 40 + [0] * 10 + [None] * 50
 
 
+def test_kernels_where_the_source_lost_others_are_no_share_of_what_it_recorded() -> None:
+    kernel = ms("gemm", 0, 9, grid_x=132, grid_y=1, grid_z=1, block_x=128, block_y=1, block_z=1, blocks_per_sm=1)
+    trace = traces.trace(
+        {"user_annotation": [ms("ProfilerStep#1", 0, 10)], "kernel": [kernel]},
+        length_ns=10 * MS,
+        coverage=(missing("cupti", GPU, (2, 10)),),
+        devices=(traces.H100,),
+    )
+    (gpu,) = gpu_summary(Context(trace)).rows()
+    assert (gpu["utilization_pct"], gpu["sm_efficiency_pct"]) == pytest.approx((100, 100))
+
+
 def test_validation_has_the_coverage_of_each_source() -> None:
     found = validate(Context(steps_of_ten(20, missing("torch_ops", OPS, (40, 200)), recorded=4)))
     (row,) = [row for row in found.rows() if row["part"] == "coverage by torch_ops"]

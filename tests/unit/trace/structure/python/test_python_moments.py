@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.python_frames import python_frames
-from kineto_trace.structure.python.python_moments import frames_in
+from kineto_trace.structure.python.python_moments import MAX_SAMPLES, frames_in
 from support.trace_files.traces import START_NS, trace
 
 MS = 1_000_000
@@ -55,3 +55,12 @@ def test_an_estimated_moment_close_to_an_edge_counts_on_neither_side() -> None:
     rows = [frame("a.py(1): a", 0, 20, samples=2)]
     assert divided(rows, [(9.5, 12)]) == [(0, None, 2.5)]
     assert divided(rows, [(8, 12)]) == [(0, "a.py(1): a", 4.0)]
+
+
+def test_a_file_with_a_tiny_period_has_no_more_samples_than_fit_into_memory() -> None:
+    rows = [frame("a.py(1): a", 0, 900, samples=2)]
+    context = Context(trace({"python_function": rows}, length_ns=1000 * MS, sample_period_ns=1))
+    inside = np.array([START_NS + 10 * MS]), np.array([START_NS + 910 * MS])
+    pieces, _ = frames_in(context.get(python_frames), 1, *inside, np.zeros(1, np.int64))
+    assert len(pieces.owner) <= 2 * MAX_SAMPLES
+    assert int((pieces.end - pieces.start).sum()) == 900 * MS
