@@ -57,7 +57,7 @@ bool walk_fits(const struct kc_sampler_layout *layout) {
                                  layout->frame_owner, layout->object_type};
     const uint32_t in_gil[] = {layout->gil_holder, layout->gil_locked};
     const uint32_t alone[] = {layout->runtime_interpreters, layout->interpreter_next, layout->interpreter_threads,
-                              layout->cframe_frame, layout->gil_offset, layout->interpreter_collecting};
+                              layout->cframe_frame,         layout->gil_offset,       layout->interpreter_collecting};
 #define FIT(offsets, bytes) offsets_fit(offsets, sizeof(offsets) / sizeof *(offsets), bytes)
     return FIT(in_thread, THREAD_BYTES_MOST) && FIT(in_frame, FRAME_BYTES_MOST) && FIT(in_gil, GIL_BYTES_MOST) &&
            FIT(alone, OFFSET_MOST) && code_fits(layout);
