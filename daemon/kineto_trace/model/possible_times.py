@@ -1,6 +1,7 @@
 """Times that can be: an event that ends before it begins, as some profilers wrote them, lasts for no time.
 
-Exports write such events back as they are. In an analysis they would make sums and shares negative.
+Exports write such events back as they are. In an analysis they would make sums and shares negative. Tables of a store,
+whose columns are read when they are needed, stay as they are.
 """
 
 from dataclasses import replace
@@ -12,6 +13,8 @@ from kineto_trace.model.trace import Table, Trace
 
 def with_possible_times(trace: Trace) -> Trace:
     """Returns the trace with negative durations as 0, and a note that counts them."""
+    if not isinstance(trace.tables, dict):
+        return trace
     tables, count = dict(trace.tables), 0
     for kind, table in trace.tables.items():
         duration = table.columns.get("duration")

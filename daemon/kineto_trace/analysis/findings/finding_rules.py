@@ -35,7 +35,7 @@ from kineto_trace.analysis.findings.idle_findings import (
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
-from kineto_trace.analysis.idle.idle_pieces import PAGEABLE
+from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
@@ -249,9 +249,10 @@ def small_grids(context: Context) -> Iterator[Finding]:
 def on_the_host(context: Context) -> Iterator[Finding]:
     """What the host loses time on. With a GPU only how torch is used: view time_causes explains the idle time."""
     scale = context.get(time_causes).steps.measured_ns / total_ns(context)
+    causes = IDLE_CAUSES if len(context.get(gpu)) else ()
     for found in context.get(host_findings):
-        if not len(context.get(gpu)) or found.name in USES_OF_TORCH:
-            yield replace(found, saving_ns=int(found.saving_ns * scale))
+        if not causes or found.name in USES_OF_TORCH:
+            yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
 
 
 FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (

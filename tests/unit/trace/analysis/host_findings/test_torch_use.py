@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from kineto_trace.analysis.findings.finding_rules import findings
 from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import StringTable
+from support.trace_files.cause_checks import wrong
 from support.trace_files.sampled_stacks import (
     BACKWARD,
     FORWARD,
@@ -19,6 +22,7 @@ from support.trace_files.sampled_stacks import (
     sampled,
     sampled_trace,
 )
+from support.trace_files.traces import table
 
 SINGLE = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _single_tensor_adamw")
 FUSED = (*MAIN, OPTIMIZER, TORCH + "optim/adamw.py(1): _fused_adamw")
@@ -101,6 +105,20 @@ def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_ca
     (finding,) = second_backward(sampled(samples, ops=ops))
     assert finding.title == "log_norms (norms.py:5) runs the graph backward once more"
     assert finding.saving_ns == 30 * PERIOD_NS
+
+
+def test_with_a_gpu_the_second_backward_costs_what_the_gpu_is_idle() -> None:
+    grad = (*MAIN, "/job/norms.py(5): log_norms", TORCH + "autograd/__init__.py(434): grad")
+    samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]
+    ops = [op("aten::linear", 0, 40, sequence=7), *backward(7, 40, 70), *backward(7, 70, 100)]
+    whole, strings = sampled_trace(samples, ops=ops), StringTable()
+    strings.add_all(list(whole.strings))
+    kernels = [{"name": "gemm", "start": start * PERIOD_NS, "duration": 29 * PERIOD_NS} for start in (0, 30, 70)]
+    tables = {**whole.tables, "kernel": table("kernel", kernels, strings)}
+    context = Context(replace(whole, tables=tables, strings=tuple(strings.strings)))
+    (finding,) = (each for each in context.get(findings).findings if each.name == "second_backward")
+    assert wrong(context) == []
+    assert finding.saving_ns == (70 - 59) * PERIOD_NS  # log_norms runs from 40 to 70, a kernel until 59
 
 
 def test_a_graph_that_is_run_backward_twice_has_no_caller_without_python_stacks() -> None:
