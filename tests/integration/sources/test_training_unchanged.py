@@ -45,8 +45,9 @@ def test_the_losses_of_a_seeded_run_are_bit_identical_with_and_without_captures(
         traced = start(environ, "100")
         wait_for_agent(daemon, traced.pid)
         for arguments in CAPTURES:
-            command = ["trace", "--pid", str(traced.pid), "--duration", "200ms", "--no-fetch", "-o", "json", *arguments]
-            result = run_process(command, environ, tmp_path)
+            command = ["trace", "--pid", str(traced.pid), "--duration", "200ms", "--no-fetch", "-o", "json"]
+            # Every call of a loop that does nothing else: the default memory is full after 0.1 s of a fast machine.
+            result = run_process([*command, "--buffer-limit=1GiB", *arguments], environ, tmp_path)
             (target,) = result.json()["targets"]
             assert target["verdict"] == "VERDICT_DONE", target
             assert target["summary"]["activities"].get("cpu_op", 0) > 0

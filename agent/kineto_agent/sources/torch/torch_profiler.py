@@ -121,6 +121,7 @@ class TorchProfilerSession:
         self._write_lock = _thread.allocate_lock()
         self._pid = os.getpid()
         self._over = False  # no new session may begin
+        self._over_ns = 0  # since when; monotonic
         self._most_growth_bytes = most_growth_bytes
         self._stopping = _thread.allocate_lock()  # released to end the thread that cuts
         self._worker: Optional[Thread] = None
@@ -224,6 +225,7 @@ class TorchProfilerSession:
     # ------------------------------------------------------------ under the lock
 
     def _end(self) -> None:
+        self._over_ns = self._over_ns or time.monotonic_ns()
         self._over = True
         self._end_piece()
 
@@ -293,8 +295,8 @@ class TorchProfilerSession:
                 self._write_piece()
             _give_memory_back()
             with self._lock:
-                if self._over:
-                    self._missing_ns += time.monotonic_ns() - begun_ns
+                if self._over:  # meanwhile: what was written since is no loss
+                    self._missing_ns += self._over_ns - begun_ns
                     break
                 if kineto_state.active():  # the program's own has begun, unseen by the guard
                     raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler began")

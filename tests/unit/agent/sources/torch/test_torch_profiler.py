@@ -168,6 +168,33 @@ print(json.dumps({"missing": outcome.incomplete, "pieces": len(documents(data)),
 
 
 @torch
+def test_nothing_is_missing_of_the_time_after_the_end_of_the_recording(tmp_path: Path) -> None:
+    """The end falls into the time in which a session that took too much memory is written."""
+    plan = """
+import json, re, torch
+begin = time.monotonic()
+recording = Recording(limit_bytes=16 << 20)
+session, write, length = recording.session, recording.session._write_piece, []
+def slow():
+    while not session._over:
+        time.sleep(0.001)
+    length.append(time.monotonic() - begin)
+    time.sleep(length[0])  # to write it takes longer than all that was recorded
+    return write()
+session._write_piece = slow
+x = torch.ones(2)
+while session._recorder.on:
+    for _ in range(100):
+        x + x
+outcome, data = recording.stop()
+missing = float(re.search(r"([0-9.]+) s are", outcome.incomplete)[1])
+print(json.dumps({"missing": missing, "length": length[0]}))
+"""
+    found = run(plan, tmp_path)
+    assert found["missing"] < found["length"], found
+
+
+@torch
 def test_without_trusted_functions_a_recording_is_cut_into_pieces(tmp_path: Path) -> None:
     found = run(
         """
