@@ -204,6 +204,12 @@ static uint32_t tid_of(const struct sampler *sampler, const struct python_thread
     return thread_cpu_ns(tid, cpu_ns) ? tid : 0;
 }
 
+/* The collector keeps the GIL: a thread that has it before and after it is seen to run is the one that it runs on. */
+static bool collects(const struct sampler *sampler, const struct python_thread *thread, uint64_t gil, uint64_t holder) {
+    return holder == thread->id && walk_collects(&sampler->walker, thread->interpreter) &&
+           walk_gil_holder(&sampler->walker, gil) == holder;
+}
+
 static void sample_python_thread(struct sampler *sampler, const struct tick *tick, const struct python_thread *thread,
                                  uint64_t gil, uint64_t holder) {
     uint64_t cpu_ns;
@@ -227,8 +233,7 @@ static void sample_python_thread(struct sampler *sampler, const struct tick *tic
         task->state = state_now(task, cpu_ns, used_ns, tick, gil);
         task->settled = walked == WALK_WHOLE && (task->state == TASK_IDLE || task->state == TASK_WAITS_FOR_GIL);
         holder = walk_gil_holder(&sampler->walker, gil);
-        if (task->state == TASK_RUNNING && holder == thread->id &&
-            walk_collects(&sampler->walker, thread->interpreter)) {
+        if (task->state == TASK_RUNNING && collects(sampler, thread, gil, holder)) {
             task->wait = TASK_COLLECTS;
         }
     }
