@@ -101,16 +101,14 @@ static unsigned long cpu_ns(const struct python_turns *turns) {
 }
 
 static void ask(struct python_turns *turns) {
-    turns->queueing = 1;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* who writes `over` looks at `queueing` next */
-    if (turns->over == 0 && turns->queued == 0 && turns->initialised() != 0) {
+    __atomic_store_n(&turns->queueing, 1, __ATOMIC_SEQ_CST); /* who writes `over` looks at `queueing` next */
+    if (__atomic_load_n(&turns->over, __ATOMIC_SEQ_CST) == 0 && turns->queued == 0 && turns->initialised() != 0) {
         turns->queued = 1;
         if (turns->queue(turns->interpreter(), turns->code, &turns->as_call, MAIN_THREAD_ONLY) != 0) {
             turns->queued = 0; /* the queue is full */
         }
     }
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    turns->queueing = 0;
+    __atomic_store_n(&turns->queueing, 0, __ATOMIC_SEQ_CST);
 }
 
 /* How long to sleep before the agent is looked at, -1: until it says so. `slept`: the rest that has been waited for. */
