@@ -108,6 +108,15 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
 
 
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Only those that are called for: otherwise any thread may come to collect."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it(recorder: Recorder) -> None:
     kept = [[] for _ in range(500_000)]  # type: List[List[object]]
     collecting, computing = Busy(gc.collect), Busy(lambda: sum(range(1000)))
