@@ -1,9 +1,11 @@
 """Records stacks in this process as the agent does, and reads what the daemon would. Runs wherever the agent runs."""
 
+import contextlib
+import gc
 import os
 import threading
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Tuple
 
 from kineto_agent.protocol.records import SPACE_THREAD_NAME
 from kineto_agent.sources.interface import SourceRequest
@@ -18,6 +20,20 @@ TYPES: FrozenSet[str] = frozenset(["python_function"])
 def prepared(**options: object) -> PythonStacksSession:
     """A session of this process."""
     return PythonStacksSource().prepare(SourceRequest(TYPES, 8 << 20, dict(options)))
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """No garbage is collected but by gc.collect(), and without callbacks: test tools register some."""
+    callbacks = list(gc.callbacks)
+    gc.callbacks.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.callbacks.extend(callbacks)
 
 
 class Recorder:

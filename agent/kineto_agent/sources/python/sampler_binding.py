@@ -195,7 +195,8 @@ def checked() -> Sampler:
     sure = numbers
     if not holds_gil:  # then the GIL's holder is not recorded; everything else is
         sure = sure._replace(gil=GIL_UNKNOWN)
-    if not _finds_collector(numbers):  # likewise, when the garbage collector ran
+    # Likewise, when the garbage collector ran. It is seen on the thread that has the GIL; callbacks may give that away.
+    if gc.callbacks or not _finds_collector(numbers):
         sure = sure._replace(interpreter_collecting=0)
     if sure != numbers:
         sampler.open(sure)

@@ -1,5 +1,6 @@
 """The sampler reads an interpreter only by offsets that are right for it, and says so where they are not."""
 
+import contextlib
 import gc
 import sys
 import threading
@@ -12,7 +13,7 @@ from kineto_agent.protocol.records import WAIT_COLLECTOR
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import sampler_binding as module
 from kineto_agent.sources.python.interpreter_layouts import GIL_UNKNOWN, StackLayout, known, layout
-from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.agent.stack_recorder import Recorder, Waiter, no_collections, of_thread, plain
 
 KINDS = ["frames", "gil", "line_table_kind", "least_shim_owner"]
 # Their neighbours lead to the same in a process with one interpreter, or there is another way to the same.
@@ -76,11 +77,10 @@ def test_without_the_collectors_place_its_runs_are_left_out(monkeypatch: pytest.
     if not collects:
         changed(monkeypatch, lambda right: right._replace(interpreter_collecting=right.interpreter_collecting + 8))
     kept = [[] for _ in range(200_000)]  # type: List[List[object]]
-    recorder = Recorder()
-    while recorder.session.ticks() < 20:
-        gc.collect()
-    found = of_thread(recorder.stop(), threading.get_native_id())
-    recorder.close()
+    with no_collections(), contextlib.closing(Recorder()) as recorder:
+        while recorder.session.ticks() < 20:
+            gc.collect()
+        found = of_thread(recorder.stop(), threading.get_native_id())
     assert kept
     assert any(sample.wait == WAIT_COLLECTOR for sample in found) == collects
 

@@ -1,5 +1,6 @@
 """What a sample says besides the stack: on a processor, waiting for the GIL, idle; CPU time; threads without Python."""
 
+import contextlib
 import ctypes
 import gc
 import hashlib
@@ -25,7 +26,7 @@ from kineto_agent.protocol.records import (
     WAIT_SLEEP,
 )
 from support.agent.agent_daemon import Sample
-from support.agent.stack_recorder import Recorder, Waiter, of_thread, plain
+from support.agent.stack_recorder import Recorder, Waiter, no_collections, of_thread, plain
 from support.machine import native
 from support.waiting import until
 
@@ -108,25 +109,35 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
 
 
-@pytest.fixture
-def no_collections() -> Iterator[None]:
-    """Only those that are called for: otherwise any thread may come to collect."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collections")
-def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it(recorder: Recorder) -> None:
+def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it() -> None:
     kept = [[] for _ in range(500_000)]  # type: List[List[object]]
-    collecting, computing = Busy(gc.collect), Busy(lambda: sum(range(1000)))
-    recorder.wait(100)
-    collecting.end()
-    computing.end()
-    samples = recorder.stop()
+    with no_collections(), contextlib.closing(Recorder(stack_sample_hz=200)) as recorder:
+        collecting, computing = Busy(gc.collect), Busy(lambda: sum(range(1000)))
+        recorder.wait(100)
+        collecting.end()
+        computing.end()
+        samples = recorder.stop()
     own = [sample for sample in of_thread(samples, collecting.tid) if sample.holds_gil]
-    assert sum(sample.wait == WAIT_COLLECTOR for sample in own) > 0.9 * len(own) > 10
-    assert not any(sample.wait == WAIT_COLLECTOR for sample in of_thread(samples, computing.tid))
+    assert sum(sample.wait == WAIT_COLLECTOR for sample in own) > 0.8 * len(own) > 0
+    others = of_thread(samples, computing.tid)
+    assert sum(sample.wait == WAIT_COLLECTOR for sample in others) <= 0.1 * len(
+        others
+    )  # finalizers may give the GIL away
+    assert kept
+
+
+def test_with_callbacks_of_the_program_collections_are_left_out() -> None:
+    """They are Python: the GIL may change hands while a collection goes on."""
+    kept = [[] for _ in range(200_000)]  # type: List[List[object]]
+    with no_collections():
+        gc.callbacks.append(lambda _phase, _info: None)
+        with contextlib.closing(Recorder(stack_sample_hz=200)) as recorder:
+            gc.callbacks.clear()
+            while recorder.session.ticks() < 20:
+                gc.collect()
+            found = of_thread(recorder.stop(), threading.get_native_id())
+    assert found
+    assert not any(sample.wait == WAIT_COLLECTOR for sample in found)
     assert kept
 
 
