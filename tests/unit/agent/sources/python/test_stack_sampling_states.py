@@ -120,9 +120,8 @@ def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it() -> None:
     own = [sample for sample in of_thread(samples, collecting.tid) if sample.holds_gil]
     assert sum(sample.wait == WAIT_COLLECTOR for sample in own) > 0.8 * len(own) > 0
     others = of_thread(samples, computing.tid)
-    assert sum(sample.wait == WAIT_COLLECTOR for sample in others) <= 0.1 * len(
-        others
-    )  # finalizers may give the GIL away
+    # A finalizer may give the GIL away.
+    assert sum(sample.wait == WAIT_COLLECTOR for sample in others) <= 0.1 * len(others)
     assert kept
 
 
