@@ -78,8 +78,9 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
     """Change torch's global hooks while no optimizer of another thread iterates over them: its step would fail.
 
     With one hook or none, an iteration does not notice. Otherwise wait for a moment in which nothing of that module
-    runs; after a sleep this thread has just got the GIL and keeps it for some milliseconds. Returns False if there was
-    no such moment; then nothing is changed.
+    runs; after a sleep this thread has just got the GIL and keeps it for Python's switch interval. A look that took
+    more than half of that is not believed, since a step may begin before the change. Returns False if there was no such
+    moment; then nothing is changed.
     """
     if len(getattr(module, _HOOKS, ())) <= 1:
         action()
@@ -87,7 +88,9 @@ def _between_steps(module: Any, action: Callable[[], None]) -> bool:
     runs = _who_runs(module)
     for _ in range(_QUIET_TRIES):
         time.sleep(_QUIET_PAUSE_S)
-        if len(getattr(module, _HOOKS, ())) <= 1 or not runs():
+        looked_s = time.monotonic()
+        quiet = len(getattr(module, _HOOKS, ())) <= 1 or not runs()
+        if quiet and time.monotonic() - looked_s < sys.getswitchinterval() / 2:
             action()
             return True
     return False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
+from kineto_agent.steps import torch_hooks
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
 from support.agent.python_child import environment
@@ -237,6 +238,27 @@ def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], othe
     assert steps
     assert not failures
     assert len(module._global_optimizer_post_hooks) == others
+
+
+def test_a_look_that_took_too_long_changes_no_hooks(
+    fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that waits for the GIL since may get it, and begin a step, before the hooks are changed."""
+    fake_torch(REAL_OPTIMIZER)
+    module = import_optimizer()
+    for _ in range(2):
+        module.register_optimizer_step_post_hook(lambda *_arguments: None)
+    monkeypatch.setattr(torch_hooks, "_QUIET_TRIES", 3)
+
+    def nobody() -> bool:
+        time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr(torch_hooks, "_who_runs", lambda _module: nobody)
+    hook = StepHooks(StepCounter())
+    hook.install(wait_for_import=False)
+    assert len(module._global_optimizer_post_hooks) == 2
+    hook.remove()
 
 
 # ---------------------------------------------------------------- torch's own profiler
