@@ -130,17 +130,17 @@ def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> 
 
 
 def misjudged(recorder: Recorder) -> float:
-    """By how much the samples misjudge the share of one of two functions of some 50 us that take turns."""
+    """By how much the samples misjudge the share of one of two functions of some 0.1 ms that take turns."""
 
     def calls() -> int:
-        return sum(one(number) for number in range(800))
+        return sum(one(number) for number in range(3000))
 
     def one(number: int) -> int:
         return number
 
     def plain_loop() -> int:
         total = 0
-        for number in range(2000):
+        for number in range(7500):
             total += number
         return total
 
