@@ -90,11 +90,11 @@ def _commonest_place(context: Context, weight: npt.NDArray[np.float64]) -> str:
     rows = np.flatnonzero((weight > 0) & (inner >= 0))
     if not len(rows):
         return ""
-    name = context.trace.table("python_function")["name"][slices.row[inner[rows]]].astype(np.int64)
-    groups = group([name, context.get(user_lines)[rows]])
-    best = int(rows[groups.first[int(np.argmax(groups.sums(weight[rows])))]])
-    text = context.trace.strings[int(context.trace.table("python_function")["name"][slices.row[inner[best]]])]
-    return str(code_place(text, int(context.get(user_lines)[best])))
+    names = context.trace.table("python_function")["name"][slices.row[inner[rows]]].astype(np.int64)
+    lines = context.get(user_lines)[rows]
+    groups = group([names, lines])
+    best = groups.first[int(np.argmax(groups.sums(weight[rows])))]
+    return str(code_place(context.trace.strings[int(names[best])], int(lines[best])))
 
 
 def processors(context: Context) -> Iterator[Finding]:
