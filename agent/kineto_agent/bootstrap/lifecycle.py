@@ -7,6 +7,7 @@ from typing import Optional
 
 from kineto_agent.control.runner import Agent
 from kineto_agent.sources import collector_library
+from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log, log_exception
@@ -25,6 +26,7 @@ def start() -> None:
             if _agent is not None and _agent.alive:
                 return
             _hooks.install()
+            CAPTURES.install()
             turns = Turns(library=collector_library.path())
             _agent = Agent(COUNTER, on_end=turns.end, turns=turns)
             _agent.start()
@@ -50,6 +52,7 @@ def _end(reason_code: str, reason: str) -> None:
         with _lock:
             agent, _agent = _agent, None
             _hooks.remove()
+            CAPTURES.remove()
         if agent is not None:
             agent.stop(reason_code, reason)
     except Exception:  # noqa: BLE001 - a program is never worse off with the agent than without

@@ -23,6 +23,7 @@ from kineto_agent.control.link import Link
 from kineto_agent.control.runner import Agent
 from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
+from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log
@@ -66,6 +67,7 @@ def end() -> None:
 
 def _sources() -> List[Source]:
     _hooks.install(wait_for_import=False)
+    CAPTURES.install(wait_for_import=False)
     return registry.sources()
 
 
@@ -73,6 +75,7 @@ def _left() -> None:
     """Called at the end of the agent's thread."""
     global _agent
     _hooks.remove()
+    CAPTURES.remove()
     with _lock:
         _agent = None
         collector_library.close()

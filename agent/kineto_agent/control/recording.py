@@ -8,22 +8,25 @@ is installed from before the start until the sources have stopped. Its lock make
 one step. `give_way` is the only method that the program's threads call.
 
 Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
-for them.
+for them. What is known of CUDA graphs that the program has captured is handed over at the end, if GPU activities were
+recorded.
 """
 
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
+from kineto_agent.protocol.records import CUPTI_FORMAT, TORCH_PROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
+from kineto_agent.sources.torch import graph_session
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
 from kineto_agent.steps import step_marks
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.system.debuglog import log, log_exception
 
+_NOT_OFFERED = "the process offers no source for it"
 Announce = Callable[[wire.Arena, int], None]
 
 
@@ -108,6 +111,7 @@ class Recording:
         self._running: List[_Part] = []
         self._outcomes: Dict[str, SourceOutcome] = {}
         self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
+        self._failed: Dict[str, str] = {}  # by source that could not begin: why
         self.problems: List[Refusal] = []
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
@@ -154,14 +158,31 @@ class Recording:
                 return
             limit = self._request.buffer_limit_bytes
             self._marks = step_marks.StepMarkSession(self._iterations.counter, self._iterations.wake, limit)
-            part = _Part(step_marks.NAME, self._marks)
-            self._prepared.append(part)
-            self._announce(part, self._announcer)
-            if part in self._prepared:
-                self._start(part)
+            if not self._join(_Part(step_marks.NAME, self._marks)):  # announcing it has failed, which is noted
+                self._iterations = None
         except Exception as exc:  # noqa: BLE001 - translated
             self._note(_as_source_error(step_marks.NAME, exc))
             self._iterations = None
+
+    def _hand_over_graphs(self) -> None:
+        """Add what is known of the program's CUDA graphs. Never raises."""
+        if not any(part.session.format == CUPTI_FORMAT for part in self._running):
+            return
+        try:
+            session = graph_session.session(self._request.buffer_limit_bytes)
+            if session is not None:
+                self._join(_Part(graph_session.NAME, session))
+        except Exception as exc:  # noqa: BLE001 - translated
+            self._note(_as_source_error(graph_session.NAME, exc))
+
+    def _join(self, part: _Part) -> bool:
+        """Announce and start a session that the plan does not have. Returns whether it could be announced."""
+        self._prepared.append(part)
+        self._announce(part, self._announcer)
+        announced = part in self._prepared
+        if announced:
+            self._start(part)
+        return announced
 
     def _in_the_way_now(self, yielding: List[_Part]) -> str:
         state = self._guard.state() if yielding else UserProfiler.IDLE
@@ -174,7 +195,7 @@ class Recording:
         try:
             self._prepared.append(_Part(name, choice.source.prepare(source_request(choice, self._request))))
         except Exception as exc:  # noqa: BLE001 - translated
-            self._note(_as_source_error(name, exc))
+            self._note_failure(name, exc)
 
     def _announce(self, part: _Part, announce: Announce) -> None:
         session = part.session
@@ -184,7 +205,7 @@ class Recording:
             )
         except Exception as exc:  # noqa: BLE001 - translated
             self._prepared.remove(part)
-            self._note(_as_source_error(part.name, exc))
+            self._note_failure(part.name, exc)
             session.close()
 
     def _start(self, part: _Part) -> None:
@@ -193,7 +214,7 @@ class Recording:
             self._covered_ns[part.name] = [time.time_ns(), 0]
             self._running.append(part)
         except Exception as exc:  # noqa: BLE001 - translated
-            self._note(_as_source_error(part.name, exc))
+            self._note_failure(part.name, exc)
 
     def give_way(self) -> None:
         """The program's own profiler is about to begin, on this thread, and the guard's lock is held. Never raises."""
@@ -229,6 +250,11 @@ class Recording:
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
 
+    def _note_failure(self, name: str, exc: Exception) -> None:
+        error = _as_source_error(name, exc)
+        self._failed[name] = error.reason
+        self._note(error)
+
     def stop(self) -> None:
         """Stop every source that runs. Never raises."""
         self._note_unannounced()
@@ -236,6 +262,7 @@ class Recording:
         if self._iterations is not None:
             self._iterations.counter.copy_after(None)
             self._iterations = None
+        self._hand_over_graphs()
         while self._running:
             part = self._running.pop()
             ended_ns = time.time_ns()
@@ -297,6 +324,17 @@ class Recording:
             counts["metadata"] = {**outcome.metadata, "covered_ns": self._covered_ns[name]}
             result[name] = counts
         return result
+
+    def not_recorded(self) -> Dict[str, str]:
+        """`wire.Result.not_recorded`."""
+        found = dict.fromkeys(self._plan.missing, self._plan.why or _NOT_OFFERED)
+        recorded: Set[str] = set()
+        for source, types in self._plan.choices:
+            if source.name in self._failed:
+                found.update(dict.fromkeys(types, self._failed[source.name]))
+            else:
+                recorded.update(types)
+        return {name: why for name, why in found.items() if name not in recorded}
 
     def warnings(self) -> List[str]:
         """Warnings of all sources, for the user."""

@@ -429,6 +429,7 @@ class Agent:
         problem = recording.problem if recording is not None else None
         if outcome == "done" and problem is not None:
             outcome, reason_code, reason = "partial", problem.reason_code, problem.reason
+        not_recorded = recording.not_recorded() if recording is not None else {}
         warnings = [*command.warnings, *(recording.warnings() if recording is not None else ())]
         return wire.Result(
             capture_id=command.capture_id,
@@ -442,6 +443,7 @@ class Agent:
             threads=thread_names(_MAX_THREADS) if outcome in ("done", "partial") else {},
             iterations={},
             warnings=[warning[:_MAX_WARNING_CHARS] for warning in warnings[:_MAX_WARNINGS]],
+            not_recorded={name: why[:_MAX_WARNING_CHARS] for name, why in not_recorded.items()},
         )
 
     def _overhead(self, command: events.Conclude) -> Dict[str, Any]:

@@ -15,6 +15,7 @@ Formats
     FILE               Likewise the bytes of one file that is kept as it is; metadata["file"] names its kind.
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
+    GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -43,6 +44,12 @@ Inputs (SPACE_OP_INPUTS)
     At most 32 inputs, 32 tensors or 30 scalars of a list, and 4 KiB in all. OP_TENSORS records count the tensors of the
     entry in its order, those in lists too, without undefined ones; 64 at most.
 
+Captured graphs (GRAPH_NODES)
+    A graph is a GRAPH_HEAD, its nodes (GRAPH_NODE) in the order of their creation, the operators in which they were
+    added (GRAPH_OP), and texts: u32 length, bytes. Nodes and operators name texts by where those begin, and operators
+    by their number; GRAPH_NONE: none. The inputs of an operator are a SPACE_OP_INPUTS entry. metadata["dtypes"] as in
+    TORCH_OPS; metadata["left_out"]: graphs of which nothing could be kept, by reason.
+
 Collectives (SPACE_OP_COMMS)
     One entry describes the collective for which an op "record_param_comms" stands, from torch::ParamCommsDebugInfo. An
     OP_COMMS record, which is written before that of the op, has its number.
@@ -65,6 +72,7 @@ TORCH_PROFILER_FORMAT = "kineto_json/1"
 FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
+GRAPH_NODES_FORMAT = "graph_nodes/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
@@ -194,3 +202,25 @@ STEP_MARK_FIELDS = {
     "reserved": "I",
 }
 STEP_MARK = packed(STEP_MARK_FIELDS)
+
+# ------------------------------------------------------------ captured CUDA graphs
+
+GRAPH_MAGIC = b"KGRAPH01"
+GRAPH_NONE = 0xFFFFFFFF
+GRAPH_HEAD_FIELDS = {"magic": "8s", "bytes": "Q", "nodes": "I", "ops": "I", "text_bytes": "I", "flags": "I"}
+GRAPH_HEAD = packed(GRAPH_HEAD_FIELDS)
+GRAPH_NODE_FIELDS = {
+    "type": "I",  # CUgraphNodeType: 0 kernel, 1 copy, 2 fill
+    "op": "I",
+    "name": "I",  # of the kernel, mangled
+    "grid": "3I",
+    "block": "3I",
+}
+GRAPH_NODE = packed(GRAPH_NODE_FIELDS)
+GRAPH_OP_FIELDS = {
+    "parent": "I",  # the operator around it, whose number is smaller
+    "name": "I",
+    "inputs": "I",
+    "scope": "I",  # SCOPE_…
+}
+GRAPH_OP = packed(GRAPH_OP_FIELDS)

@@ -136,6 +136,7 @@ class Result(NamedTuple):
     metadata["covered_ns"] from when on and until when (Unix ns).
     iterations: empty; of earlier agents {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}.
     overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio"}.
+    not_recorded: activity types that were to be recorded and that no source could begin to record, and why.
     """
 
     capture_id: str
@@ -149,6 +150,7 @@ class Result(NamedTuple):
     threads: Dict[str, str]  # system thread id -> name
     iterations: Dict[str, Any]
     warnings: List[str]
+    not_recorded: Dict[str, str] = {}  # noqa: RUF012 - a default of a NamedTuple, never changed
 
 
 class Rejected(NamedTuple):

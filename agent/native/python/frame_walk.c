@@ -16,7 +16,7 @@
  *   way. The price: the bytes of a callee that has returned stay where its caller's next callee will be, so that in
  *   code that calls every 50 ns 2 to 7 % of the samples, on a busy machine, have a callee below the wrong caller.
  *
- * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _runs, _runs_file) with it.
+ * Threads: the sampler's without the GIL, or the agent's (kc_sampler_look, _runs, _change_item) with it.
  * Blocks: never: no lock of the interpreter, bounded chains, one system call for each read.
  */
 #define _GNU_SOURCE

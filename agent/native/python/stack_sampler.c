@@ -241,9 +241,14 @@ int kc_sampler_runs(uint64_t code) {
     return self.opened ? any_thread(is_inside, &wanted) : KC_ORDER;
 }
 
-int kc_sampler_runs_file(const char *file) {
+int kc_sampler_change_item(const char *file, const struct kc_sampler_item *item) {
     struct wanted wanted = {.file = file};
-    return self.opened ? any_thread(is_inside, &wanted) : KC_ORDER;
+    if (!self.opened || any_thread(is_inside, &wanted) != 0) {
+        return 0;
+    }
+    const int failed = item->new_value == NULL ? item->remove(item->object, item->key)
+                                               : item->set(item->object, item->key, item->new_value);
+    return failed != 0 ? -1 : 1;
 }
 
 /* ---- recording ---- */

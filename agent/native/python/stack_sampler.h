@@ -3,10 +3,10 @@
  *   kc_sampler_open -> kc_sampler_look* -> kc_sampler_read_text* -> kc_sampler_prepare -> kc_sampler_start
  *     -> kc_sampler_name*, kc_sampler_counts* -> kc_sampler_stop -> kc_sampler_close
  *
- * kc_sampler_open, _look, _read_text, _runs and _runs_file may be called at any time; the rest belongs to one recording
- * at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their comments say) on
- * success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer put a text into
- * it.
+ * kc_sampler_open, _look, _read_text, _runs and _change_item may be called at any time; the rest belongs to one
+ * recording at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their
+ * comments say) on success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer
+ * put a text into it.
  */
 #ifndef KINETO_STACKS_H
 #define KINETO_STACKS_H
@@ -16,7 +16,7 @@
 
 #include "common/export.h"
 
-#define KC_SAMPLER_ABI 2 /* changes with any signature or structure below */
+#define KC_SAMPLER_ABI 3 /* changes with any signature or structure below */
 
 enum { KC_SAMPLER_UNREAD = -3 }; /* this process's memory does not look as the layout says, or cannot be read */
 
@@ -103,6 +103,14 @@ struct kc_sampler_stop_result {
     uint64_t timed_out;         /* 1: the thread did not end in time */
 };
 
+struct kc_sampler_item {
+    int (*set)(void *object, void *key, void *new_value); /* PyObject_SetItem */
+    int (*remove)(void *object, void *key);               /* PyObject_DelItem */
+    void *object;
+    void *key;
+    void *new_value; /* NULL: it is removed */
+};
+
 KC_EXPORT uint32_t kc_sampler_abi(void);
 /* From now on memory is read by this layout. Fails where memory cannot be read at all. */
 KC_EXPORT int kc_sampler_open(const struct kc_sampler_layout *layout, char *error, size_t error_bytes);
@@ -115,8 +123,10 @@ KC_EXPORT int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes)
 /* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the
  * GIL, so that the threads of its interpreter stand still. */
 KC_EXPORT int kc_sampler_runs(uint64_t code);
-/* The same for any code object of this file. */
-KC_EXPORT int kc_sampler_runs_file(const char *file);
+/* Changes an item of an object of Python if no thread is inside code of this file, or may be. The GIL, which the
+ * caller keeps, does not change hands between the look and the change. Returns 1; 0 if nothing is changed; -1 with
+ * Python's error set. */
+KC_EXPORT int kc_sampler_change_item(const char *file, const struct kc_sampler_item *item);
 /* Makes the arena; returns its descriptor, which stays the sampler's. */
 KC_EXPORT int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size_t error_bytes);
 KC_EXPORT int kc_sampler_start(char *error, size_t error_bytes);

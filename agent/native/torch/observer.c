@@ -5,9 +5,6 @@
  *   They are registered for a recording only. An op that began before they were removed still calls its end, at any
  *   later time: the code is never unmapped, and without a recording the callbacks return at once.
  *
- *   torch hands the start callback a place for a std::unique_ptr: it must be made empty. On x86-64 its address is the
- *   first argument and the return value; on AArch64 it is in x8, which C cannot name.
- *
  *   A thread that is still inside a callback when recording stops (it was put aside by the system in the middle of
  *   some hundred nanoseconds) keeps its arena: it is retired, and unmapped before a later recording.
  *
@@ -35,6 +32,7 @@
 #include "torch/op_names.h"
 #include "torch/op_thread.h"
 #include "torch/libtorch_api.h"
+#include "torch/start_callback.h"
 #include "common/error_text.h"
 
 #define NS_PER_MS 1000000LL
@@ -63,27 +61,9 @@ static struct {
 
 /* ---- the callbacks ---- */
 
-#if defined(__x86_64__)
-#define START(name, scope)                                    \
-    static void *name(void **context, const void *function) { \
-        *context = NULL;                                      \
-        ops_begin(function, scope);                           \
-        return context;                                       \
-    }
-#elif defined(__aarch64__)
-#define START(name, scope)                                                                      \
-    __attribute__((used)) static void name##_body(const void *function) __asm__(#name "_body"); \
-    static void name##_body(const void *function) { ops_begin(function, scope); }               \
-    void name(void) __attribute__((visibility("hidden")));                                      \
-    __asm__(".text\n.hidden " #name "\n.globl " #name "\n.type " #name ", %function\n" #name    \
-            ":\n    hint #34\n    str xzr, [x8]\n    b " #name "_body\n.size " #name ", .-" #name "\n");
-#else
-#error "the calling convention of std::unique_ptr results is not known for this machine"
-#endif
-
-START(ops_start_function, ARENA_SCOPE_FUNCTION)
-START(ops_start_backward, ARENA_SCOPE_BACKWARD_FUNCTION)
-START(ops_start_user, ARENA_SCOPE_USER)
+OPS_START(ops_start_function, ops_begin, ARENA_SCOPE_FUNCTION)
+OPS_START(ops_start_backward, ops_begin, ARENA_SCOPE_BACKWARD_FUNCTION)
+OPS_START(ops_start_user, ops_begin, ARENA_SCOPE_USER)
 
 static void end(const void *function, void *context) {
     (void)context;

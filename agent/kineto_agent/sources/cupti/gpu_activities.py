@@ -45,9 +45,15 @@ RUNTIME_CALLS = (
     "*Synchronize*",
     "cudaStreamWaitEvent*",
     "cudaEventRecord*",
+    # Allocations that stop the device. They take microseconds to milliseconds each, and a program that is well calls
+    # them rarely: a caching allocator is in between. Those in stream order (cudaMallocAsync) are quick and many.
+    *("cudaMalloc_v*", "cudaFree_v*", "cudaHostAlloc_v*", "cudaMallocHost_v*", "cudaFreeHost_v*"),
 )
-DRIVER_CALLS = ("cuLaunch*", "cuGraphLaunch*", "cuMem*Async*")
-# With options["profile_memory"]: allocations too.
+DRIVER_CALLS = (
+    *("cuLaunch*", "cuGraphLaunch*", "cuMem*Async*"),
+    *("cuMemAlloc_v*", "cuMemFree_v*", "cuMemCreate*", "cuMemMap*", "cuMemUnmap*", "cuMemRelease*"),
+)
+# With options["profile_memory"]: all allocations.
 RUNTIME_MEMORY_CALLS = ("cudaMalloc*", "cudaFree*", "cudaHostAlloc*")
 DRIVER_MEMORY_CALLS = ("cuMemAlloc*", "cuMemFree*", "cuMemCreate*", "cuMemMap*", "cuMemUnmap*", "cuMemRelease*")
 _DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2

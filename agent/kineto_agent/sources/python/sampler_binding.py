@@ -53,6 +53,18 @@ class _Frame(ctypes.Structure):
     _fields_ = [("code", ctypes.c_uint64), ("instruction", ctypes.c_int32), ("reserved", ctypes.c_uint32)]
 
 
+_ITEM_FUNCTIONS = ("PyObject_SetItem", "PyObject_DelItem")
+
+
+class _Item(ctypes.Structure):
+    """kc_sampler_item."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in _ITEM_FUNCTIONS),
+        *((name, ctypes.py_object) for name in ("object", "key", "new_value")),
+    ]
+
+
 class SamplerConfig(ctypes.Structure):
     """kc_sampler_config."""
 
@@ -98,7 +110,7 @@ class Sampler(NativeInterface):
     """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_sampler_abi"
-    ABI = 2
+    ABI = 3
     USE = " for stacks"
     REASONS = _REASONS
 
@@ -134,9 +146,16 @@ class Sampler(NativeInterface):
         """Whether a thread of any interpreter is inside this code."""
         return bool(self._with_gil.kc_sampler_runs(ctypes.c_uint64(id(code))) > 0)
 
-    def runs_file(self, file: str) -> bool:
-        """Whether a thread of any interpreter is inside code of this file."""
-        return bool(self._with_gil.kc_sampler_runs_file(file.encode("utf-8", "replace")) > 0)
+    def change_item(self, file: str, items: Dict[Any, Any], key: Any, *value: Any) -> bool:
+        """Set an item, or remove it if no value is given. Nothing is changed, and False returned, where a thread may be
+        inside code of this file.
+
+        items: an exact dict or OrderedDict whose keys hash and compare without Python code, so that no other thread
+        gets the GIL between the look and the change. Raises KeyError.
+        """
+        functions = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in _ITEM_FUNCTIONS)
+        item = _Item(*functions, items, key, *value)
+        return bool(self._with_gil.kc_sampler_change_item(file.encode("utf-8", "replace"), ctypes.byref(item)) > 0)
 
     def prepare(self, config: SamplerConfig) -> int:
         """Make the arena and return its file descriptor, which the sampler keeps."""

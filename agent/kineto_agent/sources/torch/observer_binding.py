@@ -5,7 +5,7 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ob
 
 import ctypes
 import os
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
@@ -20,6 +20,7 @@ _REASONS = {
     _ORDER: "TORCH_OPS_BUSY",
 }
 _NUMBERS = tuple(field for field in TorchLayout._fields if field != "dtype_names")
+_LAYOUT_NUMBERS = len(_NUMBERS)  # they come first in a TorchLayout
 
 
 class ObserverLayout(ctypes.Structure):
@@ -73,7 +74,28 @@ class Described(NamedTuple):
     storage_data: int  # address
 
 
-class Observer(NativeInterface):
+class TorchInterface(NativeInterface):
+    """What the interfaces that read torch's objects share."""
+
+    def open_with(self, function: Any, libraries: Any, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
+        """Open with each layout until one fits, at last with none. Returns that which fits, or None."""
+        fits = ctypes.c_uint32()
+        for layout in (*layouts, None):
+            numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[:_LAYOUT_NUMBERS]))
+            self._check(function(libraries, numbers, ctypes.byref(fits), *self._error.room))
+            if fits.value:
+                break
+        return layout
+
+    def described_by(self, function: Any, address: int) -> Described:
+        """The TensorImpl at `address` as this function describes it; nothing without a layout."""
+        entry = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
+        data = ctypes.c_uint64()
+        size = function(ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data))
+        return Described(entry.raw[: max(size, 0)], data.value)
+
+
+class Observer(TorchInterface):
     """The one observer of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_observer_abi"
@@ -83,23 +105,11 @@ class Observer(NativeInterface):
 
     def open(self, path: str, layouts: Tuple[TorchLayout, ...]) -> Optional[TorchLayout]:
         """Find torch's functions in libtorch_cpu. Returns the layout that fits, or None if none of these does."""
-        fits = ctypes.c_uint32()
-        for layout in (*layouts, None):
-            numbers = None if layout is None else ctypes.byref(ObserverLayout(*layout[: len(_NUMBERS)]))
-            code = self._library.kc_observer_open(os.fsencode(path), numbers, ctypes.byref(fits), *self._error.room)
-            self._check(code)
-            if fits.value:
-                break
-        return layout
+        return self.open_with(self._library.kc_observer_open, os.fsencode(path), layouts)
 
     def describe_tensor(self, address: int) -> Described:
         """What the observer would record of the TensorImpl at `address`; nothing without a layout."""
-        entry = ctypes.create_string_buffer(_DESCRIPTION_BYTES)
-        data = ctypes.c_uint64()
-        size = self._library.kc_observer_describe_tensor(
-            ctypes.c_void_p(address), entry, _DESCRIPTION_BYTES, ctypes.byref(data)
-        )
-        return Described(entry.raw[: max(size, 0)], data.value)
+        return self.described_by(self._library.kc_observer_describe_tensor, address)
 
     def prepare(self, config: ObserverConfig) -> int:
         """Make the arena and return its file descriptor, which the observer keeps."""

@@ -174,14 +174,15 @@ def tensors_fit(observer: Any) -> bool:
     """Whether tensors lie as the layout says: two are made and looked at, once in a process."""
     if True not in _tensors_fit:
         try:
-            _tensors_fit[True] = _look_at_tensors(observer, sys.modules["torch"])
+            _tensors_fit[True] = look_at_tensors(observer, sys.modules["torch"])
         except Exception:  # noqa: BLE001 - then they are not looked at
             log_exception("torch_ops: the layout of tensors cannot be checked")
             _tensors_fit[True] = False
     return _tensors_fit[True]
 
 
-def _look_at_tensors(observer: Any, torch: Any) -> bool:
+def look_at_tensors(observer: Any, torch: Any) -> bool:
+    """Whether two tensors, made now, are described as they are."""
     inline = torch.empty_strided((2, 3, 5), (15, 1, 3), dtype=torch.float64, device="cpu")
     outside = torch.empty((1, 2, 3, 4, 5, 6), dtype=torch.int16, device="cpu")
     expected = (

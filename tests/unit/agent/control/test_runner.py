@@ -17,6 +17,7 @@ from kineto_agent.protocol.records import STEP_MARK
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
+from kineto_agent.steps.step_marks import StepMarkSession
 from kineto_agent.system.threads import thread_names
 from support.agent.agent_daemon import Connection, Daemon, start_request
 from support.agent.failing_source import Failing
@@ -285,8 +286,24 @@ def test_one_source_that_fails_leaves_the_other_a_partial_trace(process: Process
     assert result.outcome == "partial"
     assert result.reason_code == ("CUPTI_BUSY" if where == "prepare" else "SOURCE_FAILED")
     assert result.reason.startswith("failing: ")
+    assert result.not_recorded == ({} if where == "stop" else {"kernel": result.reason})
     assert result.sources["python_stacks"]["records"] > 0
     assert "failing" not in result.sources
+
+
+def test_iterations_that_cannot_be_announced_are_told_once(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StepMarkSession.__init__
+
+    def too_long_to_send(session: StepMarkSession, *arguments: Any) -> None:
+        made(session, *arguments)
+        session.metadata = {"text": "x" * 70000}
+
+    monkeypatch.setattr(StepMarkSession, "__init__", too_long_to_send)
+    connection = process.connect()
+    process.counter.step()
+    connection.send(start_request(activity_types=[]))
+    result = connection.expect(wire.Result)
+    assert (result.outcome, result.reason[:7], result.reason.count("steps: ")) == ("partial", "steps: ", 1)
 
 
 def test_a_type_that_is_not_there_makes_the_trace_partial(process: Process) -> None:
@@ -295,6 +312,7 @@ def test_a_type_that_is_not_there_makes_the_trace_partial(process: Process) -> N
     result = connection.expect(wire.Result)
     assert (result.outcome, result.reason_code) == ("partial", "ACTIVITY_TYPE_UNAVAILABLE")
     assert result.reason == "this process cannot record kernel"
+    assert result.not_recorded == {"kernel": "the process offers no source for it"}
 
 
 def test_sources_report_counts_warnings_and_their_cost(process: Process) -> None:

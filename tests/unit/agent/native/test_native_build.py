@@ -15,10 +15,12 @@ EXPORTED = {
     "kc_observer_abi", "kc_observer_open", "kc_observer_describe_tensor", "kc_observer_prepare",
     "kc_observer_start", "kc_observer_counts", "kc_observer_stop", "kc_observer_close",
     "kc_gate_up", "kc_gate_down",
+    "kc_graphs_abi", "kc_graphs_open", "kc_graphs_describe_tensor", "kc_graphs_begin", "kc_graphs_seal",
+    "kc_graphs_take", "kc_graphs_drop",
     "kc_tracer_abi", "kc_tracer_open", "kc_tracer_prepare", "kc_tracer_leave_out", "kc_tracer_start",
     "kc_tracer_look", "kc_tracer_counts", "kc_tracer_stop", "kc_tracer_close", "kc_tracer_forked",
     "kc_sampler_abi", "kc_sampler_open", "kc_sampler_look", "kc_sampler_read_text", "kc_sampler_runs",
-    "kc_sampler_runs_file", "kc_sampler_prepare", "kc_sampler_start", "kc_sampler_name", "kc_sampler_counts",
+    "kc_sampler_change_item", "kc_sampler_prepare", "kc_sampler_start", "kc_sampler_name", "kc_sampler_counts",
     "kc_sampler_ticks", "kc_sampler_stop", "kc_sampler_close",
     "kc_turns_abi", "kc_turns_begin", "kc_turns_poll",
 }  # fmt: skip

@@ -43,6 +43,7 @@ MESSAGES: List[wire.Message] = [
         {"7": "main"},
         {"thread": 7, "starts": [[3, 1]]},
         ["w"],
+        {"kernel": "CUPTI is taken"},
     ),
     wire.Rejected("c2", "BUSY", "busy with c1", "c1"),
 ]

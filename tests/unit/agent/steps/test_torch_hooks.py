@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import pytest
-from kineto_agent.steps import torch_hooks
+from kineto_agent.steps import optimizer_hook
 from kineto_agent.steps.counting import StepCounter
 from kineto_agent.steps.torch_hooks import StepHooks
 from support.agent.python_child import environment
@@ -32,13 +32,13 @@ class KinetoStepTracker:
         return len(cls.seen)
 """
 FAKE_OPTIMIZER = """
-HOOKS = []
-class Handle:
-    def __init__(self, hook): self.hook = hook
-    def remove(self): HOOKS.remove(self.hook)
+from collections import OrderedDict
+_global_optimizer_post_hooks = OrderedDict()
 def register_optimizer_step_post_hook(hook):
-    HOOKS.append(hook)
-    return Handle(hook)
+    _global_optimizer_post_hooks[len(_global_optimizer_post_hooks)] = hook
+def step():
+    for hook in _global_optimizer_post_hooks.values():
+        hook(None, (), {})
 """
 
 
@@ -68,6 +68,10 @@ def import_optimizer() -> Any:
     return importlib.import_module("torch.optim.optimizer")
 
 
+def hooks_of(optimizer: Any) -> list[Any]:
+    return list(optimizer._global_optimizer_post_hooks.values())
+
+
 def import_profiler() -> Any:
     return importlib.import_module("torch.profiler.profiler").profile
 
@@ -87,13 +91,13 @@ def test_torch_is_hooked_when_it_is_imported_later(fake_torch: Callable[[str], N
     hook.install()
     hook.install()
     module = import_optimizer()
-    assert [counter.on_optimizer_step] == module.HOOKS
+    assert hooks_of(module) == [counter.on_optimizer_step]
     assert is_waiting()
     import_profiler()
     import_tracker()
     assert not is_waiting()
     hook.remove()
-    assert module.HOOKS == []
+    assert hooks_of(module) == []
 
 
 def test_torch_is_hooked_when_it_is_there_already(fake_torch: Callable[[str], None]) -> None:
@@ -102,7 +106,7 @@ def test_torch_is_hooked_when_it_is_there_already(fake_torch: Callable[[str], No
     counter = StepCounter()
     hook = StepHooks(counter)
     hook.install()
-    assert [counter.on_optimizer_step] == module.HOOKS
+    assert hooks_of(module) == [counter.on_optimizer_step]
     hook.remove()
 
 
@@ -129,7 +133,7 @@ def test_an_error_in_the_import_is_the_programs_own_and_the_next_try_is_hooked(
         import_optimizer()
     fake_torch(FAKE_OPTIMIZER + "# mended, and longer than before\n")
     importlib.invalidate_caches()
-    assert len(import_optimizer().HOOKS) == 1
+    assert len(hooks_of(import_optimizer())) == 1
     hook.remove()
 
 
@@ -149,7 +153,7 @@ def test_removing_the_hook_before_torch_is_imported_leaves_nothing(fake_torch: C
     hook = StepHooks(StepCounter())
     hook.install()
     hook.remove()
-    assert import_optimizer().HOOKS == []
+    assert hooks_of(import_optimizer()) == []
 
 
 TORCHS_OPTIMIZER = """
@@ -178,41 +182,26 @@ def test_torchs_optimizers_are_counted() -> None:
 
 # ---------------------------------------------------------------- hooks of others, optimizers at work
 
-REAL_OPTIMIZER = """
-from collections import OrderedDict
-_global_optimizer_post_hooks = OrderedDict()
-class Handle:
-    def __init__(self, key): self.key = key
-    def remove(self): del _global_optimizer_post_hooks[self.key]
-def register_optimizer_step_post_hook(hook):
-    handle = Handle(len(_global_optimizer_post_hooks))
-    _global_optimizer_post_hooks[handle.key] = hook
-    return handle
-def step():
-    for hook in _global_optimizer_post_hooks.values():
-        hook(None, (), {})
-"""
-
 
 def test_without_a_finder_only_a_torch_that_is_there_is_hooked(fake_torch: Callable[[str], None]) -> None:
-    fake_torch(REAL_OPTIMIZER)
+    fake_torch(FAKE_OPTIMIZER)
     meta_path = list(sys.meta_path)
     hook = StepHooks(StepCounter())
     hook.install(wait_for_import=False)
     assert sys.meta_path == meta_path
     module = import_optimizer()
-    assert not module._global_optimizer_post_hooks
+    assert not hooks_of(module)
     hook.install(wait_for_import=False)
     hook.install(wait_for_import=False)
-    assert len(module._global_optimizer_post_hooks) == 1
+    assert len(hooks_of(module)) == 1
     hook.remove()
-    assert not module._global_optimizer_post_hooks
+    assert not hooks_of(module)
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], others: int) -> None:
     """While steps walk through hooks that give up the GIL, ours comes and goes from another thread."""
-    fake_torch(REAL_OPTIMIZER)
+    fake_torch(FAKE_OPTIMIZER)
     module = import_optimizer()
     for _ in range(others):
         module.register_optimizer_step_post_hook(lambda *_arguments: time.sleep(0.0002))
@@ -237,28 +226,65 @@ def test_hooking_never_makes_a_step_fail(fake_torch: Callable[[str], None], othe
     trainer.join()
     assert steps
     assert not failures
-    assert len(module._global_optimizer_post_hooks) == others
+    assert len(hooks_of(module)) == others
 
 
-def test_a_look_that_took_too_long_changes_no_hooks(
+def test_hooks_of_others_are_not_joined_while_a_step_is_under_way(
     fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that waits for the GIL since may get it, and begin a step, before the hooks are changed."""
-    fake_torch(REAL_OPTIMIZER)
+    fake_torch(FAKE_OPTIMIZER)
+    module = import_optimizer()
+    begun, released = threading.Event(), threading.Event()
+    for theirs in (begun.set, lambda: released.wait(30)):
+        module.register_optimizer_step_post_hook(lambda *_arguments, theirs=theirs: theirs())
+    trainer = threading.Thread(target=module.step)
+    trainer.start()
+    begun.wait(30)
+    monkeypatch.setattr(optimizer_hook, "_TRIES", 3)
+    counter = StepCounter()
+    hook = StepHooks(counter)
+    hook.install(wait_for_import=False)
+    assert len(hooks_of(module)) == 2
+    released.set()
+    trainer.join()
+    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)  # a loaded machine may not let us look for a while
+    hook.install(wait_for_import=False)
+    assert hooks_of(module)[2:] == [counter.on_optimizer_step]
+    hook.remove()
+    assert len(hooks_of(module)) == 2
+
+
+def test_no_step_begins_between_the_look_at_others_and_the_change_of_hooks(fake_torch: Callable[[str], None]) -> None:
+    """The other thread steps without a pause, and the interpreter lets threads change wherever it can."""
+    fake_torch(FAKE_OPTIMIZER)
     module = import_optimizer()
     for _ in range(2):
-        module.register_optimizer_step_post_hook(lambda *_arguments: None)
-    monkeypatch.setattr(torch_hooks, "_QUIET_TRIES", 3)
+        module.register_optimizer_step_post_hook(lambda *_arguments: sum(range(200)))
+    stop, failures = threading.Event(), []
 
-    def nobody() -> bool:
-        time.sleep(0.01)
-        return False
+    def train() -> None:
+        try:
+            while not stop.is_set():
+                module.step()
+                sum(range(2000))
+        except RuntimeError as exc:
+            failures.append(exc)
 
-    monkeypatch.setattr(torch_hooks, "_who_runs", lambda _module: nobody)
-    hook = StepHooks(StepCounter())
-    hook.install(wait_for_import=False)
-    assert len(module._global_optimizer_post_hooks) == 2
-    hook.remove()
+    trainer = threading.Thread(target=train)
+    joined, hook, interval = 0, StepHooks(StepCounter()), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        trainer.start()
+        for _ in range(100):
+            hook.install(wait_for_import=False)
+            joined += len(hooks_of(module)) == 3
+            hook.remove()
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        trainer.join()
+    assert joined > 50
+    assert not failures
 
 
 # ---------------------------------------------------------------- torch's own profiler

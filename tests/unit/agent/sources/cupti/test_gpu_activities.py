@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from kineto_agent.sources.cupti.activity_kinds import KINDS
-from kineto_agent.sources.cupti.gpu_activities import CuptiSource
+from kineto_agent.sources.cupti.gpu_activities import RUNTIME_CALLS, RUNTIME_MEMORY_CALLS, CuptiSource
 from kineto_agent.sources.interface import DEVICE_GRAPHS, SourceError
 from kineto_agent.sources.registry import choose
 from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
@@ -109,14 +110,17 @@ def test_calls_without_names_are_refused_rather_than_recorded_all() -> None:
     assert 5 not in sizes
 
 
-def test_memory_calls_are_recorded_on_request_only() -> None:
+def test_allocations_that_stop_the_device_are_recorded() -> None:
     fake_cuda()
-    named = []
-    for options in ({}, {"profile_memory": True}):
-        with recording(["cuda_runtime"], options=options) as (session, reader):
-            session.stop()
-            named.append("cudaMalloc_v3020" in reader.strings().values())
-    assert named == [False, True]
+    with recording(["cuda_runtime"]) as (session, reader):
+        session.stop()
+        assert "cudaMalloc_v3020" in reader.strings().values()
+
+
+def test_allocations_in_stream_order_are_recorded_on_request_only() -> None:
+    name = "cudaMallocAsync_v11020"
+    assert not any(fnmatchcase(name, pattern) for pattern in RUNTIME_CALLS)
+    assert any(fnmatchcase(name, pattern) for pattern in RUNTIME_MEMORY_CALLS)
 
 
 def test_the_kinds_that_serialise_or_hide_kernels_are_never_enabled() -> None:
