@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Nobody can say how much of their time can be saved.
+GUESSES = frozenset({"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -9,7 +12,6 @@ class Finding:
 
     causes: the causes of view time_causes whose time it would take away; it never claims more than they have. op: row
     of cpu_op that shows it best; frame: likewise of python_function; -1: none. kernels: names, the longest first.
-    guess: whether nobody can say how much of the time can be saved; such findings come last.
     where: function, file and line of the program's own code; "": none.
     """
 
@@ -22,5 +24,9 @@ class Finding:
     op: int = -1
     frame: int = -1
     kernels: tuple[str, ...] = ()
-    guess: bool = False
     where: str = ""
+
+    @property
+    def guess(self) -> bool:
+        """Whether nobody can say how much of the time can be saved; such findings come last."""
+        return self.name in GUESSES

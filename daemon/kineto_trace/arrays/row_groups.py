@@ -1,6 +1,6 @@
 """Rows with equal keys, and sums over them. Keys are numbers (of names, shapes, stacks, devices, …)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,15 @@ def group(keys: Sequence[npt.NDArray[Any]]) -> Groups:
     first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
     return Groups(number, first)
+
+
+def places_by_value(values: npt.NDArray[Any]) -> Iterator[tuple[int, Ints]]:
+    """Yields each integer of the array, ascending, with the places at which it is, ascending."""
+    order = np.argsort(values, kind="stable")
+    found, first = np.unique(values[order], return_index=True)
+    bounds = np.append(first, len(order)).tolist()
+    for value, begin, end in zip(found.tolist(), bounds, bounds[1:], strict=False):
+        yield value, order[begin:end]
 
 
 def _numbered(key: npt.NDArray[Any]) -> Ints:

@@ -18,7 +18,7 @@ def apply_window(tables: Mapping[str, Table], start_ns: int, end_ns: int) -> tup
 
     A runtime or driver call outside the window stays if it caused a GPU activity that is kept, so that every flow has
     both ends; an op or annotation outside stays if such a call lies in it, so that every GPU activity has the op that
-    caused it. Tensors stay with their op.
+    caused it. Tensors stay with their op, other tables without times as they are.
     """
     timed = {kind: table for kind, table in tables.items() if kind not in UNTIMED_TABLES}
     kept = {kind: _overlapping(timed[kind], start_ns, end_ns) for kind in timed}
@@ -32,7 +32,8 @@ def apply_window(tables: Mapping[str, Table], start_ns: int, end_ns: int) -> tup
     _keep_enclosing(tables, kept, start_ns)
     result = {kind: table if kept[kind].all() else _take(table, kept[kind]) for kind, table in timed.items()}
     outside_count = sum(int(np.count_nonzero(~mask)) for mask in kept.values())
-    return {**result, **_tensors(tables, result)}, outside_count
+    untimed = {kind: table for kind, table in tables.items() if kind in UNTIMED_TABLES}
+    return {**result, **untimed, **_tensors(tables, result)}, outside_count
 
 
 def _overlapping(table: Table, start_ns: int, end_ns: int) -> Mask:

@@ -6,7 +6,8 @@ Theory of operation
     equal. There are four graphs:
 
     - host: self time of each op, annotation or Python frame, without what it called
-    - gpu: time of kernels, copies and fills, each below the stack that launched it
+    - gpu: time of kernels, copies and fills, each below the stack that launched it; work of CUDA graphs also below the
+      operators that captured it, where those are known
     - samples: how often each line of a Python frame was seen running itself, or waiting for the GIL
     - idle: how often each line was seen off the CPU otherwise
 
@@ -26,7 +27,8 @@ from kineto_agent import __version__
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_ROW, StringTable, Table
-from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.structure.activity_links import calls, captured_ops, gpu
+from kineto_trace.structure.captured_graphs import op_paths
 from kineto_trace.structure.event_tree import KINDS, EventTree, build
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, line_samples
 from kineto_trace.structure.trace_forms import as_meant
@@ -169,8 +171,18 @@ def _gpu(context: Context, tree: EventTree) -> Stacks:
     lost = np.flatnonzero(above < 0)
     if len(lost):
         above[lost] = builder.add(np.full(len(lost), -1), np.full(len(lost), builder.frame(NO_LAUNCH)))
+    _add_captured_ops(context, builder, above)
     stack = builder.add(above, work.name)
     return builder.finish(stack, work.end - work.start)
+
+
+def _add_captured_ops(context: Context, builder: _Builder, above: Ints) -> None:
+    """Adds to the stack of each GPU activity the operators that captured it into its CUDA graph."""
+    operator, paths = context.get(captured_ops), context.get(op_paths)
+    for level in range(max(map(len, paths), default=0)):
+        names = np.array([path[level] if level < len(path) else NO_ROW for path in paths] + [NO_ROW], np.int64)
+        deep = np.flatnonzero(names[operator] != NO_ROW)
+        above[deep] = builder.add(above[deep], names[operator[deep]])
 
 
 def _sampled(context: Context, graph: FlameGraph) -> Stacks:

@@ -81,7 +81,7 @@ def page(sources: Sequence[Paths], *, executor: Executor | None = None) -> str:
     }
     findings = results["findings"]
     if len(sources) > 1:
-        findings = common_findings(findings, len(sources))
+        findings = common_findings(findings, len(sources), results["rank_what_if"])
     sections = [_section(name, results[name]) for name in shown]
     environment = Environment(
         loader=PackageLoader("kineto_trace.html", "page"),

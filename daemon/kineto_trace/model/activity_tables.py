@@ -14,56 +14,13 @@ Theory of operation
     others are kept as text, once per distinct text.
 """
 
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import NamedTuple
-
+from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
 from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
 from kineto_trace.model.line_counts import WAITS
 
 NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
 _NAN = 0x7FF8 << 48
 _UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
-
-
-class Column(NamedTuple):
-    """One column of a table."""
-
-    name: str
-    dtype: str
-    meaning: str
-
-
-class ViewerRow(Enum):
-    """Where a viewer shows the activities of a table."""
-
-    OPERATOR = auto()  # on their thread: they have ids, and contain what happens inside them
-    ANNOTATION = auto()  # around the GPU work on the row of a stream
-    GPU = auto()  # GPU work, on the row of its stream
-    PYTHON = auto()  # on their thread
-    OVERHEAD = auto()  # on a row of the profiler's own
-    SYNC = auto()  # on a row beside that of the stream
-    CALL = auto()  # on their thread: they cause GPU work
-    MEMORY = auto()  # on their thread, without duration
-    FILE = auto()  # where the file has them; only in traces that were read from a file
-    NONE = auto()  # nowhere: they have no time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityTable:
-    """One table, named after its category in Kineto's traces.
-
-    categories: lower-case categories of the complete events that are read into it; *_text: all categories with this
-    ending. A category belongs to the first table that names it, in the order of ViewerRow.
-    """
-
-    name: str
-    row: ViewerRow
-    meaning: str
-    columns: tuple[Column, ...]
-    arguments: tuple[Arg, ...] = ()
-    categories: tuple[str, ...] = ()
-
 
 # Columns and arguments that several tables share.
 _TIMED = (
@@ -285,6 +242,36 @@ TABLES = (
             Column("position", "uint32", "among the tensors of the op's inputs, from 0"),
             Column("impl", "uint64", "address of the TensorImpl"),
             Column("storage", "uint64", "address of the storage's data; 0: none"),
+        ),
+    ),
+    ActivityTable(
+        name="graph_node",
+        row=ViewerRow.NONE,
+        meaning="The nodes of the CUDA graphs whose capture the agent saw, before or during the trace. No times.",
+        columns=(
+            Column("graph", "int32", "number of the captured graph, from 0 on; not CUPTI's id"),
+            Column("node", "int32", "number of the node in its graph, in the order of the capture, from 0 on"),
+            Column("type", "int32", "CUgraphNodeType: 0 kernel, 1 copy, 2 fill, others"),
+            Column("name", "int32", "number into Trace.strings: name of the kernel; -1: none"),
+            Column("grid_x", "int32", "blocks; 0: not a kernel"),
+            Column("grid_y", "int32", "blocks"),
+            Column("grid_z", "int32", "blocks"),
+            Column("block_x", "int32", "threads; 0: not a kernel"),
+            Column("block_y", "int32", "threads"),
+            Column("block_z", "int32", "threads"),
+            Column("operator", "int32", "row of graph_op: the operator that added it; -1: unknown"),
+        ),
+    ),
+    ActivityTable(
+        name="graph_op",
+        row=ViewerRow.NONE,
+        meaning="The operators and annotations that added the nodes of graph_node when those were captured. No times.",
+        columns=(
+            Column("graph", "int32", "number of the captured graph"),
+            Column("name", "int32", "number into Trace.strings"),
+            Column("parent", "int32", "row of graph_op: the operator around it; -1: none"),
+            Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
+            Column("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: unknown"),
         ),
     ),
     ActivityTable(

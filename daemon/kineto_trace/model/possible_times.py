@@ -1,20 +1,23 @@
 """Times that can be: an event that ends before it begins, as some profilers wrote them, lasts for no time.
 
-Exports write such events back as they are. In an analysis they would make sums and shares negative. Tables of a store,
-whose columns are read when they are needed, stay as they are.
+Exports write such events back as they are. In an analysis they would make sums and shares negative. The columns of a
+stored trace are read when they are needed, and are changed then, so that no note counts its events.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kineto_trace.model.trace import Table, Trace
+from kineto_trace.model.trace import LazyColumns, Table, Trace
 
 
 def with_possible_times(trace: Trace) -> Trace:
-    """Returns the trace with negative durations as 0, and a note that counts them."""
+    """Returns the trace with negative durations as 0, and a note that counts them if the trace is in memory."""
     if not isinstance(trace.tables, dict):
-        return trace
+        return replace(trace, tables=_PossibleTables(trace.tables))
     tables, count = dict(trace.tables), 0
     for kind, table in trace.tables.items():
         duration = table.columns.get("duration")
@@ -25,3 +28,33 @@ def with_possible_times(trace: Trace) -> Trace:
         return trace
     whose = "1 event has a negative duration" if count == 1 else f"{count} events have negative durations"
     return replace(trace, tables=tables, notes=(*trace.notes, f"{whose}: 0 is taken"))
+
+
+class _PossibleTables(Mapping[str, Table]):
+    """Tables whose columns are read at the first access, with negative durations as 0."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self._tables = tables
+        self._have: dict[str, Table] = {}
+
+    def __getitem__(self, kind: str) -> Table:
+        found = self._have.get(kind)
+        if found is None:
+            table = self._tables[kind]
+            columns = LazyColumns(list(table.columns), len(table), lambda name: _possible(name, table[name]))
+            found = self._have[kind] = Table(kind, columns, table.origin)
+        return found
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._tables
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
+def _possible(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    impossible = name == "duration" and len(values) > 0 and values.min() < 0
+    return np.maximum(values, 0) if impossible else values

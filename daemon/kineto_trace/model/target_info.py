@@ -40,6 +40,8 @@ class TargetInfo:
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id of the thread that steps; 0: unknown
     options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, named as in the public `Options`
+    activity_types: list[str] | None = None  # that were requested by name; []: the defaults; None: unknown
+    not_recorded: dict[str, str] = field(default_factory=dict)  # type that could not be recorded -> why
     clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
     complete: bool = False  # whether the agent sent its Result
@@ -94,6 +96,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "iterations": list,
     "iteration_thread": int,
     "options": dict,
+    "activity_types": (list, type(None)),
+    "not_recorded": dict,
     "clock_offset_ns": (int, type(None)),
     "clock_uncertainty_ns": (int, type(None)),
     "complete": bool,
@@ -128,6 +132,8 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
     "command": _are_texts,
     "labels": lambda labels: _are_texts(list(labels.values())),
     "options": _are_numbers,
+    "activity_types": lambda types: types is None or _are_texts(types),
+    "not_recorded": lambda reasons: _are_texts(list(reasons.values())),
     "settings": lambda settings: all(isinstance(value, (bool, int, float, str)) for value in settings.values()),
     "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
     "iterations": lambda starts: all(

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_tables import TABLES, Column, ViewerRow, tables_on
+from kineto_trace.model.activity_table import Column, ViewerRow
+from kineto_trace.model.activity_tables import TABLES, tables_on
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
 

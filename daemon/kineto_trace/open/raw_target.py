@@ -19,7 +19,7 @@ from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.decoded import Decode, DecodeWindow, StepMarks
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
-from kineto_trace.decode.torch import kineto_json, memory_events, torch_ops
+from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
 from kineto_trace.model.source_coverage import SourceCoverage, coverage_note, parts_of
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import (
@@ -47,6 +47,7 @@ DECODERS: Mapping[str, Decode] = {
     **dict.fromkeys(python_stacks.FORMATS, python_stacks.decode),
     memory_events.FORMAT: memory_events.decode,
     iterations.FORMAT: iterations.decode,
+    graph_nodes.FORMAT: graph_nodes.decode,
 }
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {

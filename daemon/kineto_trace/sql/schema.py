@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES, ActivityTable
+from kineto_trace.model.activity_table import ActivityTable
+from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES
 from kineto_trace.model.event_kinds import DTYPES
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
 from kineto_trace.view_api.result import ARROW_TYPES
@@ -140,9 +141,10 @@ OP = SqlColumn(
     "op",
     NAMES,
     "",
-    "name of the innermost operator around the call that caused it, otherwise of the innermost annotation",
+    "name of the innermost operator around the call that caused it, otherwise of the innermost annotation; of CUDA "
+    "graphs the operator that captured it, if it is known",
 )
-OP_ID = SqlColumn("op_id", pa.int64(), "", "id of that operator in cpu_op")
+OP_ID = SqlColumn("op_id", pa.int64(), "", "id in cpu_op of the operator around the call")
 LAUNCH = SqlColumn("launch_ns", pa.int64(), "ns", "Unix time at which the call that caused it began")
 DEPTH = SqlColumn("depth", pa.int32(), "", "number of operators around it on its thread")
 PARENT_ID = SqlColumn("parent_id", pa.int64(), "", "id of the innermost operator around it")

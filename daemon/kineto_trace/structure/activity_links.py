@@ -4,6 +4,10 @@ Theory of operation
     A GPU activity belongs to the call with its correlation id, and to the op that is the innermost one around that
     call's start on its thread (attribution.py has the reasons). External ids are of use only where a trace has no
     record of the call, and only if they are consistent: in some traces they are copies of the correlation ids.
+
+    Work of a CUDA graph belongs to the operator that added its node when the graph was captured, where that is known
+    (captured_graphs.py). That operator has no row in the trace, only a name: Gpu.op remains the one that launched the
+    graph.
 """
 
 import re
@@ -18,6 +22,7 @@ from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
+from kineto_trace.structure.captured_graphs import captured_graphs
 from kineto_trace.structure.nesting import Nested, nest_tables
 from kineto_trace.structure.step_completeness import began_before, is_marked_incomplete, is_rest
 
@@ -213,8 +218,29 @@ def call_owners(context: Context) -> Ints:
     return found
 
 
+def captured_ops(context: Context) -> Ints:
+    """For each of Gpu the row of graph_op that added it to its CUDA graph; NOTHING: it has none, or it is unknown."""
+    activity, found = context.get(gpu), context.get(captured_graphs)
+    operator = np.append(context.trace.table("graph_node")["operator"].astype(np.int64), NOTHING)
+    result = np.full(len(activity), NOTHING, np.int64)
+    for kind, name in enumerate(GPU_TABLES):
+        own = activity.kind == kind
+        result[own] = operator[found.node[name][activity.row[own]]]
+    return result
+
+
 def owners(context: Context) -> Ints:
     """For each of Gpu the name (number of a string) of the op or annotation that it belongs to; NOTHING: none."""
+    operator = context.get(captured_ops)
+    names = np.append(context.trace.table("graph_op")["name"].astype(np.int64), NOTHING)
+    return np.where(operator >= 0, names[operator], context.get(launch_owners))
+
+
+def launch_owners(context: Context) -> Ints:
+    """For each of Gpu the name (number of a string) of the op or annotation that launched it; NOTHING: none.
+
+    It differs from `owners` for work of CUDA graphs only.
+    """
     activity = context.get(gpu)
     names = np.append(context.trace.table("cpu_op")["name"].astype(np.int64), NOTHING)
     called: Ints = np.append(context.get(call_owners), NOTHING)

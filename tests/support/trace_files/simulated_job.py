@@ -31,10 +31,12 @@ SPELLINGS = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce
 class Op:
     """One operation of the program. us: its duration on each rank; of a collective, that of the transfer.
 
+    fetch: a copy to pageable memory, for which the host waits in the call.
+
     wait: a collective before whose end the compute stream does not go on.
     """
 
-    kind: Literal["host", "compute", "collective", "join", "sync", "step"]
+    kind: Literal["host", "compute", "collective", "fetch", "join", "sync", "step"]
     us: tuple[float, ...] = ()
     name: str = ""
     elements: int = 0
@@ -149,12 +151,22 @@ def _run(op: Op, place: int, rank: _Rank, number: int) -> None:
         rank.compute = start + op.us[place]
         events = list(launched("gemm", launch, start, op.us[place], number))
         rank.events.append((launch, rank.compute, events))
+    elif op.kind == "fetch":
+        began, start = rank.host, max(rank.host + LATENCY_US, rank.compute + 1)
+        rank.compute = start + op.us[place]
+        rank.host = rank.compute + 10
+        correlation = 950_000 + number
+        stream = {"pid": 0, "tid": 7, "device": 0, "stream": 7, "correlation": correlation}
+        rank.events.append((began, rank.host, [
+            event("cuda_runtime", "cudaMemcpyAsync", began, rank.host - began, correlation=correlation),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", start, op.us[place], **stream),
+        ]))  # fmt: skip
     elif op.kind == "join":
         rank.compute = max(rank.compute, rank.communication)
     elif op.kind == "sync":
         begin, rank.host = rank.host, max(rank.host, rank.compute, rank.communication) + 10
-        call = event("cuda_runtime", "cudaDeviceSynchronize", begin, rank.host - begin, correlation=900_000 + number)
-        rank.events.append((begin, rank.host, [call]))
+        wait = event("cuda_runtime", "cudaDeviceSynchronize", begin, rank.host - begin, correlation=900_000 + number)
+        rank.events.append((begin, rank.host, [wait]))
     elif op.kind == "step":
         rank.steps += 1
         rank.events.append((rank.began, rank.host, [step(rank.steps, rank.began, rank.host - rank.began)]))
@@ -243,6 +255,24 @@ def host_bound(*, late: float, ranks: int = 2, steps: int = 6, layers: int = 30,
     sleep = Op(kind="host", us=tuple(10.0 + late * (rank == 1) for rank in range(ranks)))
     ending = (Op(kind="sync"), Op(kind="step")) if sync else (Op(kind="step"),)
     return SimulatedJob(ranks=ranks, program=(sleep, *layer * layers, *ending) * steps)
+
+
+def launched_ahead(*, late: float = 0.0, slow: float = 1.0, steps: int = 8) -> SimulatedJob:
+    """Two ranks whose hosts launch the forward first and come to the all_reduce much later, while the GPU computes.
+
+    late: us of rank 1's host, before it launches anything; slow: factor of rank 0's kernels.
+    """
+    program = (
+        Op(kind="host", us=(50.0, 50.0 + late)),
+        Op(kind="compute", us=(12_000.0 * slow, 12_000.0)),
+        Op(kind="host", us=(7_000.0, 7_000.0)),
+        Op(kind="compute", us=(6_000.0 * slow, 6_000.0)),
+        Op(kind="collective", us=(500.0, 500.0), name="all_reduce", elements=1 << 20),
+        Op(kind="join"),
+        Op(kind="sync"),
+        Op(kind="step"),
+    )
+    return SimulatedJob(ranks=2, program=program * steps)
 
 
 def ddp(

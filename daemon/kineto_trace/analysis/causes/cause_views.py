@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, TITLES, Detail, TimeCauses, time_causes
-from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.idle.idle_pieces import REASONS
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place

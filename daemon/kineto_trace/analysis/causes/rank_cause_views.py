@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kineto_trace.analysis.causes.cause_views import OTHERS, what
 from kineto_trace.analysis.causes.time_causes import CAUSES, TITLES, time_causes
-from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view

@@ -12,7 +12,9 @@ Theory of operation
     of the weights is changed, and the longest path is found again.
 
     A rank "as fast as the others" has between each two consecutive collectives, on either chain, the median own time of
-    the other ranks.
+    the other ranks. If its GPU is faster already, that one stays as it is: ranks that wait in a collective compute more
+    slowly meanwhile, since the collective's kernel takes multiprocessors from them; the rank that they wait for does
+    not.
 """
 
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.collectives.rank_matching import Instances, Matched, instances
 from kineto_trace.errors import ViewError
+
+FASTER = 0.02  # of the own time of a GPU by which it is less than the others'
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -130,8 +134,15 @@ class Simulation:
         return int(edges.weight[path].sum()) - self._lead_ns
 
     def like_the_others(self, rank: int) -> Ints:
-        """Own times of all moments, with those of one rank as the median of the others'."""
-        return self._replaced(self.work.rank == rank, self.medians(self.work.own, rank), rank)
+        """Own times of all moments, with those of one rank as the median of the others'.
+
+        A GPU that is faster than the others' stays as it is.
+        """
+        middle, entries = self.medians(self.work.own, rank), self.work.rank == rank
+        on_gpu = entries & ~self.work.host & np.isfinite(middle)
+        if self.work.own[on_gpu].sum() < (1 - FASTER) * middle[on_gpu].sum():
+            entries = entries & self.work.host
+        return self._replaced(entries, middle, rank)
 
     def all_alike(self) -> Ints:
         """Own times of all moments, with those of every rank as the median of all."""
@@ -152,7 +163,11 @@ class Simulation:
         return np.where(count > 0, (low + high) / 2, np.nan)
 
     def _replaced(self, entries: Flags, own: Floats, rank: int) -> Ints:
-        """The own times of all moments with those of these entries scaled; their first moments follow."""
+        """The own times of all moments with those of these entries changed to `own`; their first moments follow.
+
+        What a host has too much is taken off its longest stretches, since a host is late by one sleep rather than by
+        everything; else all of an entry is scaled.
+        """
         chains, before = self.chains, self.chains.before.astype(np.float64)
         entries = entries & np.isfinite(own)
         inside = chains.entry >= 0
@@ -160,6 +175,8 @@ class Simulation:
         total = self.work.own[entry].astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             scaled = np.where(total > 0, before[inside] / total, chains.row[inside] >= 0) * own[entry]
+        shorter = chains.host[inside] & (own[entry] < total)
+        scaled = np.where(shorter, _cut_down(before[inside], entry, self.work.own - own), scaled)
         before[inside] = np.where(entries[entry], scaled, before[inside])
         for host in (False, True):
             firsts = np.flatnonzero(~inside & (chains.host == host))
@@ -168,6 +185,17 @@ class Simulation:
             if len(others):
                 before[mine] = np.median(others)
         return np.rint(before).astype(np.int64)
+
+
+def _cut_down(values: Floats, entry: Ints, excess: Floats) -> Floats:
+    """Returns the values (0 or more) less the `excess` of their entry, which is taken off its largest values first."""
+    order = np.lexsort((-values, entry))
+    descending, of = values[order], entry[order]
+    up_to = np.cumsum(descending) - descending
+    larger = up_to - up_to[np.searchsorted(of, of, side="left")]  # the sum of the larger ones of its entry
+    found = values.copy()
+    found[order] -= np.clip(excess[of] - larger, 0, descending)
+    return found
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:

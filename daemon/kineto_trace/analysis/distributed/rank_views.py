@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 # What a rank is told to be: shares of a mean step.
 WAITED_FOR = 0.02  # the others wait for it as long as that
+ABOVE_OWN = 2.0  # times as long as it waits for them: else it is not late by itself
 SLOWER = 0.03  # its computation takes longer than the median rank's by that
 WAITS = 0.1  # it waits as long as that
 
@@ -173,9 +174,10 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
     if waited_for >= WAITED_FOR * step:
         if slower_pct >= 100 * SLOWER:
             return f"slow: it computes {slower_pct:.0f} % longer than the median rank, and others wait for it"
-        if waiting < waited_for and not np.isfinite(slower_pct):
+        late = ABOVE_OWN * waiting < waited_for  # else it is late since it waited for others, or they are by turns
+        if late and not np.isfinite(slower_pct):
             return "late: others wait for it; what it computes is not known"
-        if waiting < waited_for:  # else it is late since it waited for others
+        if late:
             return "late: others wait for it, though it computes no longer; see its host (view idle_causes)"
     if waiting >= WAITS * step:
         share = f"{100 * waiting / step:.0f} % of its steps" if waiting <= step else "longer than its steps take"
@@ -203,6 +205,11 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     median = float(np.median(known)) if len(known) else float("nan")
     mean = np.array([_mean(part.steps.us) for _, part in partials])
     slower = 100 * (computation / median - 1)
+    communication = np.array([_mean(part.work[:, 2]) for _, part in partials])
+    exposed = np.where([part.computes for _, part in partials], communication, np.inf)
+    alone = np.minimum(waited / counts, exposed)  # while it computes nothing
+    others = np.array([np.fmax.reduce(np.delete(alone, at), initial=0.0) for at in range(len(alone))])
+    told = zip(mean, slower, alone, np.minimum(caused / counts, others), most, strict=True)
     values: dict[str, Any] = {
         "rank": matched.ranks,
         "host": [part.host or None for _, part in partials],
@@ -215,12 +222,10 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
         "slowest_steps": _slowest(alike),
         "computation_us": computation,
         "slower_pct": slower,
-        "communication_us": [_mean(part.work[:, 2]) for _, part in partials],
+        "communication_us": communication,
         "waiting_us": waited / counts,
         "waited_for_us": caused / counts,
-        "about": [
-            _about(*each) or None for each in zip(mean, slower, waited / counts, caused / counts, most, strict=True)
-        ],
+        "about": [_about(*each) or None for each in told],
     }
     notes = [*missing_waits(matched, found), *_without_steps(partials)]
     notes += _outside_of_steps(matched.ranks, waited, counts, found)
@@ -288,7 +293,9 @@ def rank_table(context: Context) -> RankFacts:
     Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
     derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
     rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
-    least 3 % longer than the median rank's, otherwise late, unless it waits longer itself, which is what made it late.
+    least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then
+    that made it late, or the ranks are late by turns. In these words, waiting counts only while the rank that waits
+    computes nothing.
     """
     return context.get(_rank_facts)
 

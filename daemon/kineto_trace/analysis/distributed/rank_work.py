@@ -6,8 +6,8 @@ Theory of operation
 
     * on the GPU, gaps in which a collective ends or whose next activity was launched in the gap: after these, the GPU
       goes on once the collective is over and the activity has been launched;
-    * on the host, calls to CUDA, as long as they wait: after one that waits for the GPU, the host goes on once what it
-      waited for is over.
+    * on the host, calls to CUDA, as long as they wait: after one that waits for the GPU, such as a copy from or to
+      pageable memory, the host goes on once what it waited for is over.
 
     A collective begins once it was launched, everything that had been launched before it is over, and the collective
     before it on its stream is. What is left between these and its actual beginning is a delay of unknown cause, which
@@ -29,7 +29,7 @@ from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import calls, gpu
+from kineto_trace.structure.activity_links import MEMCPY, calls, gpu
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -208,9 +208,11 @@ def _gaps(found: RankCollectives, work: _Launches, moments: Ints) -> _Gaps:
 
 
 def _syncs(context: Context, found: RankCollectives) -> _Syncs:
-    """The calls in which the host waited for the GPU."""
+    """The calls in which the host waited for the GPU; copies too, from which it came back when they were over."""
     activity, called = context.get(gpu), context.get(calls)
-    rows = np.flatnonzero(context.get(blocking_calls))
+    copies = np.flatnonzero((activity.kind == MEMCPY) & (activity.call >= 0))
+    copies = copies[called.end[activity.call[copies]] >= activity.end[copies]]
+    rows = np.union1d(np.flatnonzero(context.get(blocking_calls)), activity.call[copies])
     ends = np.sort(activity.end)
     start, end = called.start[rows], called.end[rows]
     at = np.searchsorted(ends, end, side="right") - 1

@@ -19,6 +19,7 @@ from kineto_trace.view_api.view import Answer, view
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 LEAST = 0.02  # of the time from the first to the last collective: less is no straggler
+ABOVE_OTHERS = 2.0  # times what the others waited for the middle one of the other ranks: less is chance
 Steps = int | str | Sequence[int] | None
 
 
@@ -71,7 +72,8 @@ def _rows(
     np.add.at(by_step, (place, blamed), caused)
     order = np.argsort(-caused_by, kind="stable")
     ranks = np.array(matched.ranks, np.int64)
-    named = (np.arange(count) < candidates) & (caused_by[order] > LEAST * _span(matched, several))
+    least = np.maximum(LEAST * _span(matched, several), ABOVE_OTHERS * _middle_of_others(caused_by))
+    named = (np.arange(count) < candidates) & (caused_by > least)[order]
     values = {
         "rank": ranks[order],
         "candidate": named,
@@ -96,6 +98,11 @@ def _rows(
 def _waited_for(last: Ints, caused: Ints, chosen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """The stretches in which the others waited for one rank: they end when it begins."""
     return last[chosen] - caused[chosen], last[chosen]
+
+
+def _middle_of_others(values: Floats) -> Floats:
+    """For each rank the median of the other ranks' values, of two middle ones the smaller; 0 if there are none."""
+    return np.array([np.sort(np.delete(values, at))[: len(values) // 2][-1:].sum() for at in range(len(values))])
 
 
 def _span(matched: Matched, several: npt.NDArray[np.bool_]) -> int:
@@ -142,7 +149,8 @@ def stragglers(context: Context) -> RankCollectives:
     All collectives that appear on several ranks count. The rank that begins one last is late, if it is behind the last
     but one by more than the doubt of the clocks. That costs the group the time between these two starts, or what the
     others waited in the collective if that is less; waits at the same time count once. A rank is a candidate if the
-    others waited for it for more than 2 % of the time from the first to the last collective. What the job would gain
+    others waited for it for more than 2 % of the time from the first to the last collective, and more than twice as
+    long as for the middle one of the other ranks: ranks that are late by turns are none. What the job would gain
     without it is told by the view `rank_what_if`.
 
     Options:

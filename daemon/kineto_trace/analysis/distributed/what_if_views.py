@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.host_collective_bounds import host_bounds
+from kineto_trace.analysis.distributed.rank_kernels import RankKernels, rank_kernels, slower_kernels
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork, rank_work
 from kineto_trace.base.quantities import ms
@@ -22,7 +23,8 @@ MAX_ERROR = 0.1  # of the time that the job took: a worse model predicts nothing
 MAX_RANKS = 16  # that are simulated, those with the most own work
 NO_TIME = "the collectives that several ranks have take no time"
 WORTH_SAYING = 0.02  # of the time that the job took
-NAMES = ("change", "rank", "collective", "process_group", "saving_us", "saving_pct", "saving_per_step_us", "about")
+FIRST = ("change", "rank", "collective", "process_group")
+LATE_HOST, SLOW_KERNELS, BY_TURNS = "its host is late", "its kernels take longer", "late by turns"
 
 
 class _Change(NamedTuple):
@@ -32,20 +34,29 @@ class _Change(NamedTuple):
     process_group: str | None
     saving_ns: int
     about: str | None
+    cause: str | None = None
+    more_work_ns: int | None = None
 
 
-def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
-    matched = match([(rank, part.found) for rank, part in partials])
+class JobRank(NamedTuple):
+    """What one rank contributes."""
+
+    work: RankWork
+    kernels: RankKernels
+
+
+def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
+    matched = match([(rank, part.work.found) for rank, part in partials])
     notes = [*matched.notes, *matched.clock_notes]
     found = instances(matched)
     if not len(matched):
         return _nothing([*notes, f"{NO_COLLECTIVES}, so the ranks cannot be compared"])
     if not (found.seen > 1).any():
         return _nothing([*notes, "no collective appears on more than one rank, so the ranks cannot be compared"])
-    if not any(part.found.kernels.any() for _, part in partials):
+    if not any(part.work.found.kernels.any() for _, part in partials):
         return _of_the_host(matched, found, notes)
     try:
-        simulation = Simulation(matched, [part for _, part in partials])
+        simulation = Simulation(matched, [part.work for _, part in partials])
     except ViewError as exc:
         return _nothing([*notes, str(exc)])
     if simulation.error > MAX_ERROR:
@@ -65,7 +76,7 @@ def _rows(partials: Sequence[tuple[int, RankWork]]) -> Answer:
                 "what they could gain is unknown",
             ]
         )
-    changes = [*_ranks(simulation), *alike, *_collectives(simulation)]
+    changes = [*_ranks(simulation, [part.kernels for _, part in partials]), *alike, *_collectives(simulation)]
     notes.append(
         f"of {ms(simulation.measured_ns)} from the first collective to the last one, the model of the job reproduces "
         f"{ms(simulation.model_ns)}; savings overlap and must not be added up"
@@ -80,10 +91,12 @@ def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequen
     ordered = sorted(changes, key=lambda change: -change.saving_ns)
     return Answer(
         {
-            **{name: [getattr(change, name) for change in ordered] for name in NAMES[:4]},
+            **{name: [getattr(change, name) for change in ordered] for name in FIRST},
             "saving_us": [change.saving_ns / 1e3 for change in ordered],
             "saving_pct": [100 * change.saving_ns / total_ns for change in ordered],
             "saving_per_step_us": [change.saving_ns / 1e3 / steps if steps else None for change in ordered],
+            "more_work_us": [None if each.more_work_ns is None else each.more_work_ns / 1e3 for each in ordered],
+            "cause": [change.cause for change in ordered],
             "about": [change.about for change in ordered],
         },
         notes,
@@ -91,7 +104,7 @@ def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequen
 
 
 def _nothing(notes: Sequence[str]) -> Answer:
-    return Answer({name: [] for name in NAMES}, notes)
+    return Answer({column.name: [] for column in rank_what_if.columns}, notes)
 
 
 def _steps(matched: Matched, rows: Ints) -> int:
@@ -104,7 +117,7 @@ def _saving(simulation: Simulation, before: Ints, transfer: Ints) -> int:
     return simulation.model_ns - simulation.run(before, transfer)
 
 
-def _ranks(simulation: Simulation) -> list[_Change]:
+def _ranks(simulation: Simulation, kernels: Sequence[RankKernels]) -> list[_Change]:
     """One change for each rank, of many ranks for those that are longer than the others between collectives."""
     matched, work = simulation.matched, simulation.work
     excess = np.zeros(len(matched.ranks))
@@ -116,28 +129,41 @@ def _ranks(simulation: Simulation) -> list[_Change]:
             continue
         saving = _saving(simulation, simulation.like_the_others(place), simulation.found.transfer)
         rank = matched.ranks[place]
-        about = _why(simulation, place) if saving >= WORTH_SAYING * simulation.model_ns else None
-        changes.append(_Change(f"rank {rank} as fast as the others", rank, None, None, saving, about))
+        about, cause = None, None
+        if saving >= WORTH_SAYING * simulation.model_ns:
+            about, cause = _why(simulation, place)
+            if cause == SLOW_KERNELS:
+                others = [each for other, each in enumerate(kernels) if other != place]
+                cause = slower_kernels(kernels[place], others) or cause
+        more = int(max(0, *_more_work(simulation, place)))
+        changes.append(_Change(f"rank {rank} as fast as the others", rank, None, None, saving, about, cause, more))
     return changes
 
 
-def _why(simulation: Simulation, place: int) -> str:
-    """What makes a rank slower than the others, and before which collectives."""
+def _more_work(simulation: Simulation, place: int) -> tuple[float, float]:
+    """What a rank works more than the median of the others (ns), on its GPU and on its host."""
+    work = simulation.work
+    longer = np.nan_to_num(work.own - simulation.medians(work.own, place))
+    on_gpu, on_host = (float(longer[(work.rank == place) & (work.host == host)].sum()) for host in (False, True))
+    return on_gpu, on_host
+
+
+def _why(simulation: Simulation, place: int) -> tuple[str, str]:
+    """What makes a rank slower than the others, and before which collectives; then the same in few words."""
     work, kinds = simulation.work, _kinds(simulation.matched, simulation.found)
-    own = work.rank == place
+    rank, own = simulation.matched.ranks[place], work.rank == place
+    on_gpu, on_host = _more_work(simulation, place)
+    if max(on_gpu, on_host) <= 0:
+        return f"rank {rank} has no more own work than the others, but at other times: they are late by turns", BY_TURNS
     longer = np.nan_to_num(work.own - simulation.medians(work.own, place))[own]
-    on_gpu, on_host = (longer[work.host[own] == host].sum() for host in (False, True))
     longer = np.where(work.host[own] == (on_host > on_gpu), longer, 0)
     before = np.bincount(kinds.of[work.closing[own]], longer, len(kinds.names))
     collective, group = kinds.names[int(before.argmax())]
     where = f"{collective} of {group}" if group else collective
-    cause = (
-        "its kernels take longer"
-        if on_gpu >= on_host
-        else "its host is late (views idle_causes and findings of this rank)"
-    )
+    cause = SLOW_KERNELS if on_gpu >= on_host else LATE_HOST
+    look = "" if on_gpu >= on_host else " (views idle_causes and findings of this rank)"
     extra = f"{ms(float(longer.sum()))} more own work than the median of the others"
-    return f"rank {simulation.matched.ranks[place]} has {extra}, most of it before {where}: {cause}"
+    return f"rank {rank} has {extra}, most of it before {where}: {cause}{look}", cause
 
 
 class _Kinds(NamedTuple):
@@ -222,11 +248,24 @@ _ON_THE_HOST = (
         ("saving_us", "float", "us", "time that the whole job would save, from the first collective to the last one"),
         ("saving_pct", "float", "%", "share of that time"),
         ("saving_per_step_us", "float", "us", "the same per training step"),
+        (
+            "more_work_us",
+            "float",
+            "us",
+            "what the rank works more than the median of the others, on its GPU or its host; missing for collectives "
+            "on the host",
+        ),
+        (
+            "cause",
+            "text",
+            "",
+            "what makes the rank slower, in few words: its host is late, or its kernels are more, larger or slower",
+        ),
         ("about", "text", "", "what makes the rank slower, or what the figure assumes"),
     ),
     reduce=_rows,
 )
-def rank_what_if(context: Context) -> RankWork:
+def rank_what_if(context: Context) -> JobRank:
     """What the job would gain if a rank worked as fast as the others, or if transfers took no time; the most first.
 
     The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
@@ -244,4 +283,4 @@ def rank_what_if(context: Context) -> RankWork:
     unknown. Of such jobs the savings are upper bounds by the durations of the collectives: what the others waited for a
     rank beyond the last but one, and the transfers.
     """
-    return context.get(rank_work)
+    return JobRank(context.get(rank_work), context.get(rank_kernels))

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_tables import ViewerRow, tables_on
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import tables_on
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, UNKNOWN_STREAM, Table
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, owners, steps

@@ -39,7 +39,7 @@ Flags = npt.NDArray[np.bool_]
         ("thread", "int", "", "thread; missing for GPU work"),
         ("device", "int", "", "GPU index in the process; missing for events of the host"),
         ("stream", "int", "", "stream; missing for events of the host and of whole devices"),
-        ("op", "text", "", "operator, else annotation, around the call; missing for other events"),
+        ("op", "text", "", "operator, else annotation, around the call or that captured it; missing for others"),
     ),
     nothing="no event of the trace fits all conditions",
 )

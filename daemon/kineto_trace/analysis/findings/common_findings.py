@@ -1,24 +1,146 @@
-"""The findings of many ranks, each kind once."""
+"""The findings of a job of many ranks: each kind once, and with what the job would gain, not one rank.
 
-from dataclasses import replace
+Theory of operation
+    What a rank loses is not what the job loses. Time in which a rank waits in collectives is lost by the rank that the
+    others wait for; and what makes one rank slower than the others costs the job no more than that this rank is slower.
+    The view rank_what_if has both, from a critical path over all ranks:
+
+    * what a kind of finding takes more on a rank than on the middle one of the others counts up to what the job would
+      gain if that rank were as fast as the others. But it is no more than what the rank works more than the others: the
+      rest they have too, though it hides behind their waiting. What all ranks have counts as it is;
+    * waiting in collectives is no finding of its own: the ranks that are waited for are;
+    * transfers that nothing hides count up to what the job would gain if they took no time.
+
+    A rank that costs the job more than its findings explain is a finding itself, unless another one costs about as
+    much: ranks that are late by turns are no slow ranks. Without a critical path (no row of a rank in rank_what_if),
+    the findings stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import Any
 
 import pyarrow as pa
 
 from kineto_trace.view_api.result import Result
 
+LEAST_PCT = 2.0  # what the job gains if a rank is as fast as the others: less is no finding
+ABOVE_OTHERS = 2.0  # times what it gains by the middle one of the other ranks: less is chance
+EXPLAINED = 0.5  # of that
+WAITING = "waiting_in_collectives"
+TRANSFERS = frozenset({"exposed_communication"})
+TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", "user_code_collective"})
+SLOW_RANK = "slow_rank"
+_FIGURES = ("saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct")
+_ADVICE = (
+    "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
+    "its data, its host and the clocks of its GPU."
+)
+Row = dict[str, Any]
 
-def common_findings(result: Result, ranks: int) -> Result:
-    """Of view findings: what several ranks have once, as the rank has it where it costs most; the largest first.
 
-    ranks: how many the job has.
+@dataclass(frozen=True, slots=True)
+class _Gains:
+    """What the job would gain, in % of its time. ranks: if this one were as fast as the others; transfers: without."""
+
+    ranks: dict[int, Row]
+    transfers: float
+
+    @property
+    def on_host(self) -> bool:
+        """Whether these are bounds for collectives of the host: what ranks work is unknown then."""
+        return all(row["more_work_us"] is None for row in self.ranks.values())
+
+    def slow(self) -> set[int]:
+        """The ranks that are slower than the others."""
+        found = set()
+        for rank in self.ranks:
+            others = [self.of(other) for other in self.ranks if other != rank]
+            if self.of(rank) >= max(LEAST_PCT, ABOVE_OTHERS * (median_low(others) if others else 0.0)):
+                found.add(rank)
+        return found
+
+    def more_work(self, rank: int) -> float:
+        """What the rank works more than the others; without bounds if that is unknown."""
+        row = self.ranks.get(rank)
+        if row is None or row["more_work_us"] is None or not row["saving_us"]:
+            return 100.0
+        return float(row["more_work_us"] * row["saving_pct"] / row["saving_us"])
+
+    def of(self, rank: int) -> float:
+        """What the job would gain if this rank were as fast as the others; without bounds if that is unknown."""
+        row = self.ranks.get(rank)
+        return max(row["saving_pct"], 0.0) if row else 100.0
+
+
+def common_findings(result: Result, ranks: int, what_if: Result | None = None) -> Result:
+    """Of view findings over the ranks of a job: what several have once, as the rank has it where it costs most.
+
+    The largest saving comes first. ranks: how many the job has. what_if: the view rank_what_if of the same ranks; the
+    savings are then those of the job.
     """
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in result.rows():
-        rows.setdefault((row["finding"], row["title"]), []).append(row)
+    rows = result.rows()
+    gains = _gains(what_if)
+    if gains:
+        rows = _of_the_job(rows, gains, sorted({row["rank"] for row in rows} | set(gains.ranks)))
+    same: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        same.setdefault((row["finding"], row["title"]), []).append(row)
     worst = []
-    for same in rows.values():
-        row = max(same, key=lambda entry: entry["saving_us"] or 0.0)
-        worst.append({**row, "title": f"{row['title']} (on {len(same)} of {ranks} ranks)"} if len(same) > 1 else row)
-    worst.sort(key=lambda entry: -(entry["saving_us"] or 0.0))
+    for each in same.values():
+        row = max(each, key=lambda entry: entry["saving_us"] or 0.0)
+        worst.append({**row, "title": f"{row['title']} (on {len(each)} of {ranks} ranks)"} if len(each) > 1 else row)
+    worst.sort(key=lambda entry: (bool(entry["guess"]), -(entry["saving_us"] or 0.0)))
     return replace(result, table=pa.Table.from_pylist(worst, schema=result.table.schema))
+
+
+def _gains(what_if: Result | None) -> _Gains | None:
+    rows = what_if.rows() if what_if else []
+    ranks = {row["rank"]: row for row in rows if row["rank"] is not None}
+    return _Gains(ranks, sum(max(row["saving_pct"], 0.0) for row in rows if row["collective"])) if ranks else None
+
+
+def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> list[Row]:
+    """The findings with what the job would gain, and the ranks that it waits for."""
+    took: dict[tuple[str, int], float] = {}
+    for row in rows:
+        key = row["finding"], row["rank"]
+        took[key] = took.get(key, 0.0) + row["saving_pct"]
+    explained, slow, found = dict.fromkeys(ranks, 0.0), gains.slow(), list[Row]()
+    for row in rows:
+        kind, rank, own = row["finding"], row["rank"], took[row["finding"], row["rank"]]
+        if kind == WAITING or not own:
+            continue
+        others = [took.get((kind, other), 0.0) for other in ranks if other != rank]
+        more = min(max(own - median_low(others), 0.0), gains.more_work(rank)) if others else 0.0
+        late = min(more, gains.of(rank))
+        counted = own - more + late
+        if kind in (TRANSFERS_ON_HOST if gains.on_host else TRANSFERS):
+            counted = min(counted, gains.transfers)
+        part = row["saving_pct"] / own
+        if not row["guess"]:
+            explained[rank] += part * late
+        alone = not row["guess"] and rank in slow and late > counted / 2 and part * late >= LEAST_PCT
+        title = f"{row['title']}: the others wait for rank {rank}" if alone else row["title"]
+        if counted > 0:
+            found.append({**_scaled(row, counted / own), "title": title})
+    unexplained = sorted(rank for rank in slow if explained[rank] < EXPLAINED * gains.of(rank))
+    return [*found, *(_slow_rank(gains.ranks[rank], explained[rank]) for rank in unexplained)]
+
+
+def _scaled(row: Row, share: float) -> Row:
+    return {**row, **{name: row[name] * share for name in _FIGURES if row[name] is not None}}
+
+
+def _slow_rank(gain: Row, explained: float) -> Row:
+    """A rank that the others wait for, by its row of rank_what_if. explained: % of the time, in other findings."""
+    left = {**gain, "uncertainty_pct": None}
+    return {
+        **_scaled(left, 1 - explained / gain["saving_pct"]),
+        "finding": SLOW_RANK,
+        "guess": False,
+        "title": f"The other ranks wait for rank {gain['rank']}" + (f": {gain['cause']}" if gain["cause"] else ""),
+        "advice": _ADVICE,
+        "evidence": f"{gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
+    }

@@ -11,7 +11,7 @@ Theory of operation
     all comes last.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,15 @@ import numpy as np
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES, small_collectives
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
+from kineto_trace.analysis.findings.gpu_work_findings import (
+    COMPUTING,
+    exposed_pinned_copies,
+    layout_changes,
+    models_without_backward,
+    unmeasured_convolutions,
+)
 from kineto_trace.analysis.findings.idle_findings import (
     allocation,
     annotations,
@@ -33,6 +41,8 @@ from kineto_trace.analysis.findings.idle_findings import (
     waiting_for_ranks,
 )
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.findings.processor_findings import host_without_cores, workers_without_cores
+from kineto_trace.analysis.findings.time_slices import time_slices
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE
@@ -42,17 +52,17 @@ from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, MEMCPY, gpu
+from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
 from kineto_trace.structure.python.python_frames import python_frames
 
+HOST_BOUND = "host_bound"
 LEAST = 0.005  # of the time of the measured steps
 SPEED_UP = 2.0  # of matrix products by tensor cores, at least: TF32 against FP32 on any GPU that has it
 MIN_STEPS = 3  # for an uncertainty
 NORMAL_95 = 1.96  # deviations
 FUSED = 0.5  # of the time of elementwise kernels: a fused one reads and writes once what two read and write twice
 SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
-_COMPUTING = ("matrix_products", "elementwise", "other_kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ def findings(context: Context) -> TraceFindings:
     found = context.get(time_causes)
     window = found.steps.measured_ns
     every = [_capped(context, finding) for finder in FINDERS for finding in finder(context)]
+    every = _without_parts(every)
     every = [finding for finding in every if finding.saving_ns > LEAST * window]
     every.sort(key=lambda finding: (finding.guess, -finding.saving_ns))
     return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note())
@@ -93,6 +104,18 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     of_step = found.time_ns[:, numbers][:, :, ~found.steps.warm_up].sum(axis=(0, 1)) / len(found.devices)
     error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
     return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
+
+
+def _without_parts(every: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings, the host's time in launches without what is in small collectives."""
+    part = sum(finding.saving_ns for finding in every if finding.name == SMALL_COLLECTIVES)
+    found = []
+    for finding in every:
+        less = min(part, finding.saving_ns) if finding.name == HOST_BOUND else 0
+        part -= less
+        evidence = f"{finding.evidence}; {ms(less)} of it in small collectives is another finding" if less else ""
+        found.append(replace(finding, saving_ns=finding.saving_ns - less, evidence=evidence) if less else finding)
+    return found
 
 
 def _capped(context: Context, finding: Finding) -> Finding:
@@ -175,10 +198,10 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
     able = context.get(gpu_abilities)
     if not able.tensor_cores:
         return
-    activity, ops, found = context.get(gpu), context.trace.table("cpu_op"), context.get(time_causes)
+    activity, owner, found = context.get(gpu), context.get(owners), context.get(time_causes)
     eligible = np.zeros(len(activity), np.bool_)
-    known = activity.op >= 0
-    eligible[known] = context.get(eligible_op_names)[ops["name"][activity.op[known]]]
+    known = (activity.op >= 0) | (context.get(captured_ops) >= 0)
+    eligible[known] = context.get(eligible_op_names)[owner[known]]
     kernels = activity.kind == KERNEL
     chosen = eligible & kernels & ~context.get(uses_tensor_cores)[activity.name]
     took = context.get(measured_times)
@@ -192,7 +215,7 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
         advice=able.precision(),
         evidence=f"{ms(total)} of kernels, {share(total, everything)} of all kernel time; the saving assumes "
         f"{SPEED_UP:g} times the speed",
-        causes=_COMPUTING,
+        causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest(context, chosen),
     )
@@ -240,7 +263,7 @@ def small_grids(context: Context) -> Iterator[Finding]:
         evidence=f"{times(len(rows), 'kernel')} of {ms(float(took[rows].sum()))} with "
         f"{float(np.average(filled, weights=took[rows])):.2g} blocks per multiprocessor; the saving "
         "is what a full GPU would give at most",
-        causes=_COMPUTING,
+        causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest(context, chosen),
     )
@@ -261,15 +284,23 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     host_bound,
     synchronisation,
     data_loading,
+    workers_without_cores,
+    host_without_cores,
+    time_slices,
     waiting_for_ranks,
     allocation,
     exposed_communication,
+    small_collectives,
     exposed_pageable_copies,
+    exposed_pinned_copies,
+    layout_changes,
+    models_without_backward,
     no_tensor_cores,
     elementwise,
     small_grids,
     kernel_gaps,
     queued,
+    unmeasured_convolutions,
     unknown,
     on_the_host,
 )

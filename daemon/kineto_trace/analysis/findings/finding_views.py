@@ -1,7 +1,7 @@
 """The view of what to change first."""
 
 from kineto_trace.analysis.findings.finding_rules import LEAST, findings, stack_of, uncertainty
-from kineto_trace.analysis.idle.idle_cause_views import NO_GPU
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.idle.idle_gaps import idle_gaps
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
@@ -35,18 +35,20 @@ _EVIDENCE = {
         ("call_stack", "text", "", "Python frames around that operator, innermost first"),
         ("kernels", "texts", "", "kernels or copies that take most of this time"),
         ("where", "text", "", "function, file and line of the program's own code, for findings about the host"),
+        ("guess", "bool", "", "whether nobody can say how much of this time can be saved; such findings come last"),
     ),
 )
 def findings_view(context: Context, *, top: int = 10) -> Answer:
     """What to change first, with the time that each change would save and the evidence.
 
     The view looks for GPU idle time by cause (view time_causes; Python functions, annotations and operators by name),
-    communication and pageable copies that no computation hides, matrix products without tensor cores, elementwise
-    kernels that could be fused, and kernels that leave part of the GPU without work. No saving is larger than the time
-    that view time_causes gives to its cause. The advice is what the GPUs of the trace can follow. Steps of the warm-up,
-    and findings that would save less than half a per cent, are left out; time of which it is not known how much can be
-    saved comes last. Without a GPU, the view looks for what the host loses time on: the program's own functions,
-    loading, the optimizer, threads that share the GIL or the processors.
+    processors that the host does not get, communication and copies that no computation hides, other programs that take
+    turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
+    matrix products without tensor cores, elementwise kernels that could be fused, and kernels that leave part of the
+    GPU without work. No saving is larger than the time that view time_causes gives to its cause. The advice is what the
+    GPUs of the trace can follow. Steps of the warm-up, and findings that would save less than half a per cent, are left
+    out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the host
+    loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the processors.
 
     Options:
     - top: the maximum number of findings.
@@ -85,6 +87,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             "call_stack": [stack_of(context, finding) for finding in chosen],
             "kernels": [list(finding.kernels) for finding in chosen],
             "where": [finding.where or None for finding in chosen],
+            "guess": [finding.guess for finding in chosen],
         },
         notes,
     )

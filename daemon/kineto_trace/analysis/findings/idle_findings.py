@@ -15,6 +15,7 @@ from kineto_trace.analysis.causes.cause_views import what
 from kineto_trace.analysis.causes.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
+from kineto_trace.analysis.findings.launch_origins import main_origin
 from kineto_trace.analysis.findings.measured_work import (
     Ints,
     called_in,
@@ -24,7 +25,8 @@ from kineto_trace.analysis.findings.measured_work import (
     measured_times,
     op_name,
 )
-from kineto_trace.analysis.idle.idle_gaps import IdleGaps, idle_gaps
+from kineto_trace.analysis.host_findings.threads import other_python
+from kineto_trace.analysis.idle.idle_gaps import BLOCKING, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import (
     IDLE_CAUSES,
     NO_CALLS,
@@ -59,8 +61,8 @@ _IN_FUNCTION = {
     ),
     "logging": (
         "it prints or logs",
-        "Log every so many steps and from a queue (logging.handlers.QueueHandler); do not format tensors in the loop, "
-        "which also waits for the GPU.",
+        "Print and log every so many steps, and from a queue (logging.handlers.QueueHandler); do not format tensors in "
+        "the loop, which also waits for the GPU.",
     ),
     "garbage_collection": (
         "it collects garbage",
@@ -99,7 +101,8 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{ms(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}, told by "
-                f"{'samples of the stacks' if context.get(python_frames).samples else 'recorded calls'}",
+                f"{'samples of the stacks' if context.get(python_frames).samples else 'recorded calls'}"
+                + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
             )
@@ -112,6 +115,12 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 evidence=f"{ms(left)} of the GPU's idle time in functions with less than half a per cent each",
                 causes=(cause,),
             )
+
+
+def _holder(context: Context) -> str:
+    """Tells which function of another thread ran most meanwhile; "" if none did."""
+    holder, part = other_python(context)
+    return f"; {holder} ran in {100 * part:.0f} % of the samples of its thread" if holder else ""
 
 
 def _largest(context: Context, cause: str, least: float) -> list[Detail]:
@@ -149,11 +158,13 @@ def host_bound(context: Context) -> Iterator[Finding]:
     mean = float((activity.end - activity.start)[kernels].mean()) if count else 0.0
     gaps, chosen = _gaps_of(context, causes)
     op = heaviest_op(context, gaps.op[chosen], gaps.length[chosen])
+    ended = chosen[gaps.after[chosen] >= 0]
+    origin, place = main_origin(context, gaps.after[ended], gaps.length[ended])
     top = next(iter(_largest(context, "operators", 0)), None)
     where = f", {ms(top.time_ns / len(gaps.windows))} of it in {what(context, top)}" if top else ""
     yield Finding(
         name="host_bound",
-        title="The GPU waits for the host to launch work",
+        title="The GPU waits for the host to launch work" + (f", most of it for {origin}" if origin else ""),
         saving_ns=saving,
         advice=context.get(gpu_abilities).fewer_launches(),
         evidence=f"{times(len(chosen), 'gap')}, {ms(saving)} idle{where}; {times(count, 'kernel')} of {mean / 1e3:.3g} "
@@ -161,6 +172,7 @@ def host_bound(context: Context) -> Iterator[Finding]:
         causes=causes,
         op=op,
         kernels=longest(context, kernels),
+        where=place,
     )
 
 
@@ -169,6 +181,21 @@ def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:
     pieces = context.get(idle_pieces)
     numbers = [IDLE_CAUSES.index(cause) for cause in causes]
     return context.get(idle_gaps), np.unique(pieces.gap[np.isin(pieces.cause, numbers)])
+
+
+_NO_READ = (
+    "Do not read results of the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, nonzero): collect "
+    "them on the GPU and read them every so many steps, or copy with non_blocking=True and wait later."
+)
+_NO_WAIT = (
+    "Take torch.cuda.synchronize(), and waits for streams and events, out of the loop: work on the GPU keeps its order "
+    "without them. To measure times use torch.cuda.Event, and read them every so many steps."
+)
+
+
+def _only_waits(context: Context, shown: str | None) -> bool:
+    """Tells whether a synchronisation is a call outside of operators, in a program that has some."""
+    return shown is not None and BLOCKING.match(shown) is not None and len(context.trace.table("cpu_op")) > 0
 
 
 def synchronisation(context: Context) -> Iterator[Finding]:
@@ -191,9 +218,7 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             name="synchronisation",
             title=f"{shown} waits for the GPU, which then waits for the host",
             saving_ns=time,
-            advice="Do not read results of the GPU in the loop (.item(), .cpu(), print, a condition on a tensor, "
-            "nonzero): collect them on the GPU and read them every so many steps, or copy with non_blocking=True "
-            "and wait later.",
+            advice=_NO_WAIT if _only_waits(context, shown) else _NO_READ,
             evidence=f"{call} {times(max(len(blocking), 1), 'time')}{called_in(context, frame)}, the GPU idle for "
             f"{ms(time)} after it",
             causes=("synchronisation",),
@@ -202,9 +227,7 @@ def synchronisation(context: Context) -> Iterator[Finding]:
         )
 
 
-def _cause(
-    cause: str, name: str, title: str, advice: str, *more: str, guess: bool = False
-) -> Callable[[Context], Iterator[Finding]]:
+def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callable[[Context], Iterator[Finding]]:
     """Returns the finder of one cause, or of several together."""
 
     def finder(context: Context) -> Iterator[Finding]:
@@ -224,7 +247,6 @@ def _cause(
             causes=(cause, *more),
             op=heaviest_op(context, gaps.op[chosen], gaps.length[chosen]),
             frame=top.frame if top else -1,
-            guess=guess,
         )
 
     return finder
@@ -270,7 +292,6 @@ kernel_gaps = _cause(
     "The GPU pauses between short kernels that were launched ahead",
     "Run fewer and longer kernels: fused operators, larger tensors, or CUDA graphs, whose kernels follow each other "
     "faster.",
-    guess=True,
 )
 queued = _cause(
     "queued",
@@ -278,7 +299,6 @@ queued = _cause(
     "Launched work waits in the GPU's queue",
     "View idle_gaps with cause=queued shows before which activity. Work waits there for an event of another stream "
     "(record cuda_sync), for another GPU, for the first launch of a CUDA graph, or for the profiler.",
-    guess=True,
 )
 
 
@@ -300,5 +320,4 @@ def unknown(context: Context) -> Iterator[Finding]:
                 advice="; ".join(dict.fromkeys(REASONS[part.reason] for part in parts)) + ".",
                 evidence=f"{ms(time)} of the GPU's idle time; how much of it can be saved is not known",
                 causes=("unknown",),
-                guess=True,
             )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_ACTIVITIES, GpuEvents, gpu_events
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, GpuEvents, gpu_events
 from kineto_trace.analysis.gpu_time.kernel_breakdown_views import statistics_rows
 from kineto_trace.arrays.overlap_resolution import innermost_spans
 from kineto_trace.arrays.top_n import ByName, largest
@@ -108,7 +108,7 @@ def no_annotations(on: str) -> str:
         ("duration_us", "float", "us", "duration"),
         ("annotation", "text", "", "innermost annotation; missing if there is none"),
     ),
-    nothing=NO_ACTIVITIES,
+    nothing=NO_GPU,
 )
 def kernels_with_annotations(context: Context) -> Answer:
     """Every GPU activity with the innermost annotation around its launch.

@@ -10,7 +10,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu
 
 NOTHING = -1
-NO_ACTIVITIES = "the trace has no GPU activities"
+NO_GPU = "the trace has no GPU activity"
 
 Ints = npt.NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_ACTIVITIES, gpu_events
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, gpu_events
 from kineto_trace.analysis.gpu_time.temporal_views import union_of
 from kineto_trace.arrays.interval_sweep import Sweep
 from kineto_trace.arrays.top_n import ByName, largest
@@ -57,7 +57,7 @@ def type_columns(tables: Sequence[tuple[int | None, dict[str, int]]], digits: in
         ("share_pct", "float", "%", "share of the time in which any type ran"),
     ),
     reduce=_all_ranks,
-    nothing=NO_ACTIVITIES,
+    nothing=NO_GPU,
 )
 def kernel_type_breakdown(context: Context, *, include_memory: bool = True) -> dict[str, int]:
     """The GPU's busy time by the types of work that ran. Each moment counts once.
@@ -105,7 +105,7 @@ def by_class(running: Sweep) -> dict[str, int]:
         ("mean_us", "float", "us", "mean"),
         ("std_us", "float", "us", "sample standard deviation; 0 for one event"),
     ),
-    nothing=NO_ACTIVITIES,
+    nothing=NO_GPU,
 )
 def kernel_breakdown(
     context: Context,

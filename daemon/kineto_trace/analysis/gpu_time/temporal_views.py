@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import GpuEvents, gpu_events
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, GpuEvents, gpu_events
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
-
-NO_GPU = "there are no GPU events in the trace"
 
 Flags = npt.NDArray[np.bool_]
 Row = list[float | None]

@@ -38,10 +38,19 @@ REMEDIES = {
     CallKind.GARBAGE: "Collect garbage every so many steps: call gc.freeze() once the model and the data are there, so "
     "that they are not looked at again, and gc.disable() before the loop with a gc.collect() every so many steps, in "
     "all ranks at once; or raise gc.set_threshold(). If the line itself calls gc.collect(), call it less often.",
+    CallKind.COLLECTIVE: "Run fewer and larger collectives, and overlap them with computation: let "
+    "DistributedDataParallel or FSDP reduce gradients in buckets during the backward, put several small tensors into "
+    "one, reduce metrics every so many steps and read them later (async_op=True). What a rank waits for another one "
+    "is not gained: the view rank_what_if over all ranks tells it.",
 }
 BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
     "wait, do it in another thread, or prepare what it waits for ahead (a queue, worker processes of a DataLoader)."
+)
+PAGING = (
+    "Its memory was swapped out, or belongs to a file mapped into memory (numpy.memmap, Arrow), and is read from "
+    "storage page by page. Look for swapping (free, vmstat, the memory limit of the container), use less memory (fewer "
+    "workers, smaller caches) or more of it; read mapped files ahead in worker processes."
 )
 LOADING = "Load ahead and in parallel: DataLoader(num_workers=…, persistent_workers=True, prefetch_factor=…). {more}"
 EVALUATION = (

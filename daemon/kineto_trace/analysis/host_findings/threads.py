@@ -4,16 +4,17 @@ Another thread has the GIL, Python collects garbage, or no processor is free.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings import remedies
 from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step, total_ns
-from kineto_trace.analysis.host_findings.remedies import REMEDIES
 from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments, thread_slices
-from kineto_trace.analysis.host_time.user_calls import user_calls
-from kineto_trace.analysis.host_time.user_lines import user_lines
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.analysis.host_time.user_lines import commonest_place
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place
@@ -22,6 +23,7 @@ from kineto_trace.structure.python.python_samples import RUNNING, state_counts
 from kineto_trace.structure.python.thread_use import ThreadUse, thread_use, window_ns
 
 LEAST_SHARE = 0.05  # of the time of the training thread: less is how running is told from the CPU time
+LONGEST_FAULT_NS = 2_000_000  # a sample tells longer ones
 BUSY = 0.02  # of a core: a thread that counts as busy
 
 
@@ -32,7 +34,7 @@ def gil(context: Context) -> Iterator[Finding]:
     weight, count = float(lost.sum()), int(np.count_nonzero(lost))
     if not is_enough(context, weight, count):
         return
-    holder, share = _other_python(context)
+    holder, share = other_python(context)
     yield Finding(
         name="gil",
         title="The training thread waits for Python's lock (GIL)" + (f", which {holder} holds" if holder else ""),
@@ -45,7 +47,7 @@ def gil(context: Context) -> Iterator[Finding]:
     )
 
 
-def _other_python(context: Context) -> tuple[str, float]:
+def other_python(context: Context) -> tuple[str, float]:
     """The function that ran most in other threads, with its thread's name, and the share of its thread's samples."""
     table = context.trace.table("python_function")
     others = np.flatnonzero((table["thread"] != context.get(host_steps).thread) & (table["self_samples"] > 0))
@@ -72,29 +74,65 @@ def garbage(context: Context) -> Iterator[Finding]:
     weight, count = float(lost.sum()), int(np.count_nonzero(lost))
     if not is_enough(context, weight, count):
         return
-    place = _commonest_place(context, lost)
+    place = str(commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0]) or "")
     yield Finding(
         name="garbage_collector",
         title="Python's garbage collector runs in the steps" + (f", most in {place}" if place else ""),
         saving_ns=int(weight),
-        advice=REMEDIES[CallKind.GARBAGE],
+        advice=remedies.REMEDIES[CallKind.GARBAGE],
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}",
         where=place,
     )
 
 
-def _commonest_place(context: Context, weight: npt.NDArray[np.float64]) -> str:
-    """The user's function and line with the most of this weight of the moments; "": none is known."""
-    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
-    inner = calls.user_slice[found.place]
-    rows = np.flatnonzero((weight > 0) & (inner >= 0))
-    if not len(rows):
-        return ""
-    names = context.trace.table("python_function")["name"][slices.row[inner[rows]]].astype(np.int64)
-    lines = context.get(user_lines)[rows]
-    groups = group([names, lines])
-    best = groups.first[int(np.argmax(groups.sums(weight[rows])))]
-    return str(code_place(context.trace.strings[int(names[best])], int(lines[best])))
+def paging(context: Context) -> Iterator[Finding]:
+    """Memory that is read from storage: what samples see while the model trains, and what is too short for them."""
+    found, classes = context.get(moments), context.get(moment_classes)
+    table, row = context.trace.table("python_function"), context.get(thread_slices).row[found.place]
+    seen = np.maximum(state_counts(table)[row].sum(axis=1), 1)
+    trains = np.isin(classes.kind, (Class.FORWARD, Class.UNLINKED, Class.BACKWARD, Class.OPTIMIZER))
+    lost = found.weight * np.minimum(table["idle_memory"][row] / seen, 1) * trains * context.get(lost_to_host)
+    faults, unseen = context.get(_page_faults)
+    weight, count = float(lost.sum()) + unseen * total_ns(context), int(np.count_nonzero(lost))
+    if faults is not None and faults < max(count, 1):
+        return  # without faults that read from storage it waited for another thread that maps memory
+    if not is_enough(context, weight, count + int(unseen * (faults or 0))):
+        return
+    place = str(commonest_place(context, np.flatnonzero(lost > 0), lost[lost > 0]) or "")
+    yield Finding(
+        name="paging",
+        title="The training thread waits for memory from storage" + (f", most in {place}" if place else ""),
+        saving_ns=int(weight),
+        advice=remedies.PAGING,
+        evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
+        + ("" if faults is None else f"; {faults:,} of its page faults waited for storage"),
+        where=place,
+    )
+
+
+class _PageFaults(NamedTuple):
+    """major: number of the training thread's faults that waited for storage; None: unknown.
+
+    unseen: the share of the time that it was blocked without a sample that says so, which many short faults make.
+    """
+
+    major: int | None
+    unseen: float
+
+
+def _page_faults(context: Context) -> _PageFaults:
+    counters, thread = counters_of(context), context.get(host_steps).thread
+    use = next((use for use in thread_use(context.trace.target) if use.thread == thread), None)
+    if counters is None or thread not in counters.events["thread"]:
+        return _PageFaults(None, 0.0)
+    faults = int(counters.events["major_faults"][counters.events["thread"] == thread][0])
+    cpu_ns, wait_ns, _ = counters.by_thread().get(thread, (0, 0, 0))
+    if use is None or not use.samples or thread in counters.life_of():
+        return _PageFaults(faults, 0.0)
+    blocked = 1 - (cpu_ns + wait_ns) / counters.duration_ns
+    unseen = blocked - (use.idle + use.waiting) / use.samples
+    explained = unseen * counters.duration_ns <= faults * LONGEST_FAULT_NS
+    return _PageFaults(faults, unseen if unseen >= LEAST_SHARE and explained else 0.0)
 
 
 def processors(context: Context) -> Iterator[Finding]:
@@ -105,7 +143,7 @@ def processors(context: Context) -> Iterator[Finding]:
         return
     window = window_ns(context.trace)
     ready, had = own.running / own.samples, own.cpu_ns / window
-    share = ready - had
+    share = ready - had - context.get(_page_faults).unseen
     weight = share * total_ns(context)
     if share < LEAST_SHARE or not is_enough(context, weight, int(share * own.samples)):
         return

@@ -10,8 +10,9 @@ from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
 from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.optimizer_steps import optimizer_name, optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
-from kineto_trace.arrays.intervals import containing, union
+from kineto_trace.arrays.intervals import containing
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
@@ -19,14 +20,43 @@ from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
 from kineto_trace.structure.python.code_places import code_place, functions_named
 from kineto_trace.structure.python.library_calls import CallKind
 
-OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 SINGLE_TENSOR = re.compile(r"(?:^|/)torch/optim/[^:]*: _single_tensor_")
 REPEATED = 0.2  # of the nodes of the graph
 SMALL_NS = 20_000  # an operator on the CPU below this is mostly the cost of calling it
 FUSED_GAIN = 0.5  # of large operators: one pass over the memory in the place of several
 GRAD = re.compile(r"(?:^|/)torch/autograd/__init__\.py: grad$")
 EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
+COMPILED = re.compile(r"^Torch-Compiled Region: ")
+AROUND_COMPILED = re.compile(
+    r"^(?:Torch-Compiled Region: |TorchDynamo Cache Lookup$|(?:autograd::engine::evaluate_function: )?CompiledFunction)"
+)
+CALLS_DYNAMO = re.compile(r"(?:^|/)torch/_dynamo/eval_frame\.py: ")
+CALLS_COMPILED = re.compile(
+    r"(?:^|/)torch/(?:_dynamo/(?:eval_frame|external_utils)\.py|_functorch/|_inductor/(?:output_code|utils)\.py"
+    r"|autograd/function\.py|nn/modules/module\.py: (?:Module\.)?_(?:wrapped_)?call_impl$)"
+)
 WARM_UP = 0.2  # of the steps, all at the beginning
+PARTS = 10  # of a trace without steps
+_RECOMPILED = (
+    "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
+    "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
+    "torch.compile once, outside the loop."
+)
+_TORCH_COMPILER = re.compile(r"(?:^|/)torch/_(?:dynamo|inductor)/")  # which has Triton compile
+_OTHER_COMPILERS = {  # functions, and what to do
+    "JAX": (
+        re.compile(r"(?:^|/)jax/_src/"),
+        "Call jax.jit once, outside the loop, on a function that is defined once: a new lambda or closure is compiled "
+        "anew. Keep shapes, types and static arguments the same (pad to few shapes). jax.config.update("
+        "'jax_explain_cache_misses', True) says why.",
+    ),
+    "Triton": (
+        re.compile(r"(?:^|/)triton/"),
+        "A Triton kernel is compiled anew for each value of a tl.constexpr argument, each type, and integers that "
+        "become 1 or divisible by 16: pass what changes as an ordinary argument (do_not_specialize), and compile "
+        "once, before the loop.",
+    ),
+}
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -47,10 +77,7 @@ def optimizer(context: Context) -> Iterator[Finding]:
     saving = max(weight - large, 0.0) + FUSED_GAIN * min(large, weight)
     if not is_enough(context, saving, len(rows)):
         return
-    name = next(
-        (text.removeprefix("Optimizer.step#") for text in context.trace.strings if OPTIMIZER_STEP.match(text)),
-        "optimizer",
-    )
+    name = optimizer_name(context) or "optimizer"
     yield Finding(
         name="unfused_optimizer",
         title=f"The optimizer ({name}) updates the parameters one by one",
@@ -63,9 +90,7 @@ def optimizer(context: Context) -> Iterator[Finding]:
 
 def _ops_of_optimizer(context: Context) -> tuple[int, float]:
     """The number of outermost operators inside the optimizer's steps, and the time (ns) of those that are not small."""
-    annotations, table = context.trace.table("user_annotation"), context.trace.table("cpu_op")
-    own = matches(context.trace.strings, OPTIMIZER_STEP)[annotations["name"]]
-    steps = union(annotations["start"][own], annotations.end()[own])
+    table, steps = context.trace.table("cpu_op"), context.get(optimizer_steps)
     outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
     inside = outermost & (containing(*steps, table["start"]) >= 0)
     inside &= table["thread"] == context.get(host_steps).thread
@@ -110,15 +135,16 @@ def compilation(context: Context) -> Iterator[Finding]:
     weight = float(classes.weight[rows].sum())
     if not is_enough(context, weight, len(rows)):
         return
-    steps, count = np.unique(found.step[rows]), len(context.get(host_steps).start)
-    warm_up = context.get(host_steps).told and steps[-1] < max(WARM_UP * count, 1)
+    steps, count, what = _parts(context, rows)
+    warm_up = steps[-1] < max(WARM_UP * count, 1)
     anew = bool((calls.kind[found.place[rows]] == CallKind.RESET).any())
+    compiler, advice = _compiler(context, rows)
     where = _caller(context, rows)
-    evidence = f"{per_step(context, weight)}, {margin(context, weight)}; in {len(steps)} of {count} steps"
+    evidence = f"{per_step(context, weight)}, {margin(context, weight)}; in {len(steps)} of {count} {what}"
     if warm_up:
         yield Finding(
             name="compile_warm_up",
-            title="torch.compile compiles in the first steps of the trace",
+            title=f"{compiler} compiles in the first steps of the trace",
             saving_ns=int(weight),
             advice="This ends once everything is compiled: trace later, after the warm-up (--start-iteration).",
             evidence=evidence,
@@ -127,26 +153,94 @@ def compilation(context: Context) -> Iterator[Finding]:
         return
     yield Finding(
         name="compiled_in_the_loop" if anew else "recompilation",
-        title="torch.compile is called, or reset, in the loop" if anew else "torch.compile compiles again and again",
+        title="torch.compile is called, or reset, in the loop" if anew else f"{compiler} compiles again and again",
         saving_ns=int(weight),
-        advice="Call torch.compile once, outside the loop, and do not reset it."
-        if anew
-        else "Find out why (TORCH_LOGS=recompiles): mark sizes that change as dynamic (dynamic=True, "
-        "torch._dynamo.mark_dynamic), pad to few shapes, keep Python values that change out of compiled code, and call "
-        "torch.compile once, outside the loop.",
+        advice="Call torch.compile once, outside the loop, and do not reset it." if anew else advice,
         evidence=evidence,
         where=where,
     )
+
+
+def graph_breaks(context: Context) -> Iterator[Finding]:
+    """Compiled code in several pieces for each step, where dynamo has counted graph breaks."""
+    counted = context.trace.target.settings.get("dynamo.graph_breaks")
+    pieces = _compiled_pieces(context)
+    if not isinstance(counted, int) or counted <= 0 or pieces < 2:
+        return
+    classes, found, slices = context.get(moment_classes), context.get(moments), context.get(thread_slices)
+    calling = functions_named(context, CALLS_COMPILED)
+    inner = context.trace.table("python_function")["name"][slices.row[found.place]]
+    outside = np.append(~matches(context.trace.strings, AROUND_COMPILED)[context.trace.table("cpu_op")["name"]], False)
+    rows = np.flatnonzero(
+        calling[inner] & (classes.weight > 0) & (classes.kind != Class.COMPILE) & ~outside[classes.op]
+    )
+    saving = float(classes.weight[rows].sum()) * (1 - 1 / pieces)
+    if not is_enough(context, saving, len(rows)):
+        return
+    where = _split_function(context, rows)
+    yield Finding(
+        name="graph_breaks",
+        title=f"torch.compile has split the model: {pieces:.0f} compiled pieces run in each step"
+        + (f", most in {where}" if where else ""),
+        saving_ns=int(saving),
+        advice="Look for graph breaks (TORCH_LOGS=graph_breaks; fullgraph=True raises at the first one), and keep "
+        "print, .item() and conditions on the values of tensors out of compiled code: use torch.where or torch.cond, "
+        "and check values once a step, outside of it.",
+        evidence=f"{per_step(context, saving)}, {margin(context, saving)}, in calling the pieces; "
+        f"graph breaks so far: {counted}",
+        where=where,
+    )
+
+
+def _split_function(context: Context, rows: Ints) -> str:
+    """The user's function that is most often compiled code, or around it, at these moments; "": none is."""
+    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
+    places = calls.user_slice[found.place[rows]]
+    places = places[places != NOTHING]
+    places = places[below(context, functions_named(context, CALLS_DYNAMO))[places]]
+    return _commonest(context, slices.row[places])
+
+
+def _compiled_pieces(context: Context) -> float:
+    """The number of calls of compiled code for each step, on the training thread."""
+    table, steps = context.trace.table("cpu_op"), context.get(host_steps)
+    own = matches(context.trace.strings, COMPILED)[table["name"]] & (table["thread"] == steps.thread)
+    inside = steps.of(table["start"][own]) >= 0
+    return float(np.count_nonzero(inside)) / max(len(steps.start), 1)
+
+
+def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
+    """Returns in which steps these moments are, how many there are, and their noun; without steps, tenths."""
+    found, window = context.get(moments), context.get(host_steps)
+    if window.told:
+        return np.unique(found.step[rows]), len(window.start), "steps"
+    since = (found.time[rows] - window.start[0]) / max(window.total_ns, 1)
+    return np.unique((since * PARTS).astype(np.int64)), PARTS, "tenths of the trace"
+
+
+def _compiler(context: Context, rows: Ints) -> tuple[str, str]:
+    """Returns which compiler is at work at most of these moments, and what to do if it compiles again and again."""
+    place = context.get(moments).place[rows]
+    if below(context, functions_named(context, _TORCH_COMPILER))[place].any():
+        return "torch.compile", _RECOMPILED
+    for name, (functions, advice) in _OTHER_COMPILERS.items():
+        if 2 * np.count_nonzero(below(context, functions_named(context, functions))[place]) > len(place):
+            return name, advice
+    return "torch.compile", _RECOMPILED
 
 
 def _caller(context: Context, rows: Ints) -> str:
     """The user's function around most of these moments."""
     calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
     places = calls.user_slice[found.place[rows]]
-    places = places[places != NOTHING]
-    if not len(places):
+    return _commonest(context, slices.row[places[places != NOTHING]])
+
+
+def _commonest(context: Context, rows: Ints) -> str:
+    """The function of most of these rows of python_function; "": there are none."""
+    if not len(rows):
         return ""
-    names, counts = np.unique(context.trace.table("python_function")["name"][slices.row[places]], return_counts=True)
+    names, counts = np.unique(context.trace.table("python_function")["name"][rows], return_counts=True)
     return str(code_place(context.trace.strings[int(names[np.argmax(counts)])]))
 
 

@@ -21,7 +21,8 @@ from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
-from kineto_trace.analysis.host_time.user_lines import own_lines, user_lines
+from kineto_trace.analysis.host_time.user_lines import commonest_place, own_lines
+from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.python.code_places import CodePlace, code_place
@@ -104,14 +105,16 @@ def _subtrees(context: Context) -> Iterator[Subtree]:
             begins[place] = place if above == NOTHING or begins[above] == NOTHING else begins[above]
     mine = np.flatnonzero(aside & (classes.weight > 0))
     of_moment = begins[node[mine]]
-    for start in np.unique(of_moment[of_moment != NOTHING]).tolist():
-        named = _dominating(calls, other, start, frozenset(calls.name[loop].tolist()))
-        yield Subtree(start, named, 0, mine[of_moment == start])
-    rest = mine[of_moment == NOTHING]
+    trains, heaviest = frozenset(calls.name[loop].tolist()), heaviest_below(calls, other)
+    aside_of_loop = of_moment != NOTHING
+    outside = mine[aside_of_loop]
+    for start, places in places_by_value(of_moment[aside_of_loop]):
+        yield Subtree(start, dominating(calls, other, start, heaviest, trains), 0, outside[places])
+    rest = mine[~aside_of_loop]
     lines = np.where(calls.user[node[rest]], _lines(context, rest), 0)
     keys = node[rest] << 32 | lines
-    for key in np.unique(keys).tolist():
-        yield Subtree(key >> 32, key >> 32, key & 0xFFFFFFFF, rest[keys == key])
+    for key, places in places_by_value(keys):
+        yield Subtree(key >> 32, key >> 32, key & 0xFFFFFFFF, rest[places])
 
 
 def _evaluates(context: Context) -> Flags:
@@ -125,18 +128,24 @@ def _evaluates(context: Context) -> Flags:
     return told
 
 
-def _dominating(calls: UserCalls, weight: Floats, start: int, trains: frozenset[int]) -> int:
+def heaviest_below(calls: UserCalls, weight: Floats) -> Ints:
+    """Returns for each node the one directly below it with most weight, of equal ones the first; NOTHING: none."""
+    heaviest = np.full(len(calls) + 1, NOTHING, np.int64)  # the last one is for "no caller"
+    order = np.lexsort((-np.arange(len(calls)), weight))
+    heaviest[calls.parent[order]] = order
+    return heaviest[:-1]
+
+
+def dominating(calls: UserCalls, weight: Floats, start: int, heaviest: Ints, trains: frozenset[int]) -> int:
     """Returns the innermost user's function below `start` that has nearly all of its time, else `start`.
 
-    trains: names of functions that train elsewhere, which are not to blame for who else calls them.
+    heaviest: of heaviest_below. trains: names of functions that train elsewhere, which are not to blame for who else
+    calls them.
     """
     named = at = start
     while True:
-        below = np.flatnonzero(calls.parent == at)
-        if not len(below):
-            return named
-        at = int(below[np.argmax(weight[below])])
-        if weight[at] < DOMINATES * weight[start]:
+        at = int(heaviest[at])
+        if at == NOTHING or weight[at] < DOMINATES * weight[start]:
             return named
         if calls.user[at]:
             if int(calls.name[at]) in trains:
@@ -206,6 +215,7 @@ _TITLES = {
     CallKind.SLEEP: "sleeps",
     CallKind.ITEM: "reads single numbers of tensors",
     CallKind.GARBAGE: "collects garbage",
+    CallKind.COLLECTIVE: "waits in collectives",
 }
 
 
@@ -236,6 +246,7 @@ _WAITS = {  # columns of python_function
     "idle_lock": ("user_code_lock", "waits for a lock", remedies.REMEDIES[CallKind.WAIT]),
     "idle_poll": ("user_code_network", "waits for a socket or a pipe", remedies.REMEDIES[CallKind.NETWORK]),
     "idle_io": ("user_code_file", "reads or writes files", remedies.REMEDIES[CallKind.FILE]),
+    "idle_memory": ("user_code_paging", "waits for memory from storage", remedies.PAGING),
     "idle_child": ("user_code_subprocess", "waits for a process", remedies.REMEDIES[CallKind.SUBPROCESS]),
 }
 
@@ -294,6 +305,5 @@ def _place(context: Context, subtree: Subtree, rows: Ints) -> CodePlace:
     if subtree.line:
         return code_place(text, subtree.line)
     inner = context.trace.table("python_function")["name"][slices.row[calls.user_slice[found.place[rows]]]]
-    lines = context.get(user_lines)[rows][inner == calls.name[node]]
-    values, counts = np.unique(lines[lines > 0], return_counts=True)
-    return code_place(text, int(values[np.argmax(counts)]) if len(values) else 0)
+    own = rows[inner == calls.name[node]]
+    return commonest_place(context, own, np.ones(len(own))) or code_place(text)

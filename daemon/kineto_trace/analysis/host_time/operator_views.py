@@ -5,20 +5,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu
+from kineto_trace.structure.activity_links import captured_ops, gpu
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 NAME, NAME_AND_SHAPE = "name", "name+shape"
 NS_PER_US = 1000
-NO_GPU = "the trace has no GPU activity"
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
+_IN_GRAPHS = (
+    "{:,.1f} ms of GPU time are of operators that were captured into CUDA graphs and did not run again: here it counts "
+    "for the operators that launched the graphs, in the view graph_operators for those that were captured"
+)
 GPU_FIGURES = ("device_", "tensor_core_self", "tensor_core_total", "backward_device")
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -84,10 +88,18 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
         notes.append("the trace has no input shapes: record with record_shapes=True")
     if stacks and len(table) and (context.get(call_stacks).of_op == NO_STACK).all():
         notes.append("the trace has neither call stacks nor Python functions: record with with_stack=True")
+    notes += _of_graphs(context)
     answer = operator_columns(
         context, groups, groups.sizes(), sums, eligible, order, shapes, _stacks(context, stacks), notes
     )
     return answer if on_gpu else without_gpu(answer)
+
+
+def _of_graphs(context: Context) -> list[str]:
+    """Tells how much GPU time other operators have, which captured CUDA graphs and did not run."""
+    activity, captured = context.get(gpu), context.get(captured_ops) >= 0
+    took = int((activity.end - activity.start)[captured].sum())
+    return [_IN_GRAPHS.format(took / NS_PER_US / 1000)] if took else []
 
 
 def without_gpu(answer: Answer) -> Answer:

@@ -5,7 +5,9 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.code_places import CodePlace, code_place
 from kineto_trace.structure.python.python_samples import line_samples
 
 FEW = 3  # samples of a call: so few agree on its line, or nearly
@@ -39,10 +41,29 @@ def user_lines(context: Context) -> Ints:
     samples = table["samples"][slices.row].astype(np.int64)
     entry = _child_toward(found.place, inner, slices.nested.tree.parent)
     sure = (samples[inner] <= FEW) | (2 * samples[entry] > samples[inner])
-    told = table["call_line"][slices.row[entry]]
+    called_by_it = table["parent"][slices.row[entry]] == row  # else a slice between them ended too early for nesting
+    told = np.where(called_by_it, table["call_line"][slices.row[entry]], 0)
     called = np.where(told > 0, told, np.where(sure, table["line"][row], 0))
     lines: Ints = np.where(inner == found.place, context.get(own_lines)[row], called)
     return np.where(inner == NOTHING, 0, lines)
+
+
+def commonest_place(context: Context, rows: Ints, weight: npt.NDArray[np.float64]) -> CodePlace | None:
+    """Returns the user's function, with its line, that has most weight of these moments; None if none is known.
+
+    rows: places of moments. weight: of each of them. Moments whose line is unknown count only if no line is known.
+    """
+    calls, slices = context.get(user_calls), context.get(thread_slices)
+    inner, lines = calls.user_slice[context.get(moments).place[rows]], context.get(user_lines)[rows]
+    known = (inner != NOTHING) & (weight > 0)
+    if (known & (lines > 0)).any():
+        known &= lines > 0
+    if not known.any():
+        return None
+    names = context.trace.table("python_function")["name"][slices.row[inner[known]]].astype(np.int64)
+    groups = group([names, lines[known]])
+    best = int(groups.first[int(np.argmax(groups.sums(weight[known])))])
+    return code_place(context.trace.strings[int(names[best])], int(lines[known][best]))
 
 
 def _child_toward(place: Ints, inner: Ints, parent: npt.NDArray[np.int32]) -> Ints:

@@ -1,5 +1,6 @@
 """What a thread of the host did at any moment, by its operators, annotations and calls, and what these are called."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +24,15 @@ LOADS, COMMUNICATES, ALLOCATES, WAITS, WORKS, ANNOTATED = (1 << number for numbe
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+_LAUNCHED = re.compile(r"^(?:nccl|rccl|xccl|hccl):")  # collectives that the host launches and does not run itself
 
 
 def host_activity(context: Context, thread: int) -> ActiveSets:
     """Returns what a thread did when (the bits above); outermost operators begin and end where something changes."""
     trace, called = context.trace, context.get(calls)
     strings, step = trace.strings, context.get(step_names)
-    loading, communicating = context.get(data_loading_names), context.get(communication_op_names)
+    loading = context.get(data_loading_names)
+    communicating = context.get(communication_op_names) & ~matches(strings, _LAUNCHED)
     tables = [table.take(table["thread"] == thread) for table in map(trace.table, OP_TABLES)]
 
     def ranges(*flags: Flags) -> Union:

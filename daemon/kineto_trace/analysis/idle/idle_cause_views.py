@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
 from kineto_trace.arrays.row_groups import group
@@ -16,7 +17,6 @@ from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-NO_GPU = "the trace has no GPU activity"
 NEVER_IDLE = "no GPU was idle in the steps (without complete ones: in the trace)"
 
 

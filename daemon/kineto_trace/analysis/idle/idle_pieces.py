@@ -57,7 +57,7 @@ IDLE_CAUSES = (
     STAGING, ANNOTATION, LAUNCH_LATENCY, KERNEL_GAPS, IN_QUEUE, UNEXPLAINED,
 ) = range(len(IDLE_CAUSES))  # fmt: skip
 _OF_KIND = np.array(  # cause of each kind of Python frame
-    [PYTHON, _GIL, _BLOCKED, OPERATORS, _LOCK, _SLEEP, _IO, _GC, _LOGGING, LOADING]
+    [PYTHON, _GIL, _BLOCKED, OPERATORS, _LOCK, _SLEEP, _IO, _GC, _LOGGING, LOADING, HOSTCOMMUNICATES]
 )
 assert len(_OF_KIND) == len(FrameKind)
 

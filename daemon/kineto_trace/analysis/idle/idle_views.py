@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_ACTIVITIES, NOTHING, GpuEvents, gpu_events
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, NOTHING, GpuEvents, gpu_events
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.value_statistics import describe, statistics_columns
@@ -91,7 +91,7 @@ def idle_columns(events: GpuEvents, parts: Sequence[Ints], rows: Sequence[Row], 
     shown = [row for row in rows if not len(streams) or row["stream"] in streams]
     counted = [part for part in parts if not len(streams) or int(events.stream[part[0]]) in streams]
     missing = sum(int(np.count_nonzero(events.launch[part] == NOTHING)) for part in counted)
-    notes = [] if parts else [NO_ACTIVITIES]
+    notes = [] if parts else [NO_GPU]
     if parts and not shown:
         known = sorted({int(events.stream[part[0]]) for part in parts})
         notes.append(f"no GPU activity ran on these streams; the trace has {', '.join(map(str, known))}")

@@ -1,4 +1,4 @@
-"""The view of CUDA graphs: what their launches ran, how long it took, and who launched them."""
+"""The views of CUDA graphs: what their launches ran, how long it took, who launched them, and for which operators."""
 
 import re
 from dataclasses import dataclass
@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.host_time.op_inputs import SHAPES
 from kineto_trace.arrays.row_groups import Groups, group, sums
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu, owners
+from kineto_trace.model.trace import GPU_TABLES, NO_STRING
+from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, captured_ops, gpu, launch_owners
+from kineto_trace.structure.captured_graphs import KNOWN, captured_graphs, op_paths
+from kineto_trace.structure.event_arguments import parse
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -21,10 +24,13 @@ _LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _NO_GRAPHS = "no CUDA graph was launched while the trace was recorded"
 _OPS_UNKNOWN = (
-    "which operator made a node of a graph is known only where the graph is captured, so kernels of a graph count for "
-    "the operator or annotation that launched the graph"
+    "which operator made a node of a graph is known only where the agent saw the capture of the graph: other kernels "
+    "of graphs count for the operator or annotation that launched the graph"
 )
 _NO_IDS = "the trace does not say which graph was launched: launches that ran the same kernels count as one graph"
+_NO_IDS_NO_OPS = (
+    "launches of which the trace does not say what graph they ran are missing: their operators are not known"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +82,24 @@ def graph_launches(context: Context) -> GraphLaunches:
         ("total_us", "float", "us", "sum of the durations of its work over all launches"),
         ("share_pct", "float", "%", "share of the durations of all GPU activities"),
         ("top_kernel", "text", "", "name of the kernel with the most time"),
+        ("operators", "text", "", "whether the operators of its kernels are known from its capture, and why not"),
+        ("operators_pct", "float", "%", "share of the durations of its work whose operator is known from its capture"),
     ),
 )
 def cuda_graphs(context: Context) -> Answer:
     """The CUDA graphs that were launched, those with the most GPU time first.
 
     A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
-    operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran.
+    operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran. The view
+    `graph_operators` has the operators that captured its work.
     """
     found = context.get(graph_launches)
     rows = _rows_of(context, found)
     values = _figures(context, found, rows)
     order = np.argsort(-np.asarray(values["total_us"]), kind="stable").tolist()
-    notes = [_OPS_UNKNOWN] if len(rows) else [_NO_GRAPHS]
+    notes = [] if len(rows) else [_NO_GRAPHS]
+    if any(text != KNOWN for text in values["operators"]):
+        notes.append(_OPS_UNKNOWN)
     if not found.graph.all():
         notes.append(_NO_IDS)
     return Answer({name: [column[row] for row in order] for name, column in values.items()}, notes)
@@ -101,7 +112,7 @@ def _rows_of(context: Context, found: GraphLaunches) -> Groups:
     ran = np.zeros(len(found), np.uint64)  # what a launch without an id ran, whatever the order
     np.add.at(ran, found.launch, (activity.name[found.nodes].astype(np.uint64) + np.uint64(1)) * _MIX)
     ran[found.graph != 0] = 0
-    return group([found.graph, ran.view(np.int64), activity.device[lead], context.get(owners)[lead]])
+    return group([found.graph, ran.view(np.int64), activity.device[lead], context.get(launch_owners)[lead]])
 
 
 def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, list[Any]]:
@@ -110,13 +121,13 @@ def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, 
     nodes, row = found.nodes, rows.number[found.launch]
     launches, first = rows.sizes(), found.nodes[found.first[rows.first]]
     took = activity.end[nodes] - activity.start[nodes]
-    total = sums(row, took, count)
+    total, known = sums(row, took, count), context.get(captured_ops)[nodes] != NOTHING
     kernels = np.bincount(row, weights=activity.kind[nodes] == KERNEL, minlength=count)
     begin, end = np.full(len(found), np.iinfo(np.int64).max), np.full(len(found), np.iinfo(np.int64).min)
     np.minimum.at(begin, found.launch, activity.start[nodes])
     np.maximum.at(end, found.launch, activity.end[nodes])
     everything = int((activity.end - activity.start).sum())
-    owner = context.get(owners)[first].tolist()
+    owner = context.get(launch_owners)[first].tolist()
     return {
         "graph": [number or None for number in found.graph[rows.first].tolist()],
         "device": activity.device[first].tolist(),
@@ -130,7 +141,14 @@ def _figures(context: Context, found: GraphLaunches, rows: Groups) -> dict[str, 
         "total_us": (total / 1000).tolist(),
         "share_pct": (100 * total / max(everything, 1)).tolist(),
         "top_kernel": _top_kernels(context, nodes, row, took, count),
+        "operators": [_state(context, number) for number in found.graph[rows.first].tolist()],
+        "operators_pct": (100 * sums(row, took * known, count) / np.maximum(total, 1)).tolist(),
     }
+
+
+def _state(context: Context, graph: int) -> str | None:
+    """Tells what is known of the operators of a graph; None if the trace has no ids of graphs."""
+    return context.get(captured_graphs).state.get(graph)
 
 
 def _call_times(context: Context, found: GraphLaunches, rows: Groups) -> list[float | None]:
@@ -153,3 +171,91 @@ def _top_kernels(context: Context, nodes: Ints, row: Ints, took: Ints, count: in
     top = np.full(count, NOTHING, np.int64)
     top[row[of_pair[order]]] = activity.name[nodes[of_pair[order]]]
     return [context.trace.strings[name] if name != NOTHING else None for name in top.tolist()]
+
+
+@view(
+    "graph_operators",
+    columns(
+        ("graph", "int", "", "CUPTI's id of the graph"),
+        ("operator", "text", "", "operator that added the work when the graph was captured; missing if there was none"),
+        ("path", "text", "", "operators and annotations around it at that time, outermost first, and itself"),
+        ("input_shape", "text", "", "shapes of its inputs at that time; missing if unknown"),
+        ("calls", "int", "", "calls of the operator in the capture"),
+        ("launches", "int", "", "launches of the graph whose work the trace has"),
+        ("kernels", "float", "", "kernels per launch"),
+        ("copies_and_fills", "float", "", "copies and fills per launch"),
+        ("gpu_us", "float", "us", "sum of the durations of its work per launch"),
+        ("total_us", "float", "us", "sum of the durations of its work over all launches"),
+        ("share_pct", "float", "%", "share of the durations of all work of CUDA graphs"),
+        ("top_kernel", "text", "", "name of the kernel with the most time"),
+    ),
+)
+def graph_operators(context: Context) -> Answer:
+    """What the operators in CUDA graphs cost, those with the most GPU time first.
+
+    A replay runs no operator: these are the operators that ran when the graph was captured, while the agent was in the
+    process. Graphs whose capture it did not see are missing, with a note.
+    """
+    found, state = context.get(graph_launches), context.get(captured_graphs).state
+    known = np.isin(found.graph, [number for number, text in state.items() if text == KNOWN])[found.launch]
+    nodes, launch = found.nodes[known], found.launch[known]
+    values = _operators(context, found, nodes, launch)
+    order = np.argsort(-np.asarray(values["total_us"]), kind="stable").tolist()
+    reasons = dict.fromkeys(text for text in state.values() if text != KNOWN)
+    notes = [
+        f"{sum(text == reason for text in state.values())} of {len(state)} CUDA graphs are missing: operators {reason}"
+        for reason in reasons
+    ]
+    if not len(found):
+        notes = [_NO_GRAPHS]
+    if not found.graph.all():
+        notes.append(_NO_IDS_NO_OPS)
+    return Answer({name: [column[row] for row in order] for name, column in values.items()}, notes)
+
+
+def _operators(context: Context, found: GraphLaunches, nodes: Ints, launch: Ints) -> dict[str, list[Any]]:
+    """The columns of the view, for these nodes of launches."""
+    activity, strings, ops = context.get(gpu), context.trace.strings, context.trace.table("graph_op")
+    operator, graph = context.get(captured_ops)[nodes], found.graph[launch]
+    paths, shapes = context.get(op_paths), context.get(captured_graphs).shapes
+    texts = [" > ".join(strings[name] for name in path) for path in paths]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    path = np.append(np.array([numbers[text] for text in texts], np.int64), NOTHING)[operator]
+    shape_texts, shape = _shapes(context)
+    shape = np.where(np.isin(graph, list(shapes)), shape[operator], 0)
+    rows = group([graph, path, shape])
+    took, count = activity.end[nodes] - activity.start[nodes], len(rows)
+    ids, launches_of = np.unique(found.graph[np.unique(launch)], return_counts=True)
+    launches = launches_of[np.searchsorted(ids, graph[rows.first])]
+    kernels = np.bincount(rows.number, weights=activity.kind[nodes] == KERNEL, minlength=count)
+    total = rows.sums(took)
+    first = operator[rows.first].tolist()
+    calls_of = group([rows.number, operator])
+    return {
+        "graph": graph[rows.first].tolist(),
+        "operator": [strings[ops["name"][row]] if row != NOTHING else None for row in first],
+        "path": [texts[row] if row != NOTHING else None for row in first],
+        "input_shape": [shape_texts[number] for number in shape[rows.first].tolist()],
+        "calls": np.bincount(
+            rows.number[calls_of.first[operator[calls_of.first] != NOTHING]], minlength=count
+        ).tolist(),
+        "launches": launches.tolist(),
+        "kernels": (kernels / np.maximum(launches, 1)).tolist(),
+        "copies_and_fills": ((rows.sizes() - kernels) / np.maximum(launches, 1)).tolist(),
+        "gpu_us": (total / np.maximum(launches, 1) / 1000).tolist(),
+        "total_us": (total / 1000).tolist(),
+        "share_pct": (100 * total / max(int((activity.end - activity.start)[found.nodes].sum()), 1)).tolist(),
+        "top_kernel": _top_kernels(context, nodes, rows.number, took, count),
+    }
+
+
+def _shapes(context: Context) -> tuple[list[str | None], Ints]:
+    """Distinct texts of input shapes, None first, and for each row of graph_op, and at the end for none, its text."""
+    strings, column = context.trace.strings, context.trace.table("graph_op")["inputs"]
+    texts: dict[str | None, int] = {None: 0}
+    places = {NO_STRING: 0}
+    for number in np.unique(column).tolist():
+        if number != NO_STRING:
+            dims = parse(strings[number]).get(SHAPES[0])
+            places[number] = 0 if dims is None else texts.setdefault(str(dims), len(texts))
+    return list(texts), np.array([places[number] for number in [*column.tolist(), NO_STRING]], np.int64)

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, NOTHING, gpu, owners
+from kineto_trace.structure.activity_links import KERNEL, NOTHING, captured_ops, gpu, owners
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 PROPERTIES = (
@@ -92,6 +93,15 @@ def kernel_ops(context: Context) -> Ints:
     own = activity.kind == KERNEL
     found = np.full(len(context.trace.table("kernel")), NOTHING, np.int64)
     found[activity.row[own]] = activity.op[own]
+    return found
+
+
+def captured_kernels(context: Context) -> Flags:
+    """For each row of the table `kernel` whether it belongs to an op that captured it into a CUDA graph."""
+    activity = context.get(gpu)
+    own = activity.kind == KERNEL
+    found = np.zeros(len(context.trace.table("kernel")), np.bool_)
+    found[activity.row[own]] = context.get(captured_ops)[own] != NOTHING
     return found
 
 

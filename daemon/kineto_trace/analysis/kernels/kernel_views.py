@@ -10,13 +10,14 @@ from kineto_trace.analysis.host_time.op_times import tensor_times
 from kineto_trace.analysis.kernels.kernel_groups import (
     PROPERTIES,
     KernelGroups,
+    captured_kernels,
     kernel_groups,
     kernel_ops,
     kernel_owners,
 )
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
-from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import has_column
@@ -74,7 +75,7 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
     "kernels_by_op",
     columns(
         ("name", "text", "", "name of the kernel"),
-        ("op", "text", "", "operator that launched it; missing if it was launched outside of operators"),
+        ("op", "text", "", "operator that launched or captured it; missing if that happened outside of operators"),
         ("grid", "text", "", "blocks in x, y and z; missing if it was not recorded"),
         ("block", "text", "", "threads of a block in x, y and z; missing if it was not recorded"),
         ("registers", "int", "", "registers per thread; missing if they were not recorded"),
@@ -88,13 +89,16 @@ def kernels_by_op(context: Context) -> Answer:
     """The kernels by name, operator and launch properties, those with the most time first.
 
     The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
-    innermost annotation. Kernels of a CUDA graph belong to the operator around the launch of the graph. An operator is
-    eligible for tensor cores if its name is in a list, or if it or an operator inside it used them.
+    innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that, and
+    else to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a list,
+    or if it or an operator inside it used them.
     """
     table, owner, names = context.trace.table("kernel"), context.get(kernel_owners), context.trace.strings
     keys = [table["name"], owner, *(table[column] for column in PROPERTIES)]
     found = kernel_groups(keys, np.arange(len(table)), table["duration"] / 1000, context.get(launch_figures))
     possible = np.append(context.get(tensor_times).eligible, False)[kernel_ops(context)]
+    captured = captured_kernels(context)
+    possible[captured] = context.get(eligible_op_names)[owner[captured]]
     eligible = np.bincount(found.groups.number, weights=possible, minlength=len(found.first))[found.order] > 0
     ops = [names[number] if number >= 0 else None for number in owner[found.first].tolist()]
     answer = op_columns(context, found, ops, eligible, context.get(uses_tensor_cores))

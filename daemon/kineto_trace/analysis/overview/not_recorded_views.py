@@ -7,6 +7,7 @@ from kineto_trace.analysis.overview.trace_parts import PARTS, STEPS, PartRows, T
 from kineto_trace.base.quantities import spans
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
+from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import Trace
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -81,8 +82,9 @@ def not_recorded(context: Context) -> list[Lack]:
     """What a trace does not show, why, and which option of `kinetoctl trace` records it.
 
     First come losses: a source that began late or ended early, records that were dropped or cannot be read. Then what
-    is missing altogether. A trace of kinetod says which options were set, and which sources recorded; one of another
-    tool says at most some of the options that were set, and the rest stays unknown. Over several ranks each thing is
+    is missing altogether. A trace of kinetod says which activity types and options were requested, which sources
+    recorded, and why others could not; one of another tool says at most some of the options that were set, and the rest
+    stays unknown. Over several ranks each thing is
     told once, with the longest time or the sum of the records. The view validate has everything that a trace may have.
     """
     return [*_losses(context.trace), *_missing(context)]
@@ -120,7 +122,8 @@ def _missing(context: Context) -> Iterator[Lack]:
         found = part.find(context)
         if part.option and part.is_there(found) is False and _concerns(part, context):
             why = _why(part, found, context.trace)
-            option = None if part.name == STEPS and not found.rows else part.option
+            useless = _refusal(part, context.trace.target) or (part.name == STEPS and not found.rows)
+            option = None if useless else part.option
             yield Lack(part.name, why, option, None if ours else part.missing, part.needed_for)
 
 
@@ -129,17 +132,39 @@ def _concerns(part: TracePart, context: Context) -> bool:
     return not part.of or any(len(context.trace.table(kind)) for kind in part.of)
 
 
+def _refusal(part: TracePart, target: TargetInfo) -> str:
+    """Returns why the process could not record it; "" if it could, or if the trace does not say so."""
+    return next((target.not_recorded[kind] for kind in part.kinds if kind in target.not_recorded), "")
+
+
+def _is_requested(part: TracePart, target: TargetInfo) -> bool | None:
+    """Tells whether it was requested by name or as an option, or is a default; None if the trace does not say so."""
+    if part.request and target.options.get(part.request):
+        return True
+    if target.activity_types is None or not (part.kinds or part.request):
+        return None
+    if target.activity_types:
+        return not set(part.kinds).isdisjoint(target.activity_types)
+    return part.by_default or not part.request
+
+
 def _why(part: TracePart, found: PartRows, trace: Trace) -> str:
     ours = bool(trace.target.capture_id)
+    requested = _is_requested(part, trace.target)
     if found.complete:
         return f"{found.complete:,} of {found.rows:,} have it"
     if part.name == STEPS:
         return "none was recorded from beginning to end" if found.rows else _NO_MARKS if ours else _NO_STEPS
+    if refusal := _refusal(part, trace.target):
+        return f"could not be recorded: {refusal}"
+    if requested is False:
+        named = ", ".join(trace.target.activity_types or ()) if part.by_default or not part.request else ""
+        return f"not requested: --activities named only {named}" if named else "not requested"
     if any(not set(part.kinds).isdisjoint(each.kinds) for each in trace.coverage):
         return "recorded, but nothing came"
-    if part.request and trace.target.options.get(part.request):
+    if requested and (trace.target.activity_types or trace.target.options.get(part.request)):
         return "requested, but nothing came"
-    if part.request and not (ours and part.by_default):
+    if part.request and not requested and not (ours and part.by_default):
         return "not requested" if ours else "unknown: the trace does not say whether it was requested"
     if ours and trace.coverage and part.kinds:
         return "no source recorded it"

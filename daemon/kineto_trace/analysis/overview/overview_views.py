@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, kernel_rows, unix_times
@@ -35,7 +36,6 @@ Floats = npt.NDArray[np.float64]
 STEP_ENDS = ("host", "device")
 AVERAGE = "average"
 
-_GPU_NOTE = "the trace has no GPU activity"
 _NO_EVENTS = "the trace has no events to form a step from"
 _TITLES = {
     "kernel": "kernels, without communication",
@@ -201,7 +201,7 @@ def gpu_columns(rows: Sequence[GpuFigures]) -> Answer:
             "tensor_core_pct": _percent(row.tensor_cores for row in rows),
             "peak_memory_bytes": [row.peak_memory_bytes for row in rows],
         },
-        [] if rows else [_GPU_NOTE],
+        [] if rows else [NO_GPU],
     )
 
 
@@ -324,7 +324,7 @@ def gpu_utilization(context: Context) -> Answer:
 
 def utilization_columns(found: Mapping[int, Stretches]) -> Answer:
     """The columns of the view gpu_utilization."""
-    return Answer(_stretch_columns(found, "utilization_pct"), [] if found else [_GPU_NOTE])
+    return Answer(_stretch_columns(found, "utilization_pct"), [] if found else [NO_GPU])
 
 
 @view(

@@ -18,7 +18,7 @@ from kineto_trace.analysis.gpu_time.bandwidth_views import (
     summary_columns,
 )
 from kineto_trace.analysis.gpu_time.copy_bandwidth import COPY_TABLES, Bandwidths, kinds_of, summed
-from kineto_trace.analysis.gpu_time.gpu_events import GpuEvents
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, GpuEvents
 from kineto_trace.analysis.gpu_time.kernel_breakdown_views import (
     by_class,
     kernel_breakdown,
@@ -30,7 +30,6 @@ from kineto_trace.analysis.gpu_time.kernel_breakdown_views import (
     type_columns,
 )
 from kineto_trace.analysis.gpu_time.temporal_views import (
-    NO_GPU,
     comm_comp_overlap,
     overlap_columns,
     temporal_breakdown,

@@ -57,6 +57,8 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         settings=_settings(ours.get("settings")),
         labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
         options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
+        activity_types=_texts(ours.get("activity_types")),
+        not_recorded=_reasons(ours.get("not_recorded")),
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),
         clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
         complete=ours.get("complete") is True,
@@ -84,6 +86,17 @@ def told_losses(head: Mapping[str, str]) -> Losses:
 def _settings(found: Any) -> dict[str, bool | int | float | str]:
     values = found.items() if isinstance(found, dict) else ()
     return {str(name): value for name, value in values if isinstance(value, (bool, int, float, str))}
+
+
+def _texts(found: Any) -> list[str] | None:
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        return None
+    return found
+
+
+def _reasons(found: Any) -> dict[str, str]:
+    values = found.items() if isinstance(found, dict) else ()
+    return {str(name): why for name, why in values if isinstance(why, str)}
 
 
 def _text(found: Any) -> str:

@@ -125,6 +125,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         **_stack_samples(trace),
         **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
         **({"settings": target.settings} if target.settings else {}),
+        **_requested(target),
         **_clock(target),
     }
     values["displayTimeUnit"] = "ms"
@@ -138,6 +139,12 @@ def _stack_samples(trace: Trace) -> dict[str, Any]:
     if not trace.target.thread_use:
         return {}
     return {"sample_period_ns": trace.sample_period_ns, "threads": trace.target.thread_use}
+
+
+def _requested(target: TargetInfo) -> dict[str, Any]:
+    """Returns the requested activity types, and why some could not be recorded."""
+    requested = {} if target.activity_types is None else {"activity_types": target.activity_types}
+    return {**requested, **({"not_recorded": target.not_recorded} if target.not_recorded else {})}
 
 
 def _clock(target: TargetInfo) -> dict[str, int]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_tables import ViewerRow, tables_on
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import tables_on
 from kineto_trace.model.trace import OP_TABLES, Table, Trace
 
 _NESTING = tables_on(ViewerRow.OPERATOR, ViewerRow.CALL, ViewerRow.PYTHON)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.model.activity_tables import ViewerRow, tables_on
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import tables_on
 from kineto_trace.model.trace import API_TABLES, Trace
 from kineto_trace.structure.fwd_bwd import forward_backward
 

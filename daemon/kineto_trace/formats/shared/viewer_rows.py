@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events, Interner, lanes
 from kineto_trace.formats.shared.native_packets import nest_lanes
-from kineto_trace.model.activity_tables import ViewerRow, tables_on
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import tables_on
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table
 
 SYNC_OFFSET = 1_000_000  # added to a stream's row for its synchronizations, as in Kineto

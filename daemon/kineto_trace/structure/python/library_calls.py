@@ -4,6 +4,12 @@ Theory of operation
     A function is the user's if it has a file that belongs neither to Python, nor to an installed package, nor to a
     well-known library. All others are a library's, C functions and calls of modules too.
 
+    Code without a file has a name in angle brackets instead. Text that somebody typed or passed on is the user's:
+    "<string>" (python -c, exec), "<stdin>" (a prompt before 3.13, or a pipe), "<python-input-0>" (a prompt since),
+    "<ipython-input-1-…>" (IPython), "<doctest …>", "<timeit-src>", "<command-…>" (Databricks). Cells of Jupyter, Colab
+    and marimo are files in the folder for temporary files. Other names are code that libraries generate; some libraries
+    leave it "<string>", too, which the names of its functions tell.
+
     One table tells what a library's function is for, by its file and name: what the program wants of it (CallKind,
     what advice depends on), and what its thread does meanwhile (FrameKind). The first row that fits counts.
 """
@@ -50,10 +56,11 @@ class CallKind(IntEnum):
     COLLATE = 23
     PIN = 24
     RESET = 25
+    COLLECTIVE = 26
 
 
 class FrameKind(IntEnum):
-    """What a thread does in a function, the more telling the larger. GIL and BLOCKED: told by samples alone."""
+    """What a thread does in a function, the more telling the larger. GIL, BLOCKED, COLLECTIVE: by samples alone."""
 
     RUNNING = 0
     GIL = 1
@@ -65,6 +72,7 @@ class FrameKind(IntEnum):
     GARBAGE_COLLECTION = 7
     LOGGING = 8
     DATA = 9
+    COLLECTIVE = 10
 
 
 _PACKAGES = (
@@ -79,6 +87,18 @@ _ROOTS = "|".join(sorted({*_PACKAGES.split(), *sys.stdlib_module_names}))
 _LIBRARY = re.compile(
     rf"^(?:<|(?:{_ROOTS})(?:/|\.py: ))|/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/kineto_agent/"
     rf"|^[A-Za-z]:/(?:.*/)?Lib/(?:{_ROOTS})(?:/|\.py: )"  # Python on Windows
+    r"|(?:^|/)c[a-z2-7]{51}\.py: "  # what torch.compile wrote: the name is a hash
+)
+_TYPED = re.compile(
+    r"<(?:string|stdin|input|console|timeit-src|magic-timeit[a-z-]*|doctest [^>]*|command-\d+|pyshell#\d+"
+    r"|(?:python|ipython|bpython)-input-[^>]*)>(?:-\d+)?"
+)
+_GENERATED = re.compile(  # "line: function" in "<string>"
+    r"1: <lambda>$|2: __\w+__$"  # named tuples; data classes before Python 3.11
+    r"|\d+: (?:__create_fn__|___make_guard_fn|__generate_func__|launcher|inner_fn|wrap_fn|unwrap_fn)\b"  # later; torch
+)
+_STARTS_WORKER = re.compile(
+    r"(?:^|/)multiprocessing/(?:spawn\.py: spawn_main|(?:forkserver|resource_tracker)\.py: main)$"
 )
 
 
@@ -98,7 +118,15 @@ _TABLE = (
     _Row(
         CallKind.COMPILE,
         FrameKind.RUNNING,
-        (r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)", r"torch/_inductor/", r"torch/fx/"),
+        (
+            r"torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|guards)",
+            r"torch/_inductor/compile_fx\w*\.py: (?!(?:.*\.)?run$)",  # compiled code is called through functions run()
+            r"torch/_inductor/(?:graph|scheduler|async_compile|pattern_matcher|select_algorithm|cpp_builder)\.py",
+            r"torch/_inductor/(?:codegen|fx_passes|kernel)/",
+            r"torch/_inductor/runtime/triton_heuristics\.py: .*(?:compile|autotun|benchmark|descent|_make_launcher)",
+            r"torch/fx/(?!graph_module\.py: .*(?:__call__|call_wrapped)$|interpreter\.py)",
+            *(r"jax/_src/compiler\.py", r"jax/_src/interpreters/(?:mlir|partial_eval)\.py", r"triton/compiler/"),
+        ),
     ),
     _Row(CallKind.NONE, FrameKind.BACKWARD, (r"torch/autograd/(?:graph|__init__)\.py",)),
     _Row(CallKind.TENSOR_PRINT, FrameKind.LOGGING, (r"torch/_tensor_str\.py",)),
@@ -114,6 +142,11 @@ _TABLE = (
         CallKind.CHECKPOINT,
         FrameKind.INPUT_OUTPUT,
         (r"torch/serialization\.py", r"safetensors/", r"torch/distributed/checkpoint/"),
+    ),
+    _Row(
+        CallKind.COLLECTIVE,
+        FrameKind.RUNNING,
+        (r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives)\.py",),
     ),
     _Row(CallKind.COPY, FrameKind.RUNNING, (r"copy\.py: ",)),
     _Row(CallKind.JSON, FrameKind.RUNNING, (r"json/", r"yaml/", r"simplejson/", r"orjson")),
@@ -186,6 +219,8 @@ Flags = npt.NDArray[np.bool_]
 
 def is_users(place: CodePlace) -> bool:
     """Tells whether a function is in the user's own code."""
+    if _TYPED.fullmatch(place.file):
+        return place.file != "<string>" or _GENERATED.match(f"{place.line}: {place.function}") is None
     return bool(place.file) and _LIBRARY.search(place.name) is None
 
 
@@ -209,8 +244,10 @@ def function_kinds(context: Context) -> FunctionKinds:
     """Tells for each string what it is as the name of a Python function."""
     count = len(context.trace.strings)
     found = FunctionKinds(np.zeros(count, np.bool_), np.zeros(count, np.int8), np.zeros(count, np.uint8))
-    for number, place in context.get(function_places).items():
-        found.user[number] = is_users(place)
+    places = context.get(function_places)
+    is_worker = any(_STARTS_WORKER.search(place.name) for place in places.values())  # by python -c
+    for number, place in places.items():
+        found.user[number] = is_users(place) and not (is_worker and place.name == "<string>: <module>")
         if not found.user[number]:
             found.call[number], found.frame[number] = library_call(place)
     return found

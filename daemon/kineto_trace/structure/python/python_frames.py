@@ -5,7 +5,8 @@ Theory of operation
     log, …); it counts for the innermost function of the user that called it, and of several such frames the more
     telling kind counts (data loading before a lock). Data loading also counts for what it calls, a collate
     function of the user's for example. Where stacks were sampled, C functions have no frames: a function that was seen
-    off the CPU in most of its own samples was blocked, or waited for the GIL.
+    off the CPU in most of its own samples waited for the GIL, or was blocked; the system calls of these samples tell by
+    what. A function of torch.distributed that is blocked waits for a collective.
 
     Sampled stacks are true at the moments of their samples alone, which are taken to be equally spread over the
     stretch in which the innermost frame stayed the same.
@@ -18,12 +19,14 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.active_sets import ascending
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Table
 from kineto_trace.structure.nesting import Nested, nest_tables
-from kineto_trace.structure.python.library_calls import FrameKind, function_kinds
+from kineto_trace.structure.python.library_calls import CallKind, FrameKind, function_kinds
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, sample_period_ns, state_counts
 
 Ints = npt.NDArray[np.int64]
 NOTHING = -1
+_IDLE_COLUMNS = (("idle_sleep",), ("idle_lock",), ("idle_poll", "idle_io", "idle_child"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +80,40 @@ def python_frames(context: Context) -> PythonFrames:
     names, kinds = table["name"][row], context.get(function_kinds)
     is_user, own = kinds.user[names], kinds.frame[names]
     samples = bool((table["self_samples"] > 0).any())
-    if samples:
-        counts = state_counts(table)[row]
-        most = 2 * counts > counts.sum(axis=1, keepdims=True)
-        own = np.maximum(
-            own, np.select([most[:, IDLE], most[:, WAITING]], [FrameKind.BLOCKED, FrameKind.GIL], 0).astype(np.uint8)
-        )
     user, kind = _inherited(nested, is_user, own)
+    if samples:
+        kind = np.where(kind == FrameKind.RUNNING, _sampled(table, row, kinds.call[names]), kind)
     period = (
         sample_period_ns(trace) or int(np.median(table["duration"] // np.maximum(table["samples"], 1)))
         if samples
         else 0
     )
     return PythonFrames(nested, row, names.astype(np.int64), user, kind, samples, period)
+
+
+def _sampled(table: Table, row: Ints, call: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """Returns what threads did in these rows of python_function, by most of the samples in which they ran themselves.
+
+    Whether a caller was off the CPU in its own samples says nothing of what it calls.
+    """
+    counts = state_counts(table)[row]
+    most = 2 * counts > counts.sum(axis=1, keepdims=True)
+    idle = most[:, IDLE]
+    asleep, locked, io = (
+        idle & (2 * sum(table[name][row] for name in names) > counts[:, IDLE]) for names in _IDLE_COLUMNS
+    )
+    return np.select(
+        [idle & (call == CallKind.COLLECTIVE), asleep, locked, io, idle, most[:, WAITING]],
+        [
+            FrameKind.COLLECTIVE,
+            FrameKind.SLEEP,
+            FrameKind.LOCK,
+            FrameKind.INPUT_OUTPUT,
+            FrameKind.BLOCKED,
+            FrameKind.GIL,
+        ],
+        FrameKind.RUNNING,
+    ).astype(np.uint8)
 
 
 def _inherited(
@@ -107,7 +131,5 @@ def _inherited(
         inherits = ~is_user[places]
         user[places[inherits]] = user[above[inherits]]
         passed = np.where(inherits | (kind[above] == FrameKind.DATA), kind[above], FrameKind.RUNNING)
-        # Whether a caller was off the CPU in its own samples says nothing of what it calls.
-        passed[(passed == FrameKind.GIL) | (passed == FrameKind.BLOCKED)] = FrameKind.RUNNING
         kind[places] = np.maximum(kind[places], passed)
     return user, kind

@@ -54,7 +54,7 @@ NO_FINDING = "no finding would save 0.5 % of the time of the steps or more"
             {"python": True},
             [NO_CALL_TREE, "its Python functions are samples, which have no calls: view python_samples shows them"],
         ),
-        ("idle_breakdown", NOTHING, {}, ["the trace has no GPU activities"]),
+        ("idle_breakdown", NOTHING, {}, [NO_GPU]),
         (
             "idle_breakdown",
             {"kernel": [KERNEL, {**KERNEL, "stream": 20}]},

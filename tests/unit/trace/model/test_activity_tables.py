@@ -1,4 +1,5 @@
-from kineto_trace.model.activity_tables import CATEGORIES, KINDS, TABLES, ViewerRow, numbers_of, tables_on
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_tables import CATEGORIES, KINDS, TABLES, numbers_of, tables_on
 from kineto_trace.model.event_kinds import MAX_ARGS
 
 

@@ -1,9 +1,12 @@
 """Events that end before they begin, as some profilers wrote them."""
 
+from pathlib import Path
+
 from kineto_trace import run_view
 from kineto_trace.model.context import Context
 from kineto_trace.model.possible_times import with_possible_times
 from kineto_trace.model.trace import Trace
+from kineto_trace.store.parquet_folder import load_columns, save_columns
 from support.trace_files import traces
 
 
@@ -17,6 +20,17 @@ def test_a_negative_duration_counts_as_0_and_is_told() -> None:
     (row,) = result.rows()
     assert (row["calls"], row["total_us"], row["min_us"], row["share_pct"]) == (2, 3, 0, 100)
     assert "1 event has a negative duration: 0 is taken" in result.notes
+
+
+def test_of_a_stored_trace_negative_durations_count_as_0_too_and_stay_as_they_are_in_the_store(tmp_path: Path) -> None:
+    save_columns(kernels(3, -5), tmp_path)
+    stored = load_columns(tmp_path)
+    context = Context(stored)
+    (row,) = run_view("kernels", context).rows()
+    assert (row["calls"], row["total_us"], row["min_us"], row["share_pct"]) == (2, 3, 0, 100)
+    assert stored.table("kernel")["duration"].tolist() == [3000, -5000]
+    assert list(context.trace.tables) == list(stored.tables)
+    assert len(context.trace.table("cpu_op")) == 0
 
 
 def test_a_trace_without_negative_durations_stays_as_it_is() -> None:

@@ -18,6 +18,8 @@ TARGET = TargetInfo(
     window_end_ns=9,
     threads={7: "main"},
     labels={"run": "a"},
+    activity_types=["kernel"],
+    not_recorded={"kernel": "CUPTI is taken"},
     complete=True,
 )
 
@@ -43,6 +45,9 @@ def test_skips_keys_of_a_newer_daemon() -> None:
         ({"rank": 1.5}, "rank has a wrong type"),
         ({"threads": {"x": "main"}}, "not a target"),
         ({"complete": 1}, "complete has a wrong type"),
+        ({"activity_types": "kernel"}, "activity_types has a wrong type"),
+        ({"activity_types": [7]}, "activity_types has a wrong type"),
+        ({"not_recorded": {"kernel": 7}}, "not_recorded has a wrong type"),
     ],
 )
 def test_wrong_types_are_refused(change: dict[str, Any], message: str) -> None:

@@ -96,6 +96,43 @@ def test_what_ranks_may_leave_before_others_come_does_not_count() -> None:
     assert found.notes[0] in table.notes
 
 
+def beside_work(late: float) -> list[Event]:
+    """Steps of 1 ms: an all_reduce, which begins so late and ends at 800 us, beside 700 us of computation."""
+    events: list[Event] = []
+    for number in range(4):
+        start = 1_000.0 * number
+        events.append(step(number + 1, start, 990))
+        events += launched("gemm", start + 1, start + 60, 700, 10 * number)
+        arguments = nccl("allreduce", 1_000, [0, 1], number)
+        kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+        events += launched(kernel, start + 5, start + 50 + late, 750 - late, 10 * number + 1, stream=20, **arguments)
+    return events
+
+
+def test_waiting_beside_computation_is_not_told_as_waiting() -> None:
+    late, waits = over(rank_table, beside_work(0), beside_work(600)).rows()
+    assert (late["rank"], late["waited_for_us"], waits["waiting_us"]) == (1, 600.0, 600.0)
+    assert waits["communication_us"] == 50.0
+    assert waits["about"] is None
+    assert late["about"].startswith("late")
+
+
+def by_turns(place: int) -> list[Event]:
+    """Eight steps of 1 ms on the host; the ranks begin the all_reduce late by turns, the first one a little more."""
+    events: list[Event] = []
+    for number in range(8):
+        start, late = 1_000.0 * number, (220.0 - 20 * place) * (number % 2 == place)
+        events.append(step(number + 1, start, 950))
+        events.append(event("user_annotation", "gloo:all_reduce", start + 300 + late, 600 - late, tid=2))
+    return events
+
+
+def test_ranks_that_are_late_by_turns_are_not_called_late() -> None:
+    found = over(rank_table, by_turns(0), by_turns(1)).rows()
+    assert [row["waited_for_us"] for row in found] == [110.0, 100.0]
+    assert not any("late" in (row["about"] or "") for row in found)
+
+
 def gloo(late: float) -> list[Event]:
     """Five steps of 1 ms on the host; this rank begins each all_reduce so late, and it ends on both at 900 us."""
     events: list[Event] = []

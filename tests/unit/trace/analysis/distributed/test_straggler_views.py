@@ -86,6 +86,12 @@ def test_a_job_of_equal_ranks_has_no_candidates(job: SimulatedJob) -> None:
     assert not any(found.values("candidate"))
 
 
+def test_two_ranks_that_are_late_by_turns_are_no_candidates() -> None:
+    found = over(rank(10, 40, 10, 40, 10), rank(40, 10, 40, 10, 40))
+    assert found.values("caused_us") == [90.0, 60.0]
+    assert found.values("candidate") == [False, False]
+
+
 OLD = [
     rank(10, 10, 60, kernel="ncclKernel_AllReduce"),
     rank(40, 15, 60, kernel="ncclKernel_AllReduce"),

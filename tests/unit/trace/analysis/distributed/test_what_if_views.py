@@ -10,7 +10,15 @@ from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from support.trace_files.ranks import Event, context, event, launched, nccl, step
-from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, host_bound, simulate
+from support.trace_files.simulated_job import (
+    SimulatedJob,
+    SimulatedRun,
+    ddp,
+    fsdp,
+    host_bound,
+    launched_ahead,
+    simulate,
+)
 from support.trace_files.training_ranks import Job, events_of
 
 DDP = Path(__file__).parents[4] / "data/h200/ddp4"
@@ -56,6 +64,15 @@ def test_free_transfers_gain_what_the_job_without_them_gains(job: SimulatedJob) 
     assert saving == pytest.approx(gain, abs=TOLERANCE * run.total_us)
 
 
+@pytest.mark.parametrize("slow", [1.0, 1.15])  # kernels of the rank that waits, beside which a collective runs
+def test_what_a_sleep_before_the_first_launch_costs_is_what_the_job_gains_without_it(slow: float) -> None:
+    run = simulate(launched_ahead(late=15_000.0, slow=slow))
+    row = predicted(run).rows()[0]
+    assert row["rank"] == 1
+    gain = run.total_us - simulate(launched_ahead(slow=slow)).total_us
+    assert row["saving_us"] == pytest.approx(gain, abs=TOLERANCE * run.total_us)
+
+
 def test_the_rank_that_sleeps_comes_first_and_is_said_to_be_late_on_its_host() -> None:
     found = predicted(simulate(JOBS["a sleep"]))
     row = found.rows()[0]
@@ -65,6 +82,13 @@ def test_the_rank_that_sleeps_comes_first_and_is_said_to_be_late_on_its_host() -
     slow = predicted(simulate(JOBS["slow kernels"])).rows()
     about = next(row["about"] for row in slow if row["rank"] == 2)
     assert about.endswith("its kernels take longer")
+
+
+def test_ranks_that_are_late_by_turns_are_not_told_to_have_less_than_no_work() -> None:
+    steps = [fsdp(late={number % 2: 15_000.0}, steps=1, seed=number).program for number in range(6)]
+    job = replace(fsdp(), program=tuple(op for step in steps for op in step))
+    about = [row["about"] for row in predicted(simulate(job)).rows() if row["rank"] == 0]
+    assert about == ["rank 0 has no more own work than the others, but at other times: they are late by turns"]
 
 
 def test_windows_that_begin_at_different_collectives_give_the_same_answer() -> None:

@@ -97,6 +97,21 @@ def test_each_operator_that_waits_is_a_finding_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("around", "advice"),
+    [("aten::item", "Do not read results of the GPU"), ("aten::other", "Take torch.cuda.synchronize()")],
+)
+def test_a_wait_outside_of_operators_is_to_be_taken_out_and_one_in_an_operator_reads_results(
+    around: str, advice: str
+) -> None:
+    kernels = [row("k", 100 * n, 100 * n + 50, correlation=n + 1) for n in range(2)]
+    calls = [row("cudaLaunchKernel", 100 * n - 5, 100 * n - 1, thread=1, correlation=n + 1) for n in range(2)]
+    calls.append(row("cudaDeviceSynchronize", 10, 51, thread=1))
+    start = 9 if around == "aten::item" else 94
+    ops = [row(around, start, start + 43 if start == 9 else 99, thread=1, id=1)]
+    assert found(kernels, calls, ops)["synchronisation"]["advice"].startswith(advice)
+
+
+@pytest.mark.parametrize(
     ("finding", "waits"),
     [
         ("data_loading", row("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 110, 280, thread=1, id=1)),

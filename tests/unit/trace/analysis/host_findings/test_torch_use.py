@@ -3,8 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from kineto_trace.analysis.findings.finding_rules import findings
-from kineto_trace.analysis.host_findings.torch_use import anomaly_mode, compilation, optimizer, second_backward
+from kineto_trace.analysis.host_findings.torch_use import (
+    anomaly_mode,
+    compilation,
+    graph_breaks,
+    optimizer,
+    second_backward,
+)
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
@@ -17,8 +24,10 @@ from support.trace_files.sampled_stacks import (
     MODULE,
     OPTIMIZER,
     PERIOD_NS,
+    SITE,
     TORCH,
     Sample,
+    Stack,
     sampled,
     sampled_trace,
 )
@@ -58,16 +67,105 @@ def test_compiling_in_the_first_steps_alone_is_the_warm_up() -> None:
     assert (finding.name, finding.where) == ("compile_warm_up", "main (/job/train.py:10)")
 
 
+def test_without_steps_tenths_of_the_trace_tell_a_warm_up_from_compiling_again() -> None:
+    def name(samples: list[Sample]) -> str:
+        made = sampled_trace(samples)
+        tables = {**made.tables, "user_annotation": table("user_annotation", [], StringTable())}
+        (finding,) = compilation(Context(replace(made, tables=tables)))
+        assert "tenths of the trace" in finding.evidence
+        return finding.name
+
+    assert name([*[COMPILES] * 10, *[FORWARD] * 90]) == "compile_warm_up"
+    assert name([*[COMPILES] * 2, *[FORWARD] * 8] * 10) == "recompilation"
+
+
 def test_compiling_again_and_again_is_found() -> None:
     (finding,) = compilation(sampled([*[COMPILES] * 2, *[FORWARD] * 8] * 10, steps=10))
     assert (finding.name, finding.saving_ns) == ("recompilation", 20 * PERIOD_NS)
     assert "dynamic=True" in finding.advice
 
 
+def test_running_what_was_compiled_is_no_compiling() -> None:
+    runs = (
+        *MAIN,
+        TORCH + "_inductor/output_code.py(628): CompiledFxGraph.__call__",
+        SITE + "../tmp/x/cabc.py(9): call",
+    )
+    graph = (*MAIN, TORCH + "fx/graph_module.py(400): GraphModule.call_wrapped")
+    assert list(compilation(sampled([*[runs] * 2, *[graph] * 2, *[FORWARD] * 6] * 10, steps=10))) == []
+
+
+@pytest.mark.parametrize(
+    ("frames", "title", "advice"),
+    [
+        (
+            ("jax/_src/pjit.py(1): cache_miss", "jax/_src/compiler.py(2): backend_compile_and_load"),
+            "JAX",
+            "jax.jit once",
+        ),
+        (
+            ("triton/runtime/jit.py(1): JITFunction.run", "triton/compiler/compiler.py(2): compile"),
+            "Triton",
+            "constexpr",
+        ),
+        (
+            ("torch/_dynamo/convert_frame.py(1): _compile", "triton/compiler/compiler.py(2): compile"),
+            "torch.compile",
+            "dynamic",
+        ),
+    ],
+)
+def test_each_compiler_that_is_at_work_again_and_again_is_named(frames: Stack, title: str, advice: str) -> None:
+    stack = (*MAIN, *(SITE + frame for frame in frames))
+    (finding,) = compilation(sampled([*[(stack, "idle")] * 2, *[FORWARD] * 8] * 10, steps=10))
+    assert finding.title == f"{title} compiles again and again"
+    assert advice in finding.advice
+    assert finding.where == "main (/job/train.py:10)"
+
+
 def test_torch_compile_called_in_the_loop_is_told_apart() -> None:
     reset = (*MAIN, TORCH + "_dynamo/__init__.py(1): reset")
     (finding,) = compilation(sampled([reset, COMPILES, *[FORWARD] * 8] * 10, steps=10))
     assert finding.name == "compiled_in_the_loop"
+
+
+GATE = (*MAIN, TORCH + "_dynamo/eval_frame.py(1): OptimizedModule.__call__", MODULE, "/job/net.py(3): Gate.forward")
+CALLS_PIECE = (*GATE, TORCH + "_functorch/_aot_autograd/runtime_wrappers.py(1129): runtime_wrapper")
+PIECE = (
+    *CALLS_PIECE,
+    TORCH + "_inductor/output_code.py(721): CompiledFxGraph.__call__",
+    f"/tmp/i/ab/c{51 * chr(97)}.py(9): call",
+)
+
+
+def in_pieces(count: int, breaks: int) -> Context:
+    """A step in which compiled pieces are called for 30 of 100 samples, and run for 50."""
+    pieces = [
+        op(f"Torch-Compiled Region: {number}/0", 80 * number // count, 80 * (number + 1) // count)
+        for number in range(count)
+    ]
+    samples: list[Sample] = [*[CALLS_PIECE] * 30, *[PIECE] * 50, *[(*MAIN, BACKWARD)] * 20]
+    return sampled(samples, ops=pieces, settings={"dynamo.graph_breaks": breaks})
+
+
+def test_compiled_code_in_several_pieces_is_found_in_the_function_that_is_split() -> None:
+    (finding,) = graph_breaks(in_pieces(5, breaks=2))
+    assert finding.title == (
+        "torch.compile has split the model: 5 compiled pieces run in each step, most in Gate.forward (/job/net.py:3)"
+    )
+    assert finding.saving_ns == pytest.approx(30 * PERIOD_NS * 4 / 5)
+    assert "graph breaks so far: 2" in finding.evidence
+
+
+@pytest.mark.parametrize(("pieces", "breaks"), [(1, 2), (5, 0)])
+def test_one_piece_or_pieces_that_were_compiled_apart_are_no_graph_breaks(pieces: int, breaks: int) -> None:
+    assert list(graph_breaks(in_pieces(pieces, breaks))) == []
+
+
+def test_compiled_code_that_runs_is_not_compiling_nor_the_users_code() -> None:
+    context = in_pieces(1, breaks=0)
+    assert list(compilation(context)) == []
+    assert list(user_code(context)) == []
 
 
 def test_stacks_that_autograd_writes_down_are_its_anomaly_mode() -> None:

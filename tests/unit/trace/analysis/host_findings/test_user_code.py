@@ -43,6 +43,12 @@ def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
     assert (finding.title, finding.name) == ("publish (board.py:42) writes or reads JSON", "user_code_json")
 
 
+def test_a_function_that_waits_for_a_lock_of_torch_distributed_waits_in_collectives() -> None:
+    reduces = (*MAIN, "/job/average.py(3): average", SITE + "torch/distributed/distributed_c10d.py(2810): all_reduce")
+    (finding,) = found(*[(reduces, "idle")] * 20)
+    assert (finding.title, finding.name) == ("average (average.py:42) waits in collectives", "user_code_collective")
+
+
 def test_what_the_loop_calls_in_a_library_is_named_after_both() -> None:
     save = SITE + "torch/serialization.py(900): save"
     (finding,) = found(*[(*MAIN, save, SITE + "torch/storage.py(1): write")] * 20)

@@ -59,6 +59,11 @@ def pieces(found: Context) -> list[tuple[str, str | None, int, int]]:
     return list(zip(causes, names, start.tolist(), end.tolist(), strict=True))
 
 
+def test_a_collective_of_nccl_is_launched_by_the_host_and_does_not_run_on_it() -> None:
+    found = pieces(context(ops=[row("nccl:all_reduce", 2000, 3000)]))
+    assert ("operators", "nccl:all_reduce", 2000, 3000) in found
+
+
 def test_a_gap_is_divided_by_what_the_host_did_in_it() -> None:
     ops = [row("aten::slow", 100, 1000), row("gloo:all_reduce", 2000, 3000)]
     calls = [row("cudaMalloc", 3000, 4000), row("cudaEventSynchronize", 4000, 5000)]

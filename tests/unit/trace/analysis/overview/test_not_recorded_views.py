@@ -1,15 +1,19 @@
 """What a report says was not recorded is what this trace lacks, with the option that records it."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_trace.analysis.overview.not_recorded_views import not_recorded
 from kineto_trace.analysis.overview.trace_parts import PARTS
+from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, Losses
+from kineto_trace.open.trace_opener import open_trace
 from kinetoctl.commands.trace import command
+from support.agent.stack_records import PERIOD_NS, RUNNING, Sample, code, linetable, node, recording, write_recording
 from support.trace_files.hta_events import context, gpu, launch, op, step
 from support.trace_files.traces import START_NS, target, trace
 
@@ -42,6 +46,53 @@ def test_what_was_requested_is_not_said_to_be_missing_for_want_of_an_option() ->
     found = whys(Context(trace(OPS, target=target(options=asked), coverage=(stacks,))))
     assert found["Python stacks"] == "recorded, but nothing came"
     assert found["allocations"] == "requested, but nothing came"
+
+
+def test_what_could_not_be_recorded_has_the_reason_and_no_option() -> None:
+    told = {"kernel": "CUPTI is taken", "cpu_instant_event": "torch is not there"}
+    asked = target(activity_types=["cpu_op", "kernel", "cpu_instant_event"], not_recorded=told)
+    rows = {row["what"]: row for row in not_recorded(Context(trace(OPS, target=asked))).rows()}
+    assert rows["allocations"]["why"] == "could not be recorded: torch is not there"
+    assert rows["GPU activities"]["why"] == "could not be recorded: CUPTI is taken"
+    assert rows["allocations"]["option"] is rows["GPU activities"]["option"] is None
+
+
+def test_what_activities_left_out_was_not_requested_whatever_else_its_source_recorded() -> None:
+    asked = target(activity_types=["cpu_op", "kernel"])
+    gpus = covered((*GPU_TABLES, *API_TABLES))
+    rows = {**OPS, "kernel": [{"name": "k", "duration": 5, "correlation": 1}]}
+    found = whys(Context(trace(rows, target=asked, coverage=(gpus,))))
+    assert found["calls of the runtime and driver"] == "not requested: --activities named only cpu_op, kernel"
+    assert found["Python stacks"] == "not requested: --activities named only cpu_op, kernel"
+    assert found["allocations"] == found["input shapes"] == "not requested"
+
+
+def test_what_was_named_in_activities_was_requested() -> None:
+    asked = target(activity_types=["cpu_op", "cpu_instant_event"])
+    found = whys(Context(trace(OPS, target=asked)))
+    assert found["allocations"] == "requested, but nothing came"
+
+
+def test_without_activities_the_defaults_were_requested() -> None:
+    found = whys(Context(trace(OPS, target=target(activity_types=[]), coverage=(covered(OP_TABLES),))))
+    assert found["GPU activities"] == found["Python stacks"] == "no source recorded it"
+    assert found["allocations"] == "not requested"
+
+
+@pytest.mark.parametrize("form", ["columns", "trace.json.gz", "trace.pftrace"])
+def test_a_trace_keeps_what_was_requested_and_why_it_lacks_it_in_every_form(tmp_path: Path, form: str) -> None:
+    told: dict[str, Any] = {
+        "activity_types": ["python_function", "cpu_instant_event"],
+        "not_recorded": {"cpu_instant_event": "torch is not there"},
+    }
+    end = START_NS + PERIOD_NS
+    target(window_start_ns=START_NS, window_end_ns=end, complete=True, **told).write(tmp_path)
+    codes = {1: code(10, "t.py", "train", kind=10, table=linetable(11, first_line=10))}
+    write_recording(tmp_path, recording([Sample(START_NS, 7, 1, RUNNING)], codes=codes, nodes={1: node(0, 1, 0)}))
+    convert_target(tmp_path, formats=["chrome", "perfetto"])
+    found = whys(Context(open_trace(tmp_path / form)))
+    assert found["allocations"] == "could not be recorded: torch is not there"
+    assert found["operators"] == "not requested: --activities named only python_function, cpu_instant_event"
 
 
 def test_stacks_are_recorded_by_default_so_that_their_absence_does_not_say_that_they_were_not_requested() -> None:

@@ -235,6 +235,27 @@ def test_python_calls_without_ids_nest_by_time() -> None:
     assert (table["parent"].tolist(), table["depth"].tolist()) == ([1, -1, 0], [1, 0, 2])
 
 
+@pytest.mark.parametrize(
+    ("head", "types", "reasons"),
+    [
+        ({"activity_types": ["kernel"], "not_recorded": {"kernel": "busy"}}, ["kernel"], {"kernel": "busy"}),
+        ({"activity_types": []}, [], {}),
+        (
+            {"activity_types": ["kernel", 7], "not_recorded": {"kernel": 7, "cpu_op": "no torch"}},
+            None,
+            {"cpu_op": "no torch"},
+        ),
+        ({"activity_types": "kernel", "not_recorded": ["kernel"]}, None, {}),
+        ({}, None, {}),
+    ],
+)
+def test_the_requested_activity_types_are_read(
+    head: dict[str, Any], types: list[str] | None, reasons: dict[str, str]
+) -> None:
+    found = load_events(event("cpu_op", "a", 3, 4), kinetod=head).target
+    assert (found.activity_types, found.not_recorded) == (types, reasons)
+
+
 def test_the_process_is_described() -> None:
     def meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}

@@ -1,5 +1,10 @@
 """Whose code a function is, and what a library's function is for."""
 
+from code import InteractiveInterpreter
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 from kineto_trace.model.context import Context
@@ -20,6 +25,24 @@ from support.trace_files.traces import trace
         "/home/me/run (1)/train.py(12): f",
         r"C:\Users\me\Lib\train.py(12): f",
         "/srv/job/logging.py(3): write",
+        "<string>(1): <module>",
+        "<string>(1): main",
+        "<string>(2): Net.__init__",
+        "<string>(4): <lambda>",
+        "<stdin>(1): <module>",
+        "<stdin>-0(1): <module>",
+        "<python-input-3>(1): train",
+        "<ipython-input-1-7caf60569135>(1): <cell line: 1>",
+        "/tmp/ipykernel_18502/2629222579.py(1): <module>",
+        "/tmp/ipython-input-16-54014459.py(78): f",
+        r"C:\Users\me\AppData\Local\Temp\ipykernel_9/26.py(1): <module>",
+        "/tmp/marimo_42/__marimo__cell_Hbol_.py(1): <module>",
+        "<doctest train.main[0]>(1): <module>",
+        "<command-3468532906296225>(26): <module>",
+        "<timeit-src>(2): inner",
+        "<magic-timeit>(1): inner",
+        "<console>(1): f",
+        "<pyshell#3>(1): f",
     ],
 )
 def test_files_of_the_program_are_the_users(name: str) -> None:
@@ -37,6 +60,14 @@ def test_files_of_the_program_are_the_users(name: str) -> None:
         r"C:\Python312\Lib\json\encoder.py(2): encode",
         r"torch\nn\modules\module.py(1501): _call_impl",
         "<frozen importlib._bootstrap>(1): _load",
+        "<frozen runpy>(65): _run_code",
+        "<eval_with_key>.0(4): forward",
+        "<attrs generated methods model.C>(22): __init__",
+        "<__array_function__ internals>(177): concatenate",
+        "<string>(2): __init__",
+        "<string>(1): launcher",
+        "/tmp/torchinductor_me/bf/cbfplt4vnixdbvtti7oyb5lky3snrxbjjnpei6z52p6hmu2rqdhm.py(205): Runner.call",
+        "<string>(2): ___make_guard_fn.<locals>.guard",
         "torch/nn/modules/module.py(1501): _call_impl",
         "threading.py(973): _bootstrap",
         "<built-in method sleep of PyCapsule object>",
@@ -48,6 +79,59 @@ def test_packages_the_standard_library_and_built_in_functions_are_not(name: str)
     assert not is_users(code_place(name))
 
 
+def test_what_python_generates_for_data_classes_and_named_tuples_is_not() -> None:
+    @dataclass
+    class Point:
+        x: int
+
+    functions = (Point.__init__, Point.__eq__, namedtuple("Pair", "a b").__new__)
+    codes = [function.__code__ for function in functions]
+    named = [f"{code.co_filename}({code.co_firstlineno}): {code.co_qualname}" for code in codes]
+    assert [name[:9] for name in named] == ["<string>("] * 3
+    assert [is_users(code_place(name)) for name in named] == [False] * 3
+
+
+def test_code_that_is_executed_or_entered_at_a_prompt_is_the_users() -> None:
+    found: dict[str, Any] = {}
+    exec("def train():\n    pass\nstep = lambda: 0", found)
+    InteractiveInterpreter(found).runsource("def entered(): pass", symbol="exec")
+    for code in (found["train"].__code__, found["step"].__code__, found["entered"].__code__):
+        assert is_users(code_place(f"{code.co_filename}({code.co_firstlineno}): {code.co_qualname}"))
+
+
+@pytest.mark.parametrize(("starts", "expected"), [
+    ("/usr/lib/python3.11/multiprocessing/spawn.py(105): spawn_main", False), ("/job/spawn.py(105): spawn_main", True)
+])  # fmt: skip
+def test_the_command_that_multiprocessing_starts_a_worker_with_is_not(starts: str, expected: bool) -> None:
+    names = ["<string>(1): <module>", starts, "<string>(1): f"]
+    context = Context(trace({"python_function": [{"name": name} for name in names]}))
+    user = context.get(function_kinds).user[context.trace.table("python_function")["name"]]
+    assert user.tolist() == [expected, expected, True]
+
+
+INDUCTOR = "/venv/lib/python3.12/site-packages/torch/_inductor/"
+
+
+@pytest.mark.parametrize(
+    ("compiles", "name"),
+    [
+        (True, "torch/_dynamo/convert_frame.py(9): _compile"),
+        (True, INDUCTOR + "compile_fx.py(9): compile_fx_inner"),
+        (True, INDUCTOR + "scheduler.py(9): Scheduler.codegen"),
+        (True, INDUCTOR + "runtime/triton_heuristics.py(9): CachingAutotuner.precompile"),
+        (True, "torch/fx/graph.py(9): Graph.lint"),
+        (False, INDUCTOR + "runtime/triton_heuristics.py(9): CachingAutotuner.run"),
+        (False, INDUCTOR + "output_code.py(721): CompiledFxGraph.__call__"),
+        (False, INDUCTOR + "codecache.py(9): CompiledFxGraph.__call__"),
+        (False, INDUCTOR + "compile_fx.py(9): align_inputs_from_check_idxs.<locals>.run"),
+        (False, INDUCTOR + "compile_fx.py(9): run"),
+        (False, "torch/fx/graph_module.py(999): GraphModule.recompile.<locals>.call_wrapped"),
+    ],
+)
+def test_what_compiles_is_told_from_what_calls_compiled_code(compiles: bool, name: str) -> None:
+    assert library_call(code_place(name))[0] == (CallKind.COMPILE if compiles else CallKind.NONE)
+
+
 @pytest.mark.parametrize(
     ("name", "call", "frame"),
     [
@@ -57,6 +141,8 @@ def test_packages_the_standard_library_and_built_in_functions_are_not(name: str)
         ("<built-in function len>", CallKind.NONE, FrameKind.RUNNING),
         ("typing.py(359): inner", CallKind.NONE, FrameKind.RUNNING),
         ("<built-in function sleep>", CallKind.SLEEP, FrameKind.SLEEP),
+        ("torch/distributed/distributed_c10d.py(2810): all_reduce", CallKind.COLLECTIVE, FrameKind.RUNNING),
+        ("torch/distributed/checkpoint/state_dict_saver.py(1): save", CallKind.CHECKPOINT, FrameKind.INPUT_OUTPUT),
         ("threading.py(320): Condition.wait", CallKind.WAIT, FrameKind.LOCK),
         (r"C:\Python312\Lib\threading.py(320): Condition.wait", CallKind.WAIT, FrameKind.LOCK),
         ("/usr/lib/python3.11/queue.py(154): Queue.get", CallKind.WAIT, FrameKind.LOCK),

@@ -59,6 +59,26 @@ def test_what_loads_data_loads_it_with_functions_of_the_user_too() -> None:
     ]
 
 
+def test_the_system_calls_of_samples_tell_what_a_function_was_blocked_by() -> None:
+    own = {"samples": 2, "self_samples": 2, "idle": 2}
+    rows = [
+        frame("train.py(1): main", 0, 100, samples=10, self_samples=2, idle=2, idle_sleep=2),
+        frame("train.py(9): pause", 10, 30, **own, idle_sleep=2),
+        frame("train.py(12): enter", 30, 50, **own, idle_lock=2),
+        frame("train.py(15): fetch", 50, 70, **own, idle_poll=1, idle_io=1),
+        frame("torch/distributed/distributed_c10d.py(2810): all_reduce", 70, 90, **own, idle_lock=2),
+        frame("torch/distributed/distributed_c10d.py(3): new_group", 92, 94, samples=1, self_samples=1, running=1),
+    ]
+    assert [kind for _, kind in kinds(rows, 5, 20, 40, 60, 80, 93)] == [
+        "sleep",
+        "sleep",
+        "lock",
+        "input_output",
+        "collective",
+        "",
+    ]
+
+
 def test_a_sampled_function_that_was_off_the_cpu_was_blocked_but_not_what_it_called() -> None:
     rows = [
         frame("train.py(1): main", 0, 100, samples=10, self_samples=5, idle=4, running=1),

@@ -1,0 +1,211 @@
+"""Findings of work that GPUs do and need not: copies, changes of layout, models that are run without a backward."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, time_causes
+from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.launch_origins import launch_origins
+from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
+from kineto_trace.analysis.host_findings.remedies import EVALUATION
+from kineto_trace.analysis.host_findings.user_code import dominating, heaviest_below, inclusive
+from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
+from kineto_trace.analysis.host_time.moment_classes import op_roles
+from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
+from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.arrays.intervals import containing
+from kineto_trace.base.quantities import ms, share, times
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
+from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.training_thread import training_thread
+
+COMPUTING = ("matrix_products", "elementwise", "other_kernels")
+LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW", re.IGNORECASE)
+_CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
+MEASURED_GAIN = 0.1
+TRAINS = 0.05  # of the GPU's work has a backward: then the program trains
+WITHOUT = 0.25  # of work with a backward beside that without: fewer are errors of samples
+MODEL = 0.3  # of the work in matrix products, convolutions and attention: then it is a model
+NEAR_NS = 200_000  # from a sample to the operator that begins next
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+def exposed_pinned_copies(context: Context) -> Iterator[Finding]:
+    """Copies from or to pinned memory that no computation hides."""
+    found, activity, took = context.get(time_causes), context.get(gpu), context.get(measured_times)
+    saving = found.total("pinned_copies")
+    chosen = (context.get(gpu_causes) == GPU_CAUSES.index("pinned_copies")) & (took > 0)
+    if not saving or not chosen.any():
+        return
+    count = int(np.count_nonzero(chosen))
+    yield Finding(
+        name="pinned_copies",
+        title="The GPU waits for copies from or to pinned memory",
+        saving_ns=saving,
+        advice="Keep on the GPU what does not change from step to step, and copy smaller types (uint8 images, 16 "
+        "bits). What must be copied can be copied ahead, on a stream of its own while the GPU computes (a prefetcher).",
+        evidence=f"{times(count, 'copy', 'copies')}, {ms(int(took[chosen].sum()) // len(found.devices))}, of that "
+        f"{ms(saving)} while no kernel runs",
+        causes=("pinned_copies",),
+        op=heaviest_op(context, activity.op[chosen], took[chosen]),
+        kernels=longest(context, chosen),
+    )
+
+
+def layout_changes(context: Context) -> Iterator[Finding]:
+    """Kernels by which cuDNN and MIOpen bring images into the layout that convolutions on tensor cores want."""
+    activity, took, found = context.get(gpu), context.get(measured_times), context.get(time_causes)
+    chosen = (activity.kind == KERNEL) & matches(context.trace.strings, LAYOUT)[activity.name] & (took > 0)
+    if not chosen.any():
+        return
+    time = int(took[chosen].sum()) // len(found.devices)
+    yield Finding(
+        name="layout_changes",
+        title="Convolutions change the layout of their images (channels first, channels last) on the GPU",
+        saving_ns=time,
+        advice="Keep images in the layout that the tensor cores want: model.to(memory_format=torch.channels_last), and "
+        "the same for its inputs. In JAX and TensorFlow: NHWC.",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; normalisation and pooling may gain "
+        "by it, too",
+        causes=COMPUTING,
+        op=heaviest_op(context, activity.op[chosen], took[chosen]),
+        kernels=longest(context, chosen),
+    )
+
+
+def unmeasured_convolutions(context: Context) -> Iterator[Finding]:
+    """Convolutions whose algorithms cuDNN chooses by a rule; what measuring them would gain is unknown."""
+    if context.trace.target.settings.get("torch.cudnn_benchmark") is not False:
+        return
+    activity, took, found = context.get(gpu), context.get(measured_times), context.get(time_causes)
+    names = matches(context.trace.strings, _CONVOLUTION)[context.trace.table("cpu_op")["name"]]
+    chosen = (activity.kind == KERNEL) & np.append(names, False)[activity.op] & (took > 0)
+    if not chosen.any():
+        return
+    time = int(took[chosen].sum()) // len(found.devices)
+    yield Finding(
+        name="unmeasured_convolutions",
+        title="Convolutions are chosen by cuDNN's rule of thumb, not by measuring them",
+        saving_ns=int(time * MEASURED_GAIN),
+        advice="Where the shapes of inputs stay the same, try torch.backends.cudnn.benchmark = True: the first call of "
+        "each shape then measures all algorithms, and the fastest one is used.",
+        evidence=f"torch.backends.cudnn.benchmark is off, and convolutions take {ms(time)}; {100 * MEASURED_GAIN:.0f} "
+        "% of it is assumed to go, which may be none or more",
+        causes=COMPUTING,
+        op=heaviest_op(context, activity.op[chosen], took[chosen]),
+        kernels=longest(context, chosen),
+    )
+
+
+def models_without_backward(context: Context) -> Iterator[Finding]:
+    """Functions of a training program that run a model on the GPU and no backward for it: an evaluation, a teacher.
+
+    Which functions these are is told by the operators at the moments of the samples, when the stack is certain; how
+    much they take, by the kernels of operators without a backward in their slices. Forward operators after the last
+    backward of the trace do not count: theirs is not recorded.
+    """
+    tree, took = context.get(user_calls), context.get(measured_times)
+    rows, node, linked = _launched(context)
+    weight = took[rows]
+    if not len(rows) or int(weight[linked].sum()) < TRAINS * int(weight.sum()):
+        return
+    count = len(tree)
+    trained, untrained = _sampled(context)
+    without = inclusive(tree, np.bincount(node[~linked], weight[~linked], count))
+    heaviest = heaviest_below(tree, without)
+    products = (context.get(gpu_causes)[rows] == GPU_CAUSES.index("matrix_products")) & ~linked
+    of_model = inclusive(tree, np.bincount(node[products], weight[products], count))
+    aside = (untrained >= LEAST_MOMENTS) & (trained < WITHOUT * untrained)
+    trains = frozenset(tree.name[~aside & (trained > 0)].tolist())
+    inside = np.zeros(count, np.bool_)
+    for place in range(count):  # outer ones have smaller numbers
+        above = tree.parent[place]
+        inside[place] = aside[place] or (above != NOTHING and inside[above])
+        begins = inside[place] and (above == NOTHING or not inside[above])
+        if begins and of_model[place] >= MODEL * without[place]:
+            named = dominating(tree, without, place, heaviest, trains)
+            yield _without_backward(context, named, rows[_below(tree.parent, place)[node] & ~linked])
+
+
+def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
+    """Activities that the training thread launched in operators: their places, nodes of the calls, and if they train.
+
+    Those of the optimizer do.
+    """
+    activity, called, roles, tree = context.get(gpu), context.get(calls), context.get(op_roles), context.get(user_calls)
+    table, slices, thread = context.trace.table("cpu_op"), context.get(thread_slices), context.get(training_thread)
+    if not roles.backward.any() or not len(tree):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
+    last = int(table["start"][roles.backward].max())
+    rows = np.flatnonzero((activity.op >= 0) & (activity.call >= 0))
+    op = activity.op[rows]
+    own = (called.thread[activity.call[rows]] == thread) & (table["start"][op] < last)
+    rows, op = rows[own], op[own]
+    inner = slices.nested.innermost(np.full(len(rows), thread, np.uint32), table["start"][op]).astype(np.int64)
+    rows, op, inner = rows[inner >= 0], op[inner >= 0], inner[inner >= 0]
+    linked = roles.linked[op] | roles.backward[op] | context.get(launch_origins).optimizer[rows]
+    return rows, tree.node[inner], linked
+
+
+def _sampled(context: Context) -> tuple[Floats, Floats]:
+    """For each node of the calls: samples below it in operators that train, or just before one, and in others."""
+    found, tree, roles = context.get(moments), context.get(user_calls), context.get(op_roles)
+    table, thread = context.trace.table("cpu_op"), context.get(training_thread)
+    outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
+    rows = np.flatnonzero(outermost & (table["thread"] == thread))
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    time, place = found.time[found.sure], found.place[found.sure]
+    at = np.searchsorted(table["start"][rows], time, side="right") - 1
+    at = np.where((at >= 0) & (table.end()[rows][at] > time), at, at + 1)  # it runs, or it is the next one
+    known = at < len(rows)
+    time, place, op = time[known], place[known], rows[at[known]]
+    near = table["start"][op] - time <= NEAR_NS
+    trains = (
+        roles.linked[op] | roles.backward[op] | (containing(*context.get(optimizer_steps), table["start"][op]) >= 0)
+    )
+    node = tree.node[place]
+    with_backward, without = (
+        inclusive(tree, np.bincount(node[near & chosen], minlength=len(tree))) for chosen in (trains, ~trains)
+    )
+    return with_backward, without
+
+
+def _below(parent: Ints, start: int) -> Flags:
+    """Tells for each node whether it is this one or below it."""
+    found = np.zeros(len(parent), np.bool_)
+    found[start] = True
+    for place in range(start + 1, len(parent)):
+        found[place] = parent[place] != NOTHING and found[parent[place]]
+    return found
+
+
+def _without_backward(context: Context, named: int, rows: Ints) -> Finding:
+    activity, took, tree = context.get(gpu), context.get(measured_times), context.get(user_calls)
+    while not tree.user[named] and tree.parent[named] != NOTHING:
+        named = int(tree.parent[named])
+    place = code_place(context.trace.strings[int(tree.name[named])])
+    chosen = np.zeros(len(activity), np.bool_)
+    chosen[rows] = True
+    devices = max(len(context.get(time_causes).devices), 1)
+    time, everything = int(took[rows].sum()), int(took.sum())
+    return Finding(
+        name="evaluation_in_the_step",
+        title=f"{place.short} runs a model without a backward",
+        saving_ns=time // devices,
+        advice=EVALUATION,
+        evidence=f"{times(len(rows), 'kernel')}, {ms(time // devices)}, {share(time, everything)} of the GPU's work, "
+        "in operators without a backward",
+        causes=COMPUTING,
+        op=heaviest_op(context, activity.op[rows], took[rows]),
+        kernels=longest(context, chosen),
+        where=str(place),
+    )

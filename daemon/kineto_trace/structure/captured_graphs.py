@@ -1,0 +1,234 @@
+"""Which operator added the nodes of the CUDA graphs that the trace shows replayed.
+
+Theory of operation
+    A replay runs no operator: what its kernels belong to was seen when the graph was captured (the tables graph_node
+    and graph_op, from the agent). CUPTI's id of a node has the id of the instantiated graph in its upper half, and in
+    its lower half the node's number in the order of the capture, which instantiation keeps. A graph of the trace is a
+    captured one if it has all its kernels, at the same places, with the same names and launch shapes, and nothing else
+    in other places. Copies and fills need not be recorded, and are kernels of the driver's own where the graph was
+    instantiated before CUPTI came.
+
+    If several captured graphs fit, they must agree on the operator of every node; otherwise nothing is attributed. What
+    is not attributed here belongs to whatever launched the graph, as ever.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES, NO_ROW
+
+KNOWN = "known from the capture"
+NOT_SEEN = "not known: the agent saw no capture of a CUDA graph"
+DIFFERENT = "not known: no captured graph has these nodes"
+CHANGED = "not known: the graph was changed while it was replayed"
+AMBIGUOUS = "not known: captured graphs with these nodes differ in their operators"
+
+_SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+_TYPES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}  # CUgraphNodeType
+_DRIVERS_OWN = re.compile(r"mem(?:cpy|set)\w*$")
+_NODE_MASK = np.uint64(0xFFFFFFFF)
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedGraphs:
+    """What is known of the graphs of the trace.
+
+    node: by GPU table, for each row the row of graph_node that it ran; NO_ROW: none is known. state: by CUPTI's graph
+    id one of KNOWN, NOT_SEEN, DIFFERENT, CHANGED, AMBIGUOUS. shapes: ids of known graphs whose operators' inputs are
+    unambiguous, too.
+    """
+
+    node: Mapping[str, Ints]
+    state: Mapping[int, str]
+    shapes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The activities of graphs. kind: CUgraphNodeType; what: name and launch shape; own: the driver's copy or fill."""
+
+    table: npt.NDArray[np.int8]
+    row: Ints
+    graph: Ints
+    node: Ints
+    kind: Ints
+    what: npt.NDArray[np.int32]
+    own: Flags
+
+    def take(self, rows: npt.NDArray[np.generic]) -> "_Work":
+        """Returns these rows."""
+        return _Work(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+def captured_graphs(context: Context) -> CapturedGraphs:
+    """Returns which nodes of captured graphs the GPU activities of the trace ran."""
+    found = {name: np.full(len(context.trace.table(name)), NO_ROW, np.int64) for name in GPU_TABLES}
+    if not len(context.trace.table("graph_node")):
+        return CapturedGraphs(found, dict.fromkeys(_graph_ids(context), NOT_SEEN), frozenset())
+    captured = _captured(context)
+    by_kernels: dict[bytes, list[int]] = {}
+    graphs = [captured.take(rows) for rows in _runs(captured.graph) if _is_whole(captured.node[rows])]
+    for number, graph in enumerate(graphs):
+        by_kernels.setdefault(_kernels(graph), []).append(number)
+    largest = max((len(graph.node) for graph in graphs), default=0)
+    attributions = [_attribution(context, graph) for graph in graphs]
+    state: dict[int, str] = {}
+    shapes = []
+    for number, mine in _replayed(context).items():
+        if mine.node.max() >= largest:
+            state[number] = DIFFERENT
+            continue
+        first = _first_of_each(mine.node)
+        once = mine.take(first[first != NO_ROW])
+        fits = [place for place in by_kernels.get(_kernels(once), ()) if _has_others(graphs[place], once)]
+        if not _is_constant(mine, first):
+            state[number] = CHANGED
+        elif not fits:
+            state[number] = DIFFERENT
+        elif len({attributions[place][0] for place in fits}) > 1:
+            state[number] = AMBIGUOUS
+        else:
+            state[number] = KNOWN
+            if len({attributions[place][1] for place in fits}) == 1:
+                shapes.append(number)
+            rows = graphs[fits[0]].row[mine.node]
+            for table, name in enumerate(GPU_TABLES):
+                own = mine.table == table
+                found[name][mine.row[own]] = rows[own]
+    return CapturedGraphs(found, state, frozenset(shapes))
+
+
+def _graph_ids(context: Context) -> list[int]:
+    """Returns CUPTI's ids of the graphs of the trace."""
+    tables = [context.trace.table(name) for name in GPU_TABLES]
+    ids = [np.unique(table["graph_id"]) for table in tables if "graph_id" in table.columns]
+    return [number for number in np.unique(np.concatenate(ids)).tolist() if number]
+
+
+def _runs(values: Ints) -> list[Ints]:
+    """Returns the places of each run of equal values."""
+    return np.split(np.arange(len(values)), np.flatnonzero(np.diff(values)) + 1) if len(values) else []
+
+
+def _is_whole(node: Ints) -> bool:
+    """Tells whether a captured graph has all its nodes, in their order."""
+    return np.array_equal(node, np.arange(len(node)))
+
+
+def _replayed(context: Context) -> dict[int, _Work]:
+    """Returns the activities of each graph of the trace."""
+    own = np.append(matches(context.trace.strings, _DRIVERS_OWN), False)
+    parts: dict[int, list[_Work]] = {}
+    for place, name in enumerate(GPU_TABLES):
+        table = context.trace.table(name)
+        if name not in _TYPES or "graph_id" not in table.columns:
+            continue
+        rows = np.flatnonzero(table["graph_id"])
+        rows = rows[np.argsort(table["graph_id"][rows], kind="stable")]
+        for run in _runs(table["graph_id"][rows]):
+            row = rows[run]
+            columns = [table[column][row] for column in ("name", *_SHAPE)] if name == "kernel" else []
+            part = _Work(
+                table=np.full(len(row), place, np.int8),
+                row=row,
+                graph=table["graph_id"][row].astype(np.int64),
+                node=(table["graph_node_id"][row] & _NODE_MASK).astype(np.int64),
+                kind=np.full(len(row), _TYPES[name], np.int64),
+                what=np.stack(columns, 1) if columns else np.zeros((len(row), len(_SHAPE) + 1), np.int32),
+                own=own[table["name"][row]] if columns else np.zeros(len(row), np.bool_),
+            )
+            parts.setdefault(int(part.graph[0]), []).append(part)
+    return {number: _joined(found) for number, found in parts.items()}
+
+
+def _joined(parts: list[_Work]) -> _Work:
+    """Returns all rows of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return _Work(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in _Work.__slots__})
+
+
+def _captured(context: Context) -> _Work:
+    """Returns the nodes that the agent saw captured, graph by graph."""
+    table = context.trace.table("graph_node")
+    own = np.append(matches(context.trace.strings, _DRIVERS_OWN), False)
+    return _Work(
+        np.zeros(len(table), np.int8),
+        np.arange(len(table)),
+        table["graph"].astype(np.int64),
+        table["node"].astype(np.int64),
+        table["type"].astype(np.int64),
+        np.stack([table[name] for name in ("name", *_SHAPE)], 1),
+        own[table["name"]],
+    )
+
+
+def _kernels(graph: _Work) -> bytes:
+    """Returns what two graphs must have in common. The nodes must be in their order, each one once."""
+    chosen = (graph.kind == _TYPES["kernel"]) & ~graph.own
+    return np.column_stack((graph.node[chosen], graph.what[chosen])).tobytes()
+
+
+def _has_others(captured: _Work, work: _Work) -> bool:
+    """Tells whether the copies and fills that ran are copies and fills of the captured graph."""
+    others = work.take((work.kind != _TYPES["kernel"]) | work.own)
+    if not (others.node < len(captured.node)).all():
+        return False
+    kind, own = captured.kind[others.node], captured.own[others.node]
+    return bool(np.where(others.own, (kind == 1) | (kind == 2) | own, kind == others.kind).all())
+
+
+def _first_of_each(node: Ints) -> Ints:
+    """Returns by node the first place that has it; NO_ROW: none."""
+    first = np.full(int(node.max()) + 1, NO_ROW, np.int64)
+    first[node[::-1]] = np.arange(len(node) - 1, -1, -1)
+    return first
+
+
+def _is_constant(work: _Work, first: Ints) -> bool:
+    """Tells whether each node ran the same in all replays."""
+    same = first[work.node]
+    return bool((work.what == work.what[same]).all() and (work.kind == work.kind[same]).all())
+
+
+def _attribution(context: Context, graph: _Work) -> tuple[bytes, bytes]:
+    """Returns the operators of all nodes, without and with their inputs, to be compared."""
+    paths, inputs = context.get(_op_numbers)
+    operator = context.trace.table("graph_node")["operator"][graph.row]
+    return paths[operator].tobytes(), inputs[operator].tobytes()
+
+
+def _op_numbers(context: Context) -> tuple[Ints, Ints]:
+    """For each row of graph_op, and at the end for none: equal numbers for equal operators and what is around them.
+
+    The second array tells inputs apart, too.
+    """
+    table = context.trace.table("graph_op")
+    known: dict[tuple[int, int, int], int] = {}
+    paths, inputs = np.full(len(table) + 1, -1, np.int64), np.full(len(table) + 1, -1, np.int64)
+    columns = (table[name].tolist() for name in ("parent", "name", "inputs"))
+    for row, (parent, name, given) in enumerate(zip(*columns, strict=True)):
+        paths[row] = known.setdefault((int(paths[parent]), name, -2), len(known))
+        inputs[row] = known.setdefault((int(inputs[parent]), name, given), len(known))
+    return paths, inputs
+
+
+def op_paths(context: Context) -> list[tuple[int, ...]]:
+    """For each row of graph_op the names (numbers of strings) of the operators around it and its own, outermost first.
+
+    A graph has few distinct operators, but many of them are nested alike.
+    """
+    table = context.trace.table("graph_op")
+    paths: list[tuple[int, ...]] = []
+    for parent, name in zip(table["parent"].tolist(), table["name"].tolist(), strict=True):
+        paths.append((*(paths[parent] if parent != NO_ROW else ()), name))
+    return paths

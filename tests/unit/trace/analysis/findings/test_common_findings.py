@@ -1,0 +1,93 @@
+"""The findings of a job: what it would gain, not what its ranks lose."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kineto_trace.analysis.distributed.what_if_views import rank_what_if
+from kineto_trace.analysis.findings.common_findings import common_findings
+from kineto_trace.analysis.findings.finding_views import findings_view
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.view import View
+from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, simulate
+
+Row = dict[str, Any]
+
+
+def of_job(job: SimulatedJob) -> list[Row]:
+    """The findings of all ranks of a simulated job."""
+    contexts = [simulate(job).context(rank) for rank in range(job.ranks)]
+    found, what_if = (
+        view.combine([(rank, view.partial(context)) for rank, context in enumerate(contexts)])
+        for view in (findings_view, rank_what_if)
+    )
+    return common_findings(found, job.ranks, what_if).rows()
+
+
+def gain(job: SimulatedJob, rank: int) -> float:
+    """What the job would gain if the rank were as fast as the others (%)."""
+    total = simulate(job).total_us
+    return 100 * (1 - simulate(job.as_fast_as_the_others(rank)).total_us / total)
+
+
+@pytest.mark.parametrize("job", [fsdp(late={1: 15_000.0}), fsdp(ranks=4, late={1: 6_000.0}, steps=6)])
+def test_what_makes_one_rank_late_says_so_and_saves_what_the_job_gains_without_it(job: SimulatedJob) -> None:
+    (found,) = (row for row in of_job(job) if row["title"].endswith("the others wait for rank 1"))
+    assert (found["rank"], found["finding"]) == (1, "synchronisation")
+    assert found["saving_pct"] == pytest.approx(gain(job, 1), abs=5.0)
+
+
+@pytest.mark.parametrize(("job", "rank"), [(fsdp(ranks=4, slow={2: 1.2}), 2), (ddp(slow={1: 1.2}), 1)])
+def test_a_rank_whose_kernels_take_longer_is_a_finding_by_itself(job: SimulatedJob, rank: int) -> None:
+    (found,) = (row for row in of_job(job) if row["finding"] == "slow_rank")
+    assert (found["rank"], found["title"]) == (
+        rank,
+        f"The other ranks wait for rank {rank}: its kernels take 1.20 times as long",
+    )
+    assert found["saving_pct"] == pytest.approx(gain(job, rank), abs=1.0)
+    assert "its kernels take longer" in found["evidence"]
+
+
+@pytest.mark.parametrize("job", [fsdp(late={1: 15_000.0}), ddp(slow={1: 1.15}), fsdp(ranks=2)])
+def test_waiting_for_another_rank_is_no_finding_of_the_rank_that_waits(job: SimulatedJob) -> None:
+    assert "waiting_in_collectives" not in {row["finding"] for row in of_job(job)}
+
+
+def test_equal_ranks_have_no_slow_rank() -> None:
+    assert "slow_rank" not in {row["finding"] for row in of_job(fsdp(ranks=4))}
+
+
+def test_ranks_that_are_late_by_turns_are_no_slow_ranks() -> None:
+    steps = [fsdp(late={number % 2: 15_000.0}, steps=1, seed=number).program for number in range(6)]
+    job = replace(fsdp(), program=tuple(op for step in steps for op in step))
+    assert min(gain(job, 0), gain(job, 1)) > 5
+    assert not any("wait for rank" in row["title"] for row in of_job(job))
+
+
+def result(view: View, *rows: Row) -> Result:
+    """A result of this view; columns that are not given are empty."""
+    table = pa.Table.from_pylist(list(rows), schema=view.combine([]).table.schema)
+    made: Result = replace(view.combine([]), table=table)
+    return made
+
+
+def test_what_a_rank_does_not_work_more_than_the_others_counts_as_theirs_too() -> None:
+    kind = {"finding": "host_bound", "title": "x"}
+    own = (5.0, 25.0)
+    losses = result(
+        findings_view, *({**kind, "rank": rank, "saving_pct": pct, "saving_us": pct} for rank, pct in enumerate(own))
+    )
+    late = {"rank": 1, "saving_us": 6.0, "saving_pct": 6.0, "more_work_us": 4.0, "change": "", "about": ""}
+    even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
+    first = common_findings(losses, 2, result(rank_what_if, late, even)).rows()[0]
+    assert (first["rank"], first["saving_pct"]) == (1, 25.0)
+
+
+def test_transfers_save_no_more_than_the_job_gains_without_them() -> None:
+    job = ddp(transfer_us=2_500.0, slow={1: 1.1})
+    saved = [row["saving_pct"] for row in of_job(job) if row["finding"] == "exposed_communication"]
+    contexts = [(rank, simulate(job).context(rank)) for rank in range(job.ranks)]
+    free = rank_what_if.combine([(rank, rank_what_if.partial(context)) for rank, context in contexts]).rows()
+    assert all(each <= sum(row["saving_pct"] for row in free if row["collective"]) + 1e-6 for each in saved)
+    assert saved

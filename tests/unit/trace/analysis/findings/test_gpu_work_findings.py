@@ -1,0 +1,132 @@
+"""What GPUs do and need not, in traces of training threads whose samples come every 10 ms."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
+from kineto_trace.model.context import Context
+from support.trace_files.sampled_stacks import BACKWARD, MAIN, MODULE, PERIOD_NS, Sample, stack_rows
+from support.trace_files.traces import START_NS, target, trace
+
+Row = dict[str, Any]
+LINE = "/job/train.py({}): {}"
+VALIDATE = (*MAIN, LINE.format(30, "validate"))
+GEMM, POINTWISE = "sm90_xmma_gemm_bf16", "vectorized_elementwise_kernel"
+
+
+def span(name: str, start: float, end: float, **more: Any) -> Row:
+    """An event from one sample to another."""
+    return {"name": name, "start": int(start * PERIOD_NS), "duration": int((end - start) * PERIOD_NS), **more}
+
+
+def operator(name: str, start: float, thread: int = 1, **more: Any) -> Row:
+    return span(name, start, start + 0.5, thread=thread, torch_thread=thread, **{"sequence": -1, "scope": 0, **more})
+
+
+def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, times: int = 5, kernels: int = 4) -> Context:
+    """Steps of four samples: forward, `extra` in `stack`, backward in another thread, optimizer.
+
+    A kernel of one period follows each operator, from the next sample on.
+    """
+    samples: list[Sample] = []
+    ops, launches, done = [], [], []
+    for step in range(times):
+        at = 4 * step
+        samples += [(*MAIN, MODULE), tuple(stack), (*MAIN, BACKWARD), MAIN]
+        ops += [
+            operator("aten::linear", at, sequence=step),
+            operator(extra, at + 1),
+            operator("AddmmBackward0", at + 2, 2, sequence=step, forward_thread=1, scope=1),
+        ]
+        for number, (name, thread) in enumerate([(GEMM, 1), (kernel, 1), (GEMM, 2)]):
+            correlation = 1 + 3 * step + number
+            moment = at + number + 0.1
+            launches.append(span("cudaLaunchKernel", moment, moment + 0.1, thread=thread, correlation=correlation))
+            done.append(span(name, at + number + 1, at + number + 2, correlation=correlation))
+    rows = {
+        "python_function": stack_rows(samples),
+        "cpu_op": [{"finished": 1, "inputs": -1, "id": 100 + n, **row} for n, row in enumerate(ops)],
+        "cuda_runtime": launches,
+        "kernel": done,
+    }
+    length = (4 * times + 1) * PERIOD_NS
+    window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + length}
+    return Context(trace(rows, sample_period_ns=PERIOD_NS, target=target(), **window))
+
+
+def test_a_function_that_runs_a_model_without_a_backward_is_found() -> None:
+    (finding,) = models_without_backward(trained("aten::linear", GEMM))
+    assert (finding.title, finding.where) == (
+        "validate (train.py:30) runs a model without a backward",
+        "validate (/job/train.py:30)",
+    )
+    assert finding.saving_ns == 5 * PERIOD_NS
+
+
+def test_elementwise_work_without_a_backward_is_no_model() -> None:
+    assert list(models_without_backward(trained("aten::mul", POINTWISE))) == []
+
+
+def test_a_program_that_never_trains_is_no_finding() -> None:
+    context = trained("aten::linear", GEMM)
+    context.trace.table("cpu_op")["forward_thread"][:] = 0
+    assert list(models_without_backward(context)) == []
+
+
+def test_a_forward_whose_backward_may_come_after_the_trace_does_not_count() -> None:
+    context = trained("aten::linear", GEMM)
+    backward = context.trace.table("cpu_op")["forward_thread"]
+    backward[3 * 3 :] = 0  # the last two steps have none
+    (finding,) = models_without_backward(context)
+    assert finding.saving_ns == 3 * PERIOD_NS
+
+
+def copied(kind: str) -> Context:
+    """A kernel, and a copy after it that nothing hides."""
+    kernels = [span("k", 0, 1, correlation=1), span("k", 3, 4, correlation=3)]
+    copies = [span(f"Memcpy HtoD ({kind} -> Device)", 1, 3, correlation=2)]
+    calls = [span("cudaLaunchKernel", 0.1, 0.2, thread=1, correlation=number) for number in (1, 2, 3)]
+    rows = {"kernel": kernels, "gpu_memcpy": copies, "cuda_runtime": calls}
+    return Context(trace(rows, length_ns=4 * PERIOD_NS))
+
+
+def test_pinned_copies_that_nothing_hides_are_found_with_their_time() -> None:
+    found = {finding.name: finding for finding in findings(copied("Pinned")).findings}
+    assert found["pinned_copies"].saving_ns == 2 * PERIOD_NS
+    assert "Keep on the GPU" in found["pinned_copies"].advice
+    assert found["pinned_copies"].evidence == "1 copy, 20 ms, of that 20 ms while no kernel runs"
+
+
+def test_copies_of_pageable_memory_are_no_pinned_ones() -> None:
+    assert "pinned_copies" not in {finding.name for finding in findings(copied("Pageable")).findings}
+
+
+def test_kernels_that_change_the_layout_of_images_ask_for_channels_last() -> None:
+    names = ("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", "sm90_xmma_fprop_implicit_gemm_bf16")
+    kernels = [span(name, at, at + 1, correlation=at + 1) for at, name in enumerate(names)]
+    found = {
+        each.name: each for each in findings(Context(trace({"kernel": kernels}, length_ns=2 * PERIOD_NS))).findings
+    }
+    assert found["layout_changes"].saving_ns == PERIOD_NS
+    assert "torch.channels_last" in found["layout_changes"].advice
+
+
+def test_a_network_in_the_right_layout_is_told_nothing() -> None:
+    kernels = [span("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 0, 1)]
+    found = findings(Context(trace({"kernel": kernels}, length_ns=2 * PERIOD_NS))).findings
+    assert "layout_changes" not in {finding.name for finding in found}
+
+
+@pytest.mark.parametrize(("benchmark", "told"), [(False, True), (True, False), (None, False)])
+def test_convolutions_that_cudnn_could_measure_are_told_last(benchmark: bool | None, told: bool) -> None:
+    rows = {
+        "kernel": [span("sm90_xmma_fprop_implicit_gemm_bf16_nhwc", 1, 2, correlation=1)],
+        "cuda_runtime": [span("cudaLaunchKernel", 0.2, 0.3, thread=1, correlation=1)],
+        "cpu_op": [operator("aten::cudnn_convolution", 0, id=1, finished=1)],
+    }
+    settings = {} if benchmark is None else {"torch.cudnn_benchmark": benchmark}
+    made = Context(trace(rows, length_ns=2 * PERIOD_NS, target=target(settings=settings)))
+    found = [finding for finding in findings(made).findings if finding.name == "unmeasured_convolutions"]
+    assert [(finding.guess, finding.saving_ns) for finding in found] == [(True, PERIOD_NS // 10)] * told
