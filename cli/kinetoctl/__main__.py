@@ -9,6 +9,7 @@ from click.shell_completion import shell_complete
 from kinetoctl.app import cli
 from kinetoctl.base.lazy_import import MissingCommand
 from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
+from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
@@ -43,6 +44,8 @@ def _report(exc: CliError) -> int:
     _say("error", f"{first}{code}{newline}{rest}")
     if exc.help_text:
         say_text(exc.help_text, err=True)
+    elif is_explained(exc.reason_code):
+        say_text(f"`kinetoctl explain {exc.reason_code}` says what to do.", err=True)
     return exc.exit_code
 
 

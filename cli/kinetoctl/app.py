@@ -17,6 +17,7 @@ COMMANDS = {
     "ps": "kinetoctl.commands.ps",
     "top": "kinetoctl.commands.top",
     "doctor": "kinetoctl.commands.doctor",
+    "explain": "kinetoctl.commands.explain",
     "captures": "kinetoctl.commands.captures.captures_group",
     "run": "kinetoctl.commands.run",
     "demo": "kinetoctl.commands.demo",
@@ -35,6 +36,7 @@ SUMMARIES = {
     "ps": "List processes that can be traced.",
     "top": "Show the host, its GPUs and the processes on them, live.",
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
+    "explain": "Explain a reason code of a verdict or an error: what it means and what to do.",
     "captures": "List, show, fetch, cancel, pin, verify and delete captures.",
     "run": "Start a command whose Python processes can be traced.",
     "demo": "Try it all out: a daemon, a training process, a trace of it and a report.",
@@ -45,6 +47,15 @@ SUMMARIES = {
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from kinetoctl.commands.version import UNKNOWN, client_version
+        from kinetoctl.output.console import say
+
+        say(f"kinetoctl {client_version() or UNKNOWN['kinetoctl']}")
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     modules=COMMANDS,
@@ -52,14 +63,22 @@ EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:>3}  {meaning}" for cod
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @common_options
 def cli() -> None:
     """Trace running training processes on demand and analyse the traces.
 
     \b
     kinetoctl ps --all                          list what can be traced
-    kinetoctl trace --pid 1234 --duration 5s    trace a process; no preparation needed
-    kinetoctl memory --pid 1234                 take a snapshot of its CUDA memory
+    kinetoctl trace 1234 --duration 5s          trace a process; no preparation needed
+    kinetoctl memory 1234                       take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       find out why it cannot be traced
     kinetoctl report trace.json.gz              see where the time goes, and what to change
 

@@ -36,7 +36,7 @@ _HELP = {
     kubectl kineto trace -n training llama-0 llama-1 --rank 0-7
     kubectl kineto trace -n training -l job-name=llama --iterations 20 --output-dir traces
 
-    The pods need no preparation. `kinetoctl trace --help` describes the options in groups.
+    The pods need no preparation. `kinetoctl trace --help-all` describes the options in groups.
     """,
     "ps": """List the processes of pods that can be traced.
 
@@ -45,7 +45,7 @@ _HELP = {
     kubectl kineto ps -n training -l job-name=llama --all
     """,
 }
-_REPLACED = ("kube", "kube_context")
+_REPLACED = ("kube", "kube_context", "pid_arguments", "help_all")
 _NO_FILES = ":4"  # ShellCompDirectiveNoFileComp of cobra, which kubectl is made with
 
 

@@ -30,7 +30,7 @@ import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.campaigns.goals import Goal
-from support.machine.cpu_group import CpuGroup, cpu_group
+from support.machine.control_groups import CpuGroup, cpu_group
 from support.machine.descriptors import open_files
 from support.machine.native import fake_cupti
 from support.machine.usage import Sampler, children, cpu_ns, peak_rss_bytes, rss_bytes

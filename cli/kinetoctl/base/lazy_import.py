@@ -1,5 +1,6 @@
 """Imports on first use, so that `kinetoctl run` starts at once: commands, parsers and completions."""
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,6 +69,18 @@ class LazyGroup(click.Group):
             return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(module).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click's hook: a mistyped command is answered with those that are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            like = difflib.get_close_matches(args[0], self.list_commands(ctx), 3) if args else []
+            if not like:
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean {' or '.join(like)}?", ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Click's hook: the list of commands in the help."""

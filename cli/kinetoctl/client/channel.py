@@ -15,13 +15,13 @@ import grpc
 from kineto_protos import endpoints
 
 from kinetoctl import errors
+from kinetoctl.client.network_errors import CA, CERTIFICATE, explanation
 from kinetoctl.client.socket_folder import SocketFolder
 
 C = TypeVar("C")
 
 Options = Sequence[tuple[str, int | str]]
 Token = Callable[[], str]
-CA, CERTIFICATE, _KEY = endpoints.TLS_VARIABLES
 _UNIX = "unix:"
 _SCHEMES = ("dns:///", "ipv4:", "ipv6:")
 _tokens: dict[str, Token] = {}
@@ -93,7 +93,8 @@ def unreachable(address: str, details: str) -> errors.CliError:
         if not os.access(path, os.W_OK):
             return errors.Denied(f"no access to the daemon at {address}: you cannot write to the socket")
         return errors.Unreachable(f"no daemon at {address}: the socket exists, but nothing answers ({details})")
-    return errors.Unreachable(f"no daemon at {address}: {details}")
+    tls = bool(os.environ.get(CA)) or not _is_loopback(address)
+    return errors.Unreachable(f"no daemon at {address}: {explanation(details, tls=tls)}")
 
 
 def show_token(address: str, token: Token) -> None:

@@ -2,9 +2,9 @@
 
 Theory of operation
     The daemon owns the capture; this side only follows it. A broken stream is reopened, and a watch starts with
-    the complete capture, so nothing is missed. The first Ctrl-C cancels the capture in its targets and keeps
-    following until the daemon confirms; the second exits. While the capture is being created, Ctrl-C is only
-    noted, because there is no id yet to cancel.
+    the complete capture, so nothing is missed. The first Ctrl-C stops the capture in its targets, keeps what was
+    recorded and follows until the daemon has stored it; the second exits. While the capture is being created, Ctrl-C
+    is only noted, because there is no id yet to stop.
 """
 
 import signal
@@ -148,21 +148,21 @@ def _noted_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _cancel(client: Client, capture: pb.Capture, progress: Progress) -> None:
+def _stop(client: Client, capture: pb.Capture, progress: Progress) -> None:
     count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
     progress.note(
-        f"cancelling capture {capture.id} in {count} {'process' if count == 1 else 'processes'}; "
-        "press Ctrl-C again to exit at once"
+        f"stopping capture {capture.id} in {count} {'process' if count == 1 else 'processes'} and keeping what was "
+        f"recorded (`kinetoctl captures delete {capture.id}` discards it); press Ctrl-C again to exit at once"
     )
-    capture.CopyFrom(client.cancel(capture.id))
+    capture.CopyFrom(client.cancel(capture.id, keep_partial=True))
     progress.update(capture)
 
 
-def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> None:
+def _follow_or_stop(client: Client, outcome: Outcome, progress: Progress) -> None:
     capture = outcome.capture
     patience = Patience(client.timeout_s)
     if outcome.interrupted:
-        _cancel(client, capture, progress)
+        _stop(client, capture, progress)
     while not has_ended(capture):
         try:
             for _change in follow(client, capture, patience):
@@ -171,7 +171,7 @@ def _follow_or_cancel(client: Client, outcome: Outcome, progress: Progress) -> N
             if outcome.interrupted:
                 raise
             outcome.interrupted = True
-            _cancel(client, capture, progress)
+            _stop(client, capture, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +251,11 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
     progress.note(f"capture {outcome.capture.id} on {outcome.capture.host}")
     progress.update(outcome.capture)
     try:
-        _follow_or_cancel(client, outcome, progress)
+        _follow_or_stop(client, outcome, progress)
     except RETRYABLE:
         progress.note(f"`kinetoctl captures show {outcome.capture.id}` shows how the capture ended")
         raise
-    if request.directory is not None and not outcome.interrupted:
+    if request.directory is not None:
         fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)
     _check_promise(outcome, progress)
     return outcome

@@ -44,7 +44,7 @@ JOB_OVERVIEW = (  # of a job's ranks
 )
 # Without rows they are left out, the second ones in tables for people alone: what is missing is in not_recorded.
 OPTIONAL, OPTIONAL_FOR_PEOPLE = ("python_samples",), ("not_recorded", "time_causes", "kernels")
-TOP_FINDINGS = 3  # of each rank, and of one trace in tables for people
+TOP_FINDINGS = 3  # of one trace, in tables for people
 # %: causes with less are one row, in tables for people; of several ranks, each rank has its own rows.
 LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
 # Rows of tables there.
@@ -61,6 +61,7 @@ SHORT = {
     "step_spread": 8,
     "collective_summary": 8,
     "overview": 8,
+    "findings": 8,
 }
 MISSING_RANK = re.compile(r"rank \d+ is missing: ")  # notes of kineto_trace.catalog.view_runner
 
@@ -210,7 +211,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
 
     views = _chosen(options.views or _overview(options.compat, len(sources)))
     settings = options_of(views, options.settings)
-    if not options.views and "findings" in settings and (short or len(sources) > 1):
+    if not options.views and "findings" in settings and short and len(sources) == 1:
         settings["findings"].setdefault("top", TOP_FINDINGS)
     if not options.views and short:
         for name, least in (
@@ -231,7 +232,11 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
     with executor_for(sources, options.workers, options.scheduler) as executor:
         results = run_views(requests, sources, executor=executor)
     if not options.views and len(sources) > 1:
-        results = [common_findings(result, len(sources)) if result.view == "findings" else result for result in results]
+        what_if = next((result for result in results if result.view == "rank_what_if"), None)
+        results = [
+            common_findings(result, len(sources), what_if) if result.view == "findings" else result
+            for result in results
+        ]
     if not options.views:
         optional = (*OPTIONAL, *OPTIONAL_FOR_PEOPLE) if short else OPTIONAL
         results = [result for result in results if result.view not in optional or len(result) or result.failure]

@@ -10,7 +10,6 @@ import click
 from kineto_trace.store.output_formats import SUFFIXES
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.help_sections import SectionedCommand
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.client.daemon_client import Client
@@ -23,6 +22,7 @@ from kinetoctl.client.fleet.workflow import bring, merge_files, new_id
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.client.tracing import Outcome, TraceRequest, trace
 from kinetoctl.options.capture_spec import STACKS, TraceOptions, build_spec
+from kinetoctl.options.help_sections import SectionedCommand
 from kinetoctl.options.host_options import PLACE_OPTIONS, named_places, place_options
 from kinetoctl.options.kineto_config_merge import KINETO_CONFIG, asked_for, configured
 from kinetoctl.options.output_dir import FOLDER, prepare_folder
@@ -44,12 +44,8 @@ def run_trace(client: Client, request: TraceRequest, settings: CommonOptions) ->
     """Trace and print the result. `kinetoctl demo` and `kinetoctl memory` use it too."""
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         outcome = trace(client, request, progress)
-        if outcome.interrupted and any(target.files for target in outcome.capture.targets):
-            progress.note(
-                f"the capture had already ended: `kinetoctl captures fetch {outcome.capture.id}` downloads the trace"
-            )
-        elif outcome.interrupted:
-            progress.note(f"capture {outcome.capture.id} was cancelled; no trace was kept")
+        if outcome.interrupted and not any(target.files for target in outcome.capture.targets):
+            progress.note(f"capture {outcome.capture.id} was stopped before anything was recorded")
     show_capture(outcome.capture, outcome.paths, settings)
     return outcome
 
@@ -66,7 +62,7 @@ def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Common
         run = FleetRun(request, fleet, progress)
         run_fleet(run, run.begin, run.finish)
         check_promises(fleet)
-        if directory is not None and not fleet.interrupted and not fleet.unmet:
+        if directory is not None and not fleet.unmet:
             folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s)
             if merge and folder is not None:
                 merged = merge_files(fleet, directory, progress)
@@ -90,6 +86,10 @@ SECTIONS = {
     "The agent": ("no_attach", "keep_agent"),
     "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
 }
+USUAL = (
+    *("pids", "command_regex", "ranks", "job_ids", "lists", "duration", "iterations"),
+    *("activities", "record_shapes", "with_stack", "memory", "output_dir", "help_all", "help"),
+)
 
 
 def _tell(notes: Iterable[str], settings: CommonOptions) -> None:
@@ -119,7 +119,7 @@ def _fleet_request(
     )
 
 
-@click.command("trace", cls=SectionedCommand, sections=SECTIONS)
+@click.command("trace", cls=SectionedCommand, sections=SECTIONS, usual=USUAL)
 @selector_options
 @place_options
 @click.option(
@@ -215,17 +215,17 @@ def command(**values: Any) -> int:
     """Trace running processes and download the traces.
 
     \b
-    kinetoctl trace --pid 1234 --duration 5s
-    kinetoctl trace --pid 1234 --record-shapes --with-stack=trace
+    kinetoctl trace 1234 --duration 5s
+    kinetoctl trace 1234 --record-shapes --with-stack=trace
     kinetoctl trace --rank 0,8-15 --iterations 20 --roundup 100
     kinetoctl trace --command train.py --activities kernel,gpu_memcpy
     kinetoctl trace --hosts @nodes --rank all --duration 5s
 
     Select the processes with at least one condition; if several are given, all must hold. Launchers and
     DataLoader workers are left out: `kinetoctl ps` with the same options lists what would be traced. A process
-    needs no preparation: the daemon attaches an agent, which is removed again after a while. Ctrl-C cancels the
-    capture in the processes; a second Ctrl-C exits without waiting for that. Several hosts all start at the same
-    time; hosts that fail are reported, and the traces are also merged into one.
+    needs no preparation: the daemon attaches an agent, which is removed again after a while. Ctrl-C stops the
+    capture and keeps what was recorded; a second Ctrl-C exits without waiting for that. Several hosts all start at
+    the same time; hosts that fail are reported, and the traces are also merged into one.
 
     By default it records PyTorch operators, Python stacks, CUDA calls and GPU activity. While it records, steps
     take about 1.2 times as long if the GPU waits for launches, and 1.01 times otherwise. Options that use torch's

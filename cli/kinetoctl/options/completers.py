@@ -79,7 +79,8 @@ def capture_ids(incomplete: str) -> list[CompletionItem]:
 
 def activities(incomplete: str) -> list[CompletionItem]:
     """Activity types, for the last one of a comma-separated list."""
-    from kineto_trace.model.activity_tables import TABLES, ViewerRow
+    from kineto_trace.model.activity_table import ViewerRow
+    from kineto_trace.model.activity_tables import TABLES
 
     further = {
         table.name: table.meaning for table in TABLES if table.row is ViewerRow.GPU and table.name not in ACTIVITIES

@@ -13,20 +13,23 @@ from kinetoctl.client.selection import Selection
 
 R = TypeVar("R")
 MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
+_ARGUMENTS = "pid_arguments"
+_PID = click.IntRange(1, MAX_PID)
 
 
 PARAMETERS = tuple(field.name for field in fields(Selection))
 
 
 _OPTIONS = (
+    click.argument(_ARGUMENTS, metavar="[PID]...", nargs=-1, type=_PID, shell_complete=completed("pids")),
     click.option(
         "--pid",
         "pids",
         metavar="PID",
-        type=click.IntRange(1, MAX_PID),
+        type=_PID,
         multiple=True,
         shell_complete=completed("pids"),
-        help="Process id; repeatable.",
+        help="Process id; repeatable. The same as an argument PID.",
     ),
     click.option("--children", is_flag=True, help="With --pid: select the descendants of these processes too."),
     click.option(
@@ -73,10 +76,11 @@ _OPTIONS = (
 
 
 def selector_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Adds the options; the function gets them as one Selection, `selection`."""
+    """Adds the options and the argument PID...; the function gets them as one Selection, `selection`."""
 
     @functools.wraps(function)
     def with_selection(**values: Any) -> R:
+        values["pids"] += values.pop(_ARGUMENTS, ())  # kubectl-kineto has other arguments
         return function(selection=_selection({name: values.pop(name) for name in PARAMETERS}), **values)
 
     decorated: Callable[..., R] = with_selection
@@ -103,7 +107,7 @@ def required(selection: Selection) -> Selection:
     """The same. Raises click.UsageError if there is no condition at all."""
     if not selection:
         raise click.UsageError(
-            "no process is selected: give --pid, --command, --user, --rank, --gpu, --job-id, --pod-uid or "
+            "no process is selected: give its pid, or --command, --user, --rank, --gpu, --job-id, --pod-uid or "
             "--container-id (`kinetoctl ps` lists candidates)"
         )
     return selection

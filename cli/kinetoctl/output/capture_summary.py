@@ -14,6 +14,7 @@ from kineto_trace.store.output_formats import ATTACHMENT_SUFFIXES, ATTACHMENTS
 from rich.console import Console
 from rich.text import Text
 
+from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.console import stdout_console
@@ -154,6 +155,8 @@ def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str,
     lines: list[Line] = []
     if target.reason:
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
+        if is_explained(target.reason_code):
+            lines.append(("", f"`kinetoctl explain {target.reason_code}` says what to do"))
     lines += _file_lines(capture, target, paths)
     if target.files:
         lines += _window_lines(target)

@@ -15,11 +15,13 @@ import click
 from kineto_trace.base.visible_text import one_line, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, OverflowMethod, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
     from rich.table import Table
 
 GAP = "  "  # between two columns
+INDENT = "    "  # of what stands below the line that it belongs to
+LAST_LEAST = 16  # the last column goes below the others rather than being cut to less
 PIPE_WIDTH = 100_000  # nothing is cut when no terminal reads it
 
 
@@ -68,54 +70,83 @@ def pipe_console() -> "Console":
     return rich_console(sys.stdout, width=PIPE_WIDTH, color_system=None)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, folds: bool = False) -> "Table":
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    """A table of Rich whose last column folds."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
-        last = position == len(columns) - 1
-        overflow: OverflowMethod = "ellipsis" if last and not folds else "fold"
-        table.add_column(column, no_wrap=not (last and folds), overflow=overflow, min_width=len(column))
+        table.add_column(column, no_wrap=position < len(columns) - 1, overflow="fold", min_width=len(column))
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
 
 
-def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str] | None:
-    """The lines as Rich would render them, with the last column cut to fit.
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """The lines of the table. The last column is cut to fit; what does not fit beside the first goes below it.
 
-    None if only Rich can: a column must fold, or a cell has characters whose width only Rich knows.
+    Only the last column is ever cut, so that a long command hides no pid.
     """
-    if not all(cell.isascii() and cell.isprintable() for row in (columns, *rows) for cell in row):
-        return None
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    widths[-1] = min(widths[-1], width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1))
-    if widths[-1] < len(columns[-1]):
-        return None
+    widths = [max(map(_cells, cells)) for cells in zip(columns, *rows, strict=True)]
+    *others, last = range(len(columns))
+    room = width - sum(widths[place] + len(GAP) for place in others)
+    if room >= min(widths[last], max(_cells(columns[last]), LAST_LEAST)):
+        widths[last] = min(widths[last], room)
+        groups = [[*others, last]]
+    else:
+        widths[last] = min(widths[last], width - len(INDENT))
+        groups = [*_packed(others, widths, width), [last]]
     return [
-        GAP.join(_fitted(cell, size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        ("" if number == 0 else INDENT) + GAP.join(_fitted(row[place], widths[place]) for place in group).rstrip()
         for row in (columns, *rows)
+        for number, group in enumerate(groups)
     ]
 
 
-def _fitted(cell: str, size: int) -> str:
-    return cell.ljust(size) if len(cell) <= size else cell[: size - 1] + "…"
+def _packed(places: Sequence[int], widths: Sequence[int], width: int) -> list[list[int]]:
+    """The columns in as few lines as they fit into, each line but the first indented."""
+    groups: list[list[int]] = []
+    room = 0
+    for place in places:
+        if not groups or widths[place] > room:
+            room = width - (len(INDENT) if groups else 0)
+            groups.append([])
+        groups[-1].append(place)
+        room -= widths[place] + len(GAP)
+    return groups
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # 30 ms, which most tables do without
+
+    return cell_len(text)
+
+
+def _fitted(text: str, size: int) -> str:
+    if text.isascii():
+        return text.ljust(size) if len(text) <= size else text[: size - 1] + "…"
+    from rich.cells import cell_len, set_cell_size
+
+    return set_cell_size(text, size) if cell_len(text) <= size else set_cell_size(text, size - 1) + "…"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool, folds: bool = False) -> None:
     """Prints a table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is cut."""
     terminal = sys.stdout.isatty()
     rows = [[one_line(cell) for cell in row] for row in rows]
-    lines = None if terminal and folds else _plain_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
-    if lines is not None:
-        say(lines[0], bold=terminal and os.environ.get("TERM", "dumb") != "dumb")
-        if lines[1:]:
-            say_text("\n".join(lines[1:]))
-    elif terminal:
-        rich_console(sys.stdout, no_color=not color).print(_table(columns, rows, folds=folds))
-    else:
-        say_text("\n".join(captured(_table(columns, rows))))
+    if terminal and folds:
+        rich_console(sys.stdout, no_color=not color).print(_table(columns, rows))
+        return
+    lines = _plain_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
+    heading = len(lines) // (len(rows) + 1)
+    for line in lines[:heading]:
+        say(line, bold=terminal and os.environ.get("TERM", "dumb") != "dumb")
+    if lines[heading:]:
+        say_text("\n".join(lines[heading:]))
 
 
 def captured(*renderables: "RenderableType") -> list[str]:

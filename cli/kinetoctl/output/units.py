@@ -20,6 +20,17 @@ def moment(unix_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ns / 1e9))
 
 
+def age(unix_ns: int, now_ns: int = 0) -> str:
+    """How long ago that was, in its largest unit: 12s, 5min, 3h, 2d; a dash for 0."""
+    if not unix_ns:
+        return "-"
+    seconds = max(0, (now_ns or time.time_ns()) - unix_ns) // 10**9
+    for unit, unit_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s}{unit}"
+    return f"{seconds}s"
+
+
 def count(number: int) -> str:
     """12,345."""
     return f"{number:,}"

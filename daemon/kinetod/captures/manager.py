@@ -39,6 +39,7 @@ from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
 from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
 from kinetod.captures.request.factory import new_capture
+from kinetod.captures.request.offered_types import check_known
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
@@ -114,6 +115,7 @@ class CaptureManager:
                 self._check_count(caller)
                 await self._shares.check(caller, _owner(caller))
                 targets = await resolve(self._registry, self._wanted(request, caller), holds)
+                check_known(request.activity_types, [target.agent for target in targets])
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before

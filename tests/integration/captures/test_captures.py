@@ -69,6 +69,17 @@ def test_a_capture_is_done_and_its_file_can_be_fetched(stub: ProfilerStub, agent
     assert capture == stub.GetCapture(pb.GetCaptureRequest(id=capture.id), timeout=10)
 
 
+def test_an_activity_type_that_nobody_knows_is_refused_without_a_capture(
+    stub: ProfilerStub, agent: ScriptedAgent
+) -> None:
+    before = stub.ListCaptures(pb.ListCapturesRequest(), timeout=10)
+    code, reason, message = error_of(lambda: create(stub, activity_types=["python_function", "kernal"]))
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert "spec.activity_types[1]: no source knows the activity type 'kernal' (did you mean kernel?)" in message
+    assert message.endswith("the selected processes offer python_function")
+    assert stub.ListCaptures(pb.ListCapturesRequest(), timeout=10) == before
+
+
 def test_a_fetch_resumes_at_an_offset(stub: ProfilerStub, agent: ScriptedAgent) -> None:
     created = create(stub)
     agent.capture()

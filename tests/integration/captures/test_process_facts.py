@@ -8,7 +8,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.open.trace_opener import open_trace
-from support.machine.cpu_group import cpu_group
+from support.machine.control_groups import cpu_group
 from support.service.daemon import Daemon, watch_to_end
 from support.targets.programs import connected
 

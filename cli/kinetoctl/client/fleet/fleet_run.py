@@ -13,8 +13,8 @@ Theory of operation
               and are never reported as done.
     clocks    Again, because clocks move.
 
-    The daemons own the captures: they end even if this client exits. The first Ctrl-C cancels on all hosts and keeps
-    following; the second exits.
+    The daemons own the captures: they end even if this client exits. The first Ctrl-C stops the capture on all
+    hosts, keeps what was recorded and follows until that is stored; the second exits.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class FleetRun:
         await close_all(self._clients.values())
 
     def interrupt(self) -> None:
-        """Cancels on all hosts; following continues until they confirm."""
+        """Stops on all hosts; what was recorded so far is kept, and following continues until they confirm."""
         self.fleet.interrupted = True
         self._interrupted.set()
         self._answered.set()
@@ -418,16 +418,19 @@ class FleetRun:
                 return capture
 
     async def cancel(self) -> None:
-        """Cancels the capture on every host that has it."""
+        """Ends the capture on every host that has it. After a Ctrl-C, what was recorded is kept."""
         running = [member for member in self.fleet.members if member.is_running]
         if running:
-            self._progress.note(f"cancelling on {len(running):,} hosts; press Ctrl-C again to exit at once")
+            what = "stopping, and keeping what was recorded," if self.fleet.interrupted else "cancelling"
+            self._progress.note(f"{what} on {len(running):,} hosts; press Ctrl-C again to exit at once")
         await self._at_once(self._cancel_one, running)
 
     async def _cancel_one(self, member: HostRun) -> None:
         assert member.capture is not None
         try:
-            member.capture.CopyFrom(await self._clients[member].cancel(member.capture.id))
+            member.capture.CopyFrom(
+                await self._clients[member].cancel(member.capture.id, keep_partial=self.fleet.interrupted)
+            )
         except CliError as exc:
             member.error = member.error or exc
         self._progress.update(member)

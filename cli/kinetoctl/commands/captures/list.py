@@ -22,20 +22,31 @@ from kinetoctl.output.json_yaml import emit, plain
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-COLUMNS = ("ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS")
+COLUMNS = ("ID", "STATUS", "AGE", "PID", "JOB", "SIZE", "WHERE", "LABELS", "COMMAND")
 
 
 def _row(capture: "pb.Capture") -> tuple[str, ...]:
-    stored = sum(file.size_bytes for target in capture.targets for file in target.files)
+    targets = capture.targets
+    stored = sum(file.size_bytes for target in targets for file in target.files)
+    jobs = sorted({target.process.job_id for target in targets if target.process.job_id})
+    commands = list(dict.fromkeys(" ".join(target.process.command) for target in targets))
     return (
         capture.id,
         enum_names.capture_status(capture.status),
-        units.moment(capture.created_ns),
-        str(len(capture.targets)),
+        units.age(capture.created_ns),
+        _first([str(target.pid) for target in targets]),
+        _first(jobs),
         units.size(stored),
         where(capture),
-        ",".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)),
+        ",".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)) or "-",
+        _first(commands),
     )
+
+
+def _first(values: Sequence[str]) -> str:
+    """The first value, and how many more there are."""
+    more = f" (+{len(values) - 1:,})" if len(values) > 1 else ""
+    return f"{values[0]}{more}" if values else "-"
 
 
 @click.command("list")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.records import STEP_MARKS_FORMAT
+from kineto_agent.protocol.records import GRAPH_NODES_FORMAT, STEP_MARKS_FORMAT
 from kineto_protos.units import format_size
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.attachments import FORMAT as FILE_FORMAT
@@ -23,6 +23,7 @@ from kinetod.captures.target.arena_reader import ArenaCounts, ArenaReader, BadAr
 
 log = logging.getLogger(__name__)
 
+_NO_ACTIVITIES = (STEP_MARKS_FORMAT, GRAPH_NODES_FORMAT)
 MAX_SOURCES = 8
 _MAX_LOSSES = 256  # stretches of time in which records were dropped; the last one takes the rest
 _SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -187,8 +188,8 @@ class Spool:
         return sum(source.writer.bytes_written for source in self._sources.values())
 
     def copied_bytes(self) -> int:
-        """Bytes of activities copied from all sources: when iterations began is nothing by itself."""
-        return sum(each.reader.copied_bytes for each in self._sources.values() if each.format != STEP_MARKS_FORMAT)
+        """Bytes of activities copied from all sources: iterations and captured graphs are nothing by themselves."""
+        return sum(each.reader.copied_bytes for each in self._sources.values() if each.format not in _NO_ACTIVITIES)
 
     def close(self) -> None:
         """Unmaps and closes everything; the files remain."""

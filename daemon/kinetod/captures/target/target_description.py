@@ -17,6 +17,7 @@ _MAX_ITERATION = 2**53  # beyond that readers of JSON would round
 _MAX_THREAD_ID = 2**31
 _MAX_SETTINGS = 128
 _MAX_SETTING = 2**53
+_MAX_REASONS = 64
 
 
 def describe_target(
@@ -60,6 +61,8 @@ def describe_target(
         iterations=checked_iterations(iterations),
         iteration_thread=_thread_id(iterations.get("thread")),
         options=dict(start.options),
+        activity_types=list(start.activity_types),
+        not_recorded=_checked_reasons(result.not_recorded if result else {}),
         clock_offset_ns=clock.offset_ns if clock is not None else None,
         clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         kernel_counters=counters.to_json() if counters is not None else {},
@@ -77,6 +80,10 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | floa
         elif isinstance(value, (bool, int, float)) and abs(value) < _MAX_SETTING:  # neither NaN nor infinite
             found[clean(name, 80)] = value
     return found
+
+
+def _checked_reasons(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {clean(name, 64): clean(why, 500) for name, why in list(reasons.items())[:_MAX_REASONS]}
 
 
 def checked_iterations(iterations: Mapping[str, Any]) -> list[list[int]]:

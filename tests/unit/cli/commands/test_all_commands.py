@@ -1,6 +1,7 @@
 """The other commands against a scripted daemon, and what all commands share."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -99,12 +100,14 @@ def test_users_and_jobs_of_processes_complete(server: FakeServer, option: str, o
     assert run_process([], complete).stdout.splitlines() == offered
 
 
-def test_captures_list_shows_status_size_and_labels(server: FakeServer, run: Run) -> None:
+def test_captures_list_shows_what_was_captured_and_when(server: FakeServer, run: Run) -> None:
     server.profiler.pages = [pb.ListCapturesResponse(captures=[finished()])]
     lines = run("captures", "list", "--label", "team=vision").stdout.splitlines()
-    assert lines[0].split() == ["ID", "STATUS", "CREATED", "TARGETS", "SIZE", "WHERE", "LABELS"]
-    assert lines[1].startswith("c0ffee  DONE    20")
-    assert lines[1].endswith("  1        300.0 KiB  local  team=vision")
+    assert lines[0].split() == ["ID", "STATUS", "AGE", "PID", "JOB", "SIZE", "WHERE", "LABELS", "COMMAND"]
+    cells = lines[1].split(maxsplit=9)
+    assert (cells[:2], cells[3:9]) == (["c0ffee", "DONE"], ["4242", "-", "300.0", "KiB", "local", "team=vision"])
+    assert cells[9].startswith("python")
+    assert re.fullmatch(r"\d+(s|min|h|d)", cells[2])
     assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
 
 
@@ -305,3 +308,23 @@ def test_a_configuration_completes_to_keys_or_files() -> None:
 
 def test_the_kinds_of_stacks_complete() -> None:
     assert completed("kinetoctl trace --with-stack s") == ["plain,sample"]
+
+
+def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) -> None:
+    for words, like in ((["trcae"], "Did you mean trace?"), (["captures", "lst"], "Did you mean list?")):
+        result = run(*words)
+        assert result.code == 2
+        assert like in result.stderr
+
+
+def test_the_version_is_an_option_too(run: Run) -> None:
+    assert run("--version").stdout == f"kinetoctl {metadata.version('kinetod')}\n"
+
+
+def test_an_error_with_a_reason_code_names_the_command_that_explains_it(server: FakeServer, run: Run) -> None:
+    server.profiler.host = Abort(grpc.StatusCode.FAILED_PRECONDITION, "a capture is running", "BUSY")
+    result = run("host")
+    assert result.stderr.splitlines() == [
+        "error: a capture is running [BUSY]",
+        "`kinetoctl explain BUSY` says what to do.",
+    ]

@@ -1,5 +1,6 @@
 """`kinetoctl trace` against a scripted daemon."""
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -362,7 +363,7 @@ def test_wrong_usage_is_code_2_and_asks_nothing(trace: Trace, arguments: list[st
 def test_a_trace_of_nothing_in_particular_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_here(capsys, server.address, "trace")
     assert result.code == 2
-    assert "no process is selected: give --pid, --command, --user, --rank, --gpu, --job-id, " in result.stderr
+    assert "no process is selected: give its pid, or --command, --user, --rank, --gpu, --job-id, " in result.stderr
     assert run_here(capsys, server.address, "trace", "--helpers").code == 2
 
 
@@ -404,7 +405,7 @@ def _start(server: FakeServer, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer, tmp_path: Path) -> None:
+def test_ctrl_c_before_anything_was_recorded_waits_for_the_daemon(server: FakeServer, tmp_path: Path) -> None:
     cancelled = captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_CANCELLED)
     running = captures.snapshot(captures.capture(captures.target(state=pb.TARGET_STATE_COLLECT)))
     server.profiler.watches = [[running, WAIT_FOR_CANCEL, ended(cancelled, status=pb.CAPTURE_STATUS_CANCELLED)]]
@@ -413,10 +414,11 @@ def test_ctrl_c_cancels_the_capture_and_waits_for_the_daemon(server: FakeServer,
         _interrupt_after(process, "COLLECT")
         stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
-    assert "cancelling capture c0ffee in 1 process; press Ctrl-C again to exit at once" in stderr
-    assert "capture c0ffee was cancelled; no trace was kept" in stderr
+    assert "stopping capture c0ffee in 1 process and keeping what was recorded" in stderr
+    assert "capture c0ffee was stopped before anything was recorded" in stderr
     assert "CANCELLED" in stdout
-    assert [r.id for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)] == ["c0ffee"]
+    asked = [r for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)]
+    assert [(request.id, request.keep_partial) for request in asked] == [("c0ffee", True)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -431,3 +433,18 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
         _stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert stderr.endswith("interrupted: stopped at once\n")
+
+
+@pytest.mark.parametrize("words", [["4242"], ["--pid", "4242"], ["4242", "--pid", "4242"]])
+def test_a_pid_is_an_argument_or_an_option(trace: Trace, words: list[str]) -> None:
+    trace(*words, "--duration", "2")
+    assert list(trace.spec().selector.pids) == [4242]
+    assert trace.spec().duration_ns == 2 * 10**9  # a number without a unit is in seconds
+
+
+def test_the_help_has_what_is_used_most_and_all_of_it_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = (run_here(capsys, "unix:/nowhere", "trace", option).stdout for option in ("--help", "--help-all"))
+    usual, every = (set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole))
+    assert {"--duration", "--hosts", "--with-stack", "--help-all"} <= usual < every
+    assert len(usual) <= 16
+    assert "`kinetoctl trace --help-all` shows all" in short

@@ -112,7 +112,10 @@ def test_the_way_in_which_operators_were_recorded_is_told() -> None:
 
 def test_a_target_without_a_trace_has_only_its_reason() -> None:
     target = captures.target(verdict=pb.VERDICT_FAILED, reason_code="AGENT_SILENT", reason="no answer")
-    assert target_lines(captures.capture(target), target, {}) == [("reason", "no answer [AGENT_SILENT]")]
+    assert target_lines(captures.capture(target), target, {}) == [
+        ("reason", "no answer [AGENT_SILENT]"),
+        ("", "`kinetoctl explain AGENT_SILENT` says what to do"),
+    ]
 
 
 def test_no_gpu_is_not_an_idle_gpu() -> None:

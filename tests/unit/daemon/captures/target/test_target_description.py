@@ -48,6 +48,12 @@ def test_a_target_has_the_clock_that_was_measured_of_its_host() -> None:
     assert (described().clock_offset_ns, described().clock_uncertainty_ns) == (None, None)
 
 
+def test_a_target_says_what_was_requested_and_why_some_of_it_could_not_be_recorded() -> None:
+    info = described(not_recorded={"kernel\n": "busy\n"})
+    assert (info.activity_types, info.not_recorded) == (["python_function"], {"kernel ": "busy "})
+    assert len(described(not_recorded={str(number): "" for number in range(1000)}).not_recorded) == 64
+
+
 def test_settings_that_are_no_plain_values_are_left_out() -> None:
     given = {
         "torch.num_threads": 2,

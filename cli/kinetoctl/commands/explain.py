@@ -1,0 +1,58 @@
+"""`kinetoctl explain`."""
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kinetoctl.base.common_options import common_options, current
+from kinetoctl.base.reason_codes import explained, explanations
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import print_table, say, say_text
+from kinetoctl.output.json_yaml import emit
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+WIDTH = 100
+COLUMNS = ("CODE", "STATUS", "MEANING")
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> "list[CompletionItem]":
+    from click.shell_completion import CompletionItem
+
+    rows = {row.code: row.meaning for row in explanations()}
+    return [CompletionItem(code, help=text) for code, text in rows.items() if code.startswith(incomplete.upper())]
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+@click.command("explain")
+@click.argument("code", required=False, shell_complete=_complete)
+@common_options
+def command(code: str | None) -> int:
+    """Explain a reason code of a verdict or an error: what it means and what to do.
+
+    \b
+    kinetoctl explain RECORDS_DROPPED
+    kinetoctl explain                    all codes
+    """
+    settings = current()
+    rows: list[Any] = explained(code) if code else explanations()
+    if settings.output != "table":
+        emit([row.plain() for row in rows], settings.output)
+    elif code is None:
+        print_table(COLUMNS, [(row.code, row.status, row.meaning) for row in rows], color=settings.color)
+    else:
+        for place, row in enumerate(rows):
+            status = f" ({row.status})" if row.status else ""
+            if place:
+                say("")
+            say(f"{row.code}{status}: {row.where.lower()}", bold=sys.stdout.isatty())
+            say_text(_paragraph(row.meaning))
+            if row.remedy:
+                say_text(_paragraph(f"What to do: {row.remedy}"))
+    return ExitCode.DONE

@@ -1,0 +1,102 @@
+"""Tables in terminals of every width: nothing but the last column, which is a command line, gives way."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.output.console import _cells, _plain_lines
+from support.service import captures
+from support.service.cli import environment, kinetoctl
+from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+
+WIDTHS = (60, 80, 120, 200)
+COMMANDS = {"plain": ["python", "train.py", "--config", "x" * 4000], "wide": ["python", "訓練.py", "é" * 4000]}
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serve(FakeProfiler()) as running:
+        yield running
+
+
+def in_terminal(width: int, *arguments: str) -> list[str]:
+    """The lines that kinetoctl prints in a terminal of this width, without blanks at their ends."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    given = {name: value for name, value in environment(TERM="dumb").items() if name not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(kinetoctl(*arguments), stdout=inner, stderr=subprocess.PIPE, env=given) as process:
+        os.close(inner)
+        output = b""
+        while True:
+            try:
+                chunk = os.read(outer, 65536)
+            except OSError:  # the other end has been closed
+                break
+            if not chunk:
+                break
+            output += chunk
+    os.close(outer)
+    assert process.returncode == 0, process.stderr
+    return [line.rstrip() for line in output.decode().splitlines()]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ps_keeps_every_column_beside_a_command_of_4000_characters(
+    server: FakeServer, width: int, command: str
+) -> None:
+    process = pb.Process(
+        pid=4_194_304, user="a-long-user", rank=1023, gpus=[0, 1, 2, 3], framework="torch 2.11.0+cu130",
+        command=COMMANDS[command], agent_state=pb.AGENT_STATE_READY, attached=True, iterations=1_234_567,
+    )  # fmt: skip
+    server.profiler.processes = [process, captures.process()]
+    lines = in_terminal(width, "--address", server.address, "ps")
+    assert max(map(_cells, lines)) <= width
+    text = " ".join(lines).split()
+    for cell in ("4194304", "a-long-user", "1023", "0,1,2,3", "ATTACHED", "1234567", "4242", "python"):
+        assert cell in text, (cell, lines)
+    assert "torch 2.11.0+cu130" in " ".join(lines)
+    assert any(line.endswith("…") for line in lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_list_of_captures_keeps_every_column_too(server: FakeServer, width: int) -> None:
+    target = captures.done_target()
+    target.process.command[:] = COMMANDS["plain"]
+    target.process.job_id = "831245"
+    capture = captures.capture(target, status=pb.CAPTURE_STATUS_DONE)
+    capture.id = "20261123-230325-599-5c81f3"
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[capture])]
+    lines = in_terminal(width, "--address", server.address, "captures", "list")
+    assert max(map(_cells, lines)) <= width
+    text = " ".join(lines).split()
+    for cell in (capture.id, "DONE", "4242", "831245", "local"):
+        assert cell in text, (cell, lines)
+
+
+def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:
+    columns, rows = ("PID", "USER", "COMMAND"), [("1234567", "somebody", "python train.py --epochs 3")]
+    assert _plain_lines(columns, rows, 40) == [
+        "PID      USER      COMMAND",
+        "1234567  somebody  python train.py --ep…",
+    ]
+    assert _plain_lines(columns, rows, 30) == [
+        "PID      USER",
+        "    COMMAND",
+        "1234567  somebody",
+        "    python train.py --epochs 3",
+    ]
+    assert _plain_lines(columns, rows, 16) == [
+        "PID",
+        "    USER",
+        "    COMMAND",
+        "1234567",
+        "    somebody",
+        "    python trai…",
+    ]
