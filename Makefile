@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
 
 install: $(STAMP)
 
@@ -88,6 +88,15 @@ bench-traces: $(STAMP)
 # Some forty trainings on the CPU (torch is needed) with one planted cause each: do the findings name it? A quarter of an hour.
 rootcause: $(STAMP)
 	cd tests && ../$(BIN)/python -m rootcause $(CAUSES)
+
+# The same on an NVIDIA GPU that nothing else uses (torch with CUDA, JAX): ten minutes. JOBS=2 takes two GPUs.
+JOBS ?= 1
+rootcause-gpu: $(STAMP)
+	cd tests && ../$(BIN)/python -m rootcause --gpu --jobs $(JOBS) $(CAUSES)
+
+# Two processes each, on two GPUs if there are so many.
+rootcause-ranks: $(STAMP)
+	cd tests && ../$(BIN)/python -m rootcause --ranks $(CAUSES)
 
 # Long checks, not part of `make test`: other people's tools read our traces.
 campaign: $(STAMP)

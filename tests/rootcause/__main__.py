@@ -1,83 +1,100 @@
-"""usage: python -m rootcause [--held-out] [--pairs] [--keep FOLDER] [--list] [NAME …]
+"""usage: python -m rootcause [--held-out | --gpu | --ranks] [--jobs N] [--pairs] [--keep FOLDER] [--list] [NAME …]
 
 Runs each training program with its planted cause and without it, traces both by kinetod with default options, and
-prints whether the findings name the cause. About 12 s for each cause; two cores that nothing else uses.
+prints whether the findings name the cause. About 12 s for each cause; two cores that nothing else uses. With --gpu the
+programs compute on an NVIDIA GPU that nothing else uses, with --jobs 2 on the first two GPUs, one program each.
 """
 
 import argparse
-import json
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from support.service.daemon import Daemon, running_daemon
+from support.service.daemon import running_daemon
 
-from rootcause.causes import CAUSES, HELD_OUT, Cause
-from rootcause.judgement import judge, without_neighbours
-from rootcause.measure import NO_CPU, Measured, measure
-from rootcause.table import HEADER, row, summary
+from rootcause.causes import CAUSES, HELD_OUT
+from rootcause.gpu_causes import GPU_CAUSES
+from rootcause.judgement import Verdict
+from rootcause.measure import CPU, Place
+from rootcause.rank_table import run_ranks
+from rootcause.runs import Runs
+from rootcause.table import HEADER, misses, row, summary
+
+GPU_UNTRACED_S, GPU_TRACED_S = 1.2, 1.6  # steps are short, and such machines dear
 
 
 def main() -> int:
-    """Runs the named causes, or all. Returns 1 if a program failed."""
-    parser = argparse.ArgumentParser(prog="python -m rootcause", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--keep", type=Path, help="keep traces and findings in this folder")
-    parser.add_argument("--pairs", action="store_true", help="run the control anew for each cause, not once a program")
-    parser.add_argument("--held-out", action="store_true", help="the causes that were written after the rules")
-    parser.add_argument("--list", action="store_true", help="show the names")
-    options = parser.parse_args()
-    known = HELD_OUT if options.held_out else CAUSES
-    chosen = [cause for cause in known if not options.names or cause.name in options.names]
-    if options.list or len(chosen) < len(set(options.names)):
+    """Runs the named causes, or all. Returns 1 if a program failed, and 2 if the arguments make no sense here."""
+    options = _arguments()
+    if options.ranks:
+        return run_ranks(options.names, options.keep, listing=options.list)
+    known = GPU_CAUSES if options.gpu else HELD_OUT if options.held_out else CAUSES
+    by_name = {cause.name: cause for cause in known}
+    wanted = dict.fromkeys(options.names or by_name)
+    chosen = [by_name[name] for name in wanted if name in by_name]
+    if options.list or len(chosen) < len(wanted):
         print("\n".join(cause.name for cause in known))
         return 0 if options.list else 2
-    verdicts, failed = [], []
-    controls: dict[str, Measured] = {}
-    with tempfile.TemporaryDirectory(prefix="rootcause-") as folder, running_daemon() as daemon:
+    places = [CPU] * options.jobs
+    if options.gpu:
+        missing, places = _gpus(options.jobs, options.device)
+        if missing:
+            print(f"--gpu: {missing}", file=sys.stderr)
+            return 2
+    verdicts: list[Verdict] = []
+    failed = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="rootcause-") as folder,
+        running_daemon() as daemon,
+        Runs(daemon, Path(folder), places, options.pairs) as runs,
+    ):
         print(HEADER, flush=True)
+        runs.begin(chosen)
         for cause in chosen:
             try:
-                planted = _measured(daemon, cause, cause.name, folder)
-                if options.pairs or cause.program not in controls:
-                    controls[cause.program] = _measured(daemon, cause, "", folder)
+                verdict = runs.verdict(cause, options.keep)
             except RuntimeError as exc:
-                failed.append(cause.name)
+                failed += 1
                 print(f"{cause.name:<24}{exc}", flush=True)
                 continue
-            both = [planted, controls[cause.program]]
-            if options.keep:
-                _keep(options.keep, cause, both)
-            verdict = judge(cause, _told(planted, own=cause.name in NO_CPU), _told(both[1], own=False))
             verdicts.append(verdict)
-            print(row(verdict), flush=True)
+            print("\n".join([row(verdict), *misses(verdict)]), flush=True)
     print(summary(verdicts))
     return 1 if failed else 0
 
 
-def _told(run: Measured, *, own: bool) -> tuple[float, Sequence[Mapping[str, Any]]]:
-    """own: the cause itself keeps processors from the program."""
-    return run.step_ms, run.findings if own else without_neighbours(run.findings, run.waited_pct)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m rootcause", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in this order")
+    parser.add_argument("--keep", type=Path, help="keep traces and findings in this folder")
+    parser.add_argument("--pairs", action="store_true", help="run the control anew for each cause, not once a program")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--held-out", action="store_true", help="the causes that were written after the rules")
+    which.add_argument("--gpu", action="store_true", help="the causes of programs that use a GPU")
+    which.add_argument("--ranks", action="store_true", help="jobs of two ranks, on two GPUs if there are so many")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time; with --gpu each has a GPU of its own")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="with --gpu: cpu looks for plain errors only"
+    )
+    parser.add_argument("--list", action="store_true", help="show the names")
+    return parser.parse_args()
 
 
-def _measured(daemon: Daemon, cause: Cause, planted: str, parent: str) -> Measured:
-    folder = Path(parent, cause.name, "planted" if planted else "control")
-    folder.mkdir(parents=True)
-    return measure(daemon, cause.program, planted, folder, cause.options if planted else ())
-
-
-def _keep(folder: Path, cause: Cause, both: list[Measured]) -> None:
-    """Copies the traces, with what was measured beside them."""
-    for run, kind in zip(both, ("planted", "control"), strict=True):
-        place = folder / cause.name / kind
-        place.mkdir(parents=True, exist_ok=True)
-        shutil.copy(run.trace, place / "trace.json.gz")
-        (place / "measured.json").write_text(
-            json.dumps({"step_ms": run.step_ms, "waited_pct": run.waited_pct, "findings": run.findings})
-        )
+def _gpus(jobs: int, device: str) -> tuple[str, list[Place]]:
+    """What is missing for so many programs at a time ("": nothing), and where they run."""
+    place = Place(device=device, untraced_s=GPU_UNTRACED_S, traced_s=GPU_TRACED_S, analysed_beside=True)
+    if device == "cpu":
+        return "", [place] * jobs
+    if shutil.which("nvidia-smi") is None:
+        return "this machine has no nvidia-smi, so no NVIDIA GPU (--device cpu runs the programs without one)", []
+    told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    count = told.stdout.count("GPU ")
+    if count < jobs:
+        return f"{jobs} programs at a time need as many GPUs, and nvidia-smi shows {count}: {told.stderr.strip()}", []
+    return "", [replace(place, gpu=number) for number in range(jobs)]
 
 
 if __name__ == "__main__":

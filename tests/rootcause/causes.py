@@ -24,7 +24,8 @@ class Cause:
     options: tuple[str, ...] = ()
 
 
-def _of(program: str, *rows: tuple[str, ...]) -> tuple[Cause, ...]:
+def of_program(program: str, *rows: tuple[str, ...]) -> tuple[Cause, ...]:
+    """The causes of one program. rows: name, where, remedy, and if it cannot be known, why."""
     return tuple(
         Cause(
             name=row[0],
@@ -39,7 +40,7 @@ def _of(program: str, *rows: tuple[str, ...]) -> tuple[Cause, ...]:
 
 
 CAUSES = (
-    *_of(
+    *of_program(
         "vision",
         ("slow_storage", r"read_shard|__getitem__", r"num_workers"),
         ("slow_collate", r"slow_collate", r"collate|num_workers"),
@@ -49,14 +50,14 @@ CAUSES = (
         ("float64", r"float64|double", r"float32", _NO_TYPES),
         ("no_channels_last", r"conv", r"channels_last", _NO_TYPES),
     ),
-    *_of(
+    *of_program(
         "workers",
         ("too_few_workers", r"DataLoader|next batch", r"num_workers"),
         ("worker_start_per_epoch", r"DataLoader|start", r"persistent_workers"),
         ("slow_sampler", r"\bdraw\b|__iter__", r"sampl|vectoris|num_workers"),
         ("no_workers", r"__getitem__", r"num_workers"),
     ),
-    *_of(
+    *of_program(
         "language",
         ("deepcopy", r"deepcopy|lambda", r"cop(?:y|ies)"),
         ("json", r"publish", r"JSON|json|serialis"),
@@ -67,7 +68,7 @@ CAUSES = (
         ("metric", r"word_error", r"item|vectoris"),
         ("tokenisation", r"tokens_of", r"regular expression|tokeni|worker"),
     ),
-    *_of(
+    *of_program(
         "gradients",
         ("clip_in_python", r"clip_gradients", r"clip_grad_norm_|foreach|fuse|fewer"),
         ("unfused_optimizer", r"optimizer|AdamW", r"fused|foreach"),
@@ -77,13 +78,15 @@ CAUSES = (
         ("finite_checks", r"check_finite", r"fewer|less often|foreach|vectoris"),
         ("evaluation", r"validate", r"less often|evaluat"),
     ),
-    *_of(
+    *of_program(
         "services",
         ("sleep", r"after_step", r"sleep|wait"),
         ("garbage_collection", r"after_step|collector|gc", r"gc|garbage", _NO_C),
         ("imports", r"after_step", r"import"),
         ("subprocess", r"after_step", r"process"),
         ("slow_share", r"after_step", r"read|file|storage"),
+        ("slow_volume", r"after_step", r"read|file|storage"),
+        ("swap", r"memory", r"swap"),
         ("lock", r"after_step", r"lock|wait"),
         ("queue", r"after_step", r"queue|wait|thread"),
         ("gil", r"crunch|metrics", r"process|GIL"),
@@ -91,15 +94,17 @@ CAUSES = (
         ("one_core", r"core|CPU", r"core|affinity|CPU|threads"),
         ("cpu_quota", r"CPU|core", r"quota|limit|cgroup|CPU"),
     ),
-    *_of(
+    *of_program(
         "compiled",
         ("recompiles", r"compil", r"dynamic"),
         ("compile_in_the_loop", r"compil", r"once|outside"),
     ),
+    *of_program("gates", ("graph_breaks", r"forward", r"graph break|fullgraph")),
+    *of_program("buckets", ("jit_warm_up", r"compil", r"warm.?up|later")),
 )
 
 # Written after the rules, to check them: `python -m rootcause --held-out`.
-HELD_OUT = _of(
+HELD_OUT = of_program(
     "held_out",
     ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
     ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),

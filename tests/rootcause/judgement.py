@@ -17,16 +17,22 @@ _PLACE = ("title", "where", "op", "call_stack")
 class Verdict:
     """What became of one cause. share_pct: of the step, as measured. place: of the finding that names it; 0: none.
 
-    predicted_pct: of that finding. false_claims: findings about the control of more than CLAIM_PCT.
+    predicted_pct: of that finding. top: the first three findings. false_claims: findings about the control of more than
+    CLAIM_PCT.
     """
 
     cause: Cause
     with_ms: float
     without_ms: float
-    first: str
+    top: tuple[str, ...]
     place: int
     predicted_pct: float | None
     false_claims: tuple[str, ...]
+
+    @property
+    def first(self) -> str:
+        """The first finding; "": there is none."""
+        return self.top[0] if self.top else ""
 
     @property
     def share_pct(self) -> float:
@@ -71,7 +77,7 @@ def judge(
         cause=cause,
         with_ms=planted[0],
         without_ms=control[0],
-        first=_short(findings[0]) if findings else "",
+        top=tuple(_short(finding) for finding in findings[:3]),
         place=place,
         predicted_pct=findings[place - 1]["saving_pct"] if place else None,
         false_claims=tuple(_short(row) for row in control[1] if (row["saving_pct"] or 0.0) > CLAIM_PCT),
@@ -79,4 +85,5 @@ def judge(
 
 
 def _short(finding: Mapping[str, Any]) -> str:
-    return f"{finding['title']} {finding['saving_pct']:.0f} %"
+    saving = finding["saving_pct"]
+    return f"{finding['title']} {'?' if saving is None else format(saving, '.0f')} %"

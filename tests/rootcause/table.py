@@ -17,6 +17,11 @@ def row(verdict: Verdict) -> str:
     )
 
 
+def misses(verdict: Verdict) -> list[str]:
+    """The first findings of a cause that is not among the first three, a line each."""
+    return [] if 1 <= verdict.place <= 3 else [f"    {number}. {title}" for number, title in enumerate(verdict.top, 1)]
+
+
 HEADER = f"{'cause':<24}{'with':>7}{'ms':>7}{'share':>8}{'pred':>6}  {'rank':>4}  first finding"
 
 

@@ -13,9 +13,9 @@ WIDTH = 256
 class Residual(nn.Module):
     """Two layers around which the input goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
         """The input and what the layers add."""
@@ -28,7 +28,7 @@ def main(planted: str) -> None:
     if planted == "recompiles":
         torch._dynamo.config.recompile_limit = 100_000
         torch._dynamo.config.accumulated_recompile_limit = 100_000
-    model: Any = nn.Sequential(*(Residual() for _ in range(3)))
+    model: Any = nn.Sequential(*(Residual(WIDTH) for _ in range(3)))
     compiled = torch.compile(model, backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     data = torch.randn(4096, WIDTH)

@@ -6,6 +6,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -84,6 +85,36 @@ class SlowShare(Callback):
         self.file.path.read_bytes()
 
 
+class SlowVolume(Callback):
+    """Reads a part of a data set that is larger than the memory, from a volume that delivers little."""
+
+    SIZE, READ = 16 << 20, 128 << 10
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile(dir="/var/tmp")  # noqa: SIM115 - open as long as the program runs
+        self.file.write(os.urandom(self.SIZE))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def after_step(self, step: int) -> None:
+        os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self.file.seek(step * self.READ % self.SIZE)
+        self.file.read(self.READ)
+
+
+class LookUp(Callback):
+    """Keeps a table in memory and reads rows of it; the memory is taken away from outside."""
+
+    ROWS, ROW, READ = 128 << 10, 512, 160  # doubles: 512 MB in pages of a row each
+
+    def __init__(self) -> None:
+        self.table = torch.ones(self.ROWS, self.ROW, dtype=torch.float64)
+        self.sum = 0.0
+
+    def after_step(self, step: int) -> None:
+        self.sum += self.table[torch.randint(self.ROWS, (self.READ,)), 0].sum().item()
+
+
 class Statistics(Callback):
     """Counts in a lock that a thread with other things to do has most of the time."""
 
@@ -140,6 +171,8 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
     "imports": ReloadSettings,
     "subprocess": AskTheSystem,
     "slow_share": SlowShare,
+    "slow_volume": SlowVolume,
+    "swap": LookUp,
     "lock": Statistics,
     "queue": Handshake,
     "gil": BusyThread,

@@ -13,6 +13,11 @@ from typing import Any, NoReturn
 
 from google.protobuf import json_format
 from kineto_agent.protocol.records import (
+    GRAPH_HEAD,
+    GRAPH_MAGIC,
+    GRAPH_NODE,
+    GRAPH_NONE,
+    GRAPH_OP,
     KIND_OP_TENSORS,
     MEMORY_EVENT,
     OP,
@@ -79,7 +84,7 @@ def recorded(name: str) -> Original:
         buffers=tuple(data[:BUFFER_BYTES] for data in found.buffers[:BUFFERS]),
         strings=strings_of(found),
     )
-    return Original(info=info, sources=(cupti, *(make(start) for make in (stacks, ops, memory, marks))))
+    return Original(info=info, sources=(cupti, *(make(start) for make in (stacks, ops, memory, marks, graphs))))
 
 
 def stacks(start: int) -> Source:
@@ -128,6 +133,16 @@ def marks(start: int) -> Source:
     """When iterations began."""
     records = b"".join(STEP_MARK.pack(start + at * 10_000_000, 3 + at, 7, 0) for at in range(40))
     return _source("steps", "step_marks/1", {}, records, b"")
+
+
+def graphs(_start: int) -> Source:
+    """Two captured graphs: a kernel in an operator in an annotation, and a copy."""
+    texts = b"".join(struct.pack("<I", len(text)) + text for text in (b"_Z4gemmv", b"forward", b"aten::mm"))
+    nodes = GRAPH_NODE.pack(0, 1, 0, 8, 1, 1, 128, 1, 1) + GRAPH_NODE.pack(1, GRAPH_NONE, GRAPH_NONE, *[0] * 6)
+    operators = GRAPH_OP.pack(GRAPH_NONE, 12, GRAPH_NONE, 7) + GRAPH_OP.pack(0, 23, GRAPH_NONE, 0)
+    body = nodes + operators + texts
+    one = GRAPH_HEAD.pack(GRAPH_MAGIC, GRAPH_HEAD.size + len(body), 2, 2, len(texts), 0) + body
+    return _source("graphs", "graph_nodes/1", {"dtypes": ["float"], "left_out": {"no room": 3}}, one + one, b"")
 
 
 def _source(name: str, format_: str, metadata: dict[str, Any], records: bytes, strings: bytes) -> Source:

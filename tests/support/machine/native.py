@@ -56,6 +56,12 @@ def fake_cuda() -> Path:
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])
 
 
+def fake_graph_driver() -> Path:
+    """The driver of captured graphs (tests/fakes/fake_graph_driver.c)."""
+    flags = ["-O2", "-fPIC", "-shared", "-Wl,-soname,libgraphs.so"]
+    return build("libgraphs.so", [FAKES / "fake_graph_driver.c"], flags)
+
+
 def fake_kineto_library(*flags: str) -> Path:
     """A library that calls the fake libcupti as Kineto does, linked with these flags."""
     linked = ["-Wl,--no-as-needed", str(fake_cupti()), f"-Wl,-rpath,{fake_cupti().parent}", *flags]

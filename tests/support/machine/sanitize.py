@@ -17,6 +17,11 @@ def run(sanitizer: str) -> int:
         "drive_collector": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
         "drive_cupti_gate": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
         "drive_ops": build("libtorch_cpu.so", [FAKES / "fake_torch.c"], [*flags, "-fPIC", "-shared"]),
+        "drive_graphs": build(
+            "libtorch_cpu.so",
+            [FAKES / "fake_torch.c", FAKES / "fake_graph_driver.c"],
+            [*flags, "-fPIC", "-shared"],
+        ),
         "drive_stacks": None,
     }
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}

@@ -4,7 +4,7 @@ from typing import Any
 
 from rootcause.causes import Cause
 from rootcause.judgement import judge, without_neighbours
-from rootcause.table import row, summary
+from rootcause.table import misses, row, summary
 
 CAUSE = Cause(name="sleep", program="services", where="after_step", remedy="sleep")
 
@@ -39,6 +39,18 @@ def test_a_control_with_a_claim_above_five_per_cent_is_told() -> None:
 def test_a_row_has_times_share_prediction_and_rank() -> None:
     verdict = judge(CAUSE, (30.0, [SLEEPS]), (20.0, []))
     assert row(verdict) == "sleep                      30.0   20.0    33 %  30 %     1  after_step waits 30 %"
+
+
+def test_a_miss_tells_its_first_three_findings_and_a_hit_tells_none() -> None:
+    others = [finding(f"other {number}", "x", 40.0 - number) for number in range(4)]
+    missed = judge(CAUSE, (30.0, [*others, SLEEPS]), (20.0, []))
+    assert missed.place == 5
+    assert misses(missed) == ["    1. other 0 40 %", "    2. other 1 39 %", "    3. other 2 38 %"]
+    assert misses(judge(CAUSE, (30.0, [others[0], SLEEPS]), (20.0, []))) == []
+
+
+def test_a_finding_of_a_trace_without_any_saving_is_told_without_one() -> None:
+    assert judge(CAUSE, (30.0, [{**SLEEPS, "saving_pct": None}]), (20.0, [])).first == "after_step waits ? %"
 
 
 def test_a_wait_for_a_processor_that_the_kernel_counted_too_is_the_neighbours_and_not_the_programs() -> None:
