@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from support.trace_files.h200 import recording
-from support.trace_files.perfetto_files import SMALL, foreign, written
+from support.trace_files.perfetto_traces.samples import SMALL, foreign, written
 from support.trace_files.traces import trace
 
 PIECE_BYTES = 3000

@@ -10,7 +10,7 @@ import numpy as np
 from kineto_trace.errors import SpoolError
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from support.fuzz import mutate
-from support.trace_files.perfetto_files import SMALL
+from support.trace_files.perfetto_traces.samples import SMALL
 from support.trace_files.traces import trace
 
 from fuzz.parts import changed_json, joined, parted

