@@ -22,7 +22,7 @@ from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
-from kineto_trace.structure.captured_graphs import captured_graphs
+from kineto_trace.structure.captured_graphs import captured_operators
 from kineto_trace.structure.nesting import Nested, nest_tables
 from kineto_trace.structure.step_completeness import began_before, is_marked_incomplete, is_rest
 
@@ -220,12 +220,11 @@ def call_owners(context: Context) -> Ints:
 
 def captured_ops(context: Context) -> Ints:
     """For each of Gpu the row of graph_op that added it to its CUDA graph; NOTHING: it has none, or it is unknown."""
-    activity, found = context.get(gpu), context.get(captured_graphs)
-    operator = np.append(context.trace.table("graph_node")["operator"].astype(np.int64), NOTHING)
+    activity, found = context.get(gpu), context.get(captured_operators)
     result = np.full(len(activity), NOTHING, np.int64)
     for kind, name in enumerate(GPU_TABLES):
         own = activity.kind == kind
-        result[own] = operator[found.node[name][activity.row[own]]]
+        result[own] = found[name][activity.row[own]]
     return result
 
 

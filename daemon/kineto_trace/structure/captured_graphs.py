@@ -21,13 +21,15 @@ import numpy.typing as npt
 
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import GPU_TABLES, NO_ROW
+from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, Trace
 
 KNOWN = "known from the capture"
 NOT_SEEN = "not known: the agent saw no capture of a CUDA graph"
 DIFFERENT = "not known: no captured graph has these nodes"
 CHANGED = "not known: the graph was changed while it was replayed"
 AMBIGUOUS = "not known: captured graphs with these nodes differ in their operators"
+
+CAPTURED_OP = "captured_op"
 
 _SHAPE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 _TYPES = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2}  # CUgraphNodeType
@@ -105,6 +107,19 @@ def captured_graphs(context: Context) -> CapturedGraphs:
                 own = mine.table == table
                 found[name][mine.row[own]] = rows[own]
     return CapturedGraphs(found, state, frozenset(shapes))
+
+
+def captured_operators(context: Context) -> dict[str, Ints]:
+    """By GPU table, for each row the row of graph_op that added it to its CUDA graph; NO_ROW: none is known."""
+    operator = np.append(context.trace.table("graph_node")["operator"].astype(np.int64), NO_ROW)
+    return {name: operator[node] for name, node in context.get(captured_graphs).node.items()}
+
+
+def captured_columns(trace: Trace) -> dict[str, dict[str, npt.NDArray[np.int32]]]:
+    """By GPU table the column CAPTURED_OP: for each row the name of its operator; NO_STRING: none. None at all: {}."""
+    names = np.append(trace.table("graph_op")["name"].astype(np.int32), NO_STRING)
+    found = Context(trace).get(captured_operators) if len(names) > 1 else {}
+    return {kind: {CAPTURED_OP: names[row]} for kind, row in found.items() if (row != NO_ROW).any()}
 
 
 def _graph_ids(context: Context) -> list[int]:

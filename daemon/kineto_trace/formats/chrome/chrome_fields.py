@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, Texts
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
+from kineto_trace.structure.captured_graphs import CAPTURED_OP
 
 Fields = list[Field]
 AnyArray = npt.NDArray[Any]
@@ -21,6 +22,7 @@ class FieldNames:
     texts: Texts  # the trace's strings, as names
     arguments: Texts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
     lines: Texts  # lines of sampled slices as arguments, each with a leading comma
+    captured: Texts  # operators that captured CUDA graphs, as arguments, each with a leading comma
     base_ns: int  # Unix ns that all times in the file are relative to
     pid: int
     shapes: LaunchShapes
@@ -75,6 +77,11 @@ def host_pid(names: FieldNames) -> Field:
 def device_pid(rows: Columns) -> Field:
     """Returns the pid field of GPU rows: the device number, as Kineto does."""
     return Field(b"", UNSIGNED, rows["device"])
+
+
+def captured_op(rows: Columns, names: FieldNames) -> Fields:
+    """Returns the operator that added a row's work to its CUDA graph, for rows that have one."""
+    return [Field(b"", TEXT, rows[CAPTURED_OP], names.captured)] if CAPTURED_OP in rows else []
 
 
 def external_id(rows: Columns) -> Fields:

@@ -12,6 +12,7 @@ from kineto_trace.formats.chrome import device_events, host_events
 from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, Render
 from kineto_trace.formats.shared.viewer_rows import ANNOTATIONS, gpu_rows, sync_rows
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
+from kineto_trace.structure.captured_graphs import captured_columns
 from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
 
@@ -50,10 +51,11 @@ def sections(trace: Trace) -> list[Section]:
         parts += _linked_or_not(kind, {**table.columns, "tid": table["thread"]}, mask)
     rows = gpu_rows(trace.tables, margin_ns=host_events.ANNOTATION_MARGIN_NS)
     parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
+    captured = captured_columns(trace)
     for kind in GPU_TABLES:
         if kind in rows:
             extra: Columns = collective_columns(trace) if kind == "kernel" else {}
-            columns = {**trace.table(kind).columns, **extra, "tid": rows[kind]}
+            columns = {**trace.table(kind).columns, **extra, **captured.get(kind, {}), "tid": rows[kind]}
             parts += _linked_or_not(kind, columns, is_in(columns["correlation"], correlations))
     parts += _sync(trace, correlations)
     overhead = trace.table("overhead")

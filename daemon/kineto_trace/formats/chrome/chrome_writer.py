@@ -13,6 +13,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from kineto_agent import __version__
 
 from kineto_trace.arrays.codec import RowWriter, Texts
@@ -57,7 +58,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
         write_verbatim(trace, sink)
         return
     base = base_ns(trace.window_start_ns)
-    arguments, lines = _arguments(trace), _lines(trace)
+    arguments = _arguments(trace)
     names = FieldNames(
         texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
         arguments=Texts(
@@ -66,12 +67,8 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
                 for text, ready in zip(trace.strings, arguments, strict=True)
             ]
         ),
-        lines=Texts(
-            [
-                b',"lines":"%s"' % escaped(text) if shown else b""
-                for text, shown in zip(trace.strings, lines, strict=True)
-            ]
-        ),
+        lines=_as_argument(trace, "lines", trace.table("python_function")["lines"]),
+        captured=_as_argument(trace, "captured op", trace.table("graph_op")["name"]),
         base_ns=base,
         pid=trace.target.pid,
         shapes=LaunchShapes(trace.devices),
@@ -96,12 +93,12 @@ def _arguments(trace: Trace) -> list[bool]:
     return [bool(value) for value in ready.tolist()]
 
 
-def _lines(trace: Trace) -> list[bool]:
-    """Tells for each string whether it states the lines of a sampled slice."""
-    found = np.zeros(len(trace.strings), np.bool_)
-    numbers = trace.table("python_function")["lines"]
-    found[numbers[numbers != NO_STRING]] = True
-    return [bool(value) for value in found.tolist()]
+def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> Texts:
+    """Returns each of these strings as an argument with a leading comma; nothing for the other strings."""
+    texts = [b""] * len(trace.strings)
+    for number in np.unique(numbers[numbers != NO_STRING]).tolist():
+        texts[number] = b',"%s":"%s"' % (key.encode(), escaped(trace.strings[number]))
+    return Texts(texts)
 
 
 def head_texts(trace: Trace, base: int) -> dict[str, str]:

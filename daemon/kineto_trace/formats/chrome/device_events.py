@@ -20,6 +20,7 @@ from kineto_trace.formats.chrome.chrome_fields import (
     FieldNames,
     Fields,
     Render,
+    captured_op,
     device_pid,
     event,
     external_id,
@@ -61,6 +62,7 @@ def _kernel(rows: Columns, names: FieldNames) -> Fields:
         *priority,
         *_channel(rows),
         *([Field(b"", TEXT, rows[COLUMN], names.arguments)] if COLUMN in rows else []),
+        *captured_op(rows, names),
         *external_id(rows),
         CLOSE,
     ]
@@ -88,6 +90,7 @@ def _memory(category: str, where: Mapping[str, str], rows: Columns, names: Field
         Field(b',"memory bandwidth (GB/s)":', DECIMAL, bandwidth),
         *_graph(rows),
         *_channel(rows),
+        *captured_op(rows, names),
         *external_id(rows),
         CLOSE,
     ]

@@ -27,6 +27,7 @@ from kineto_trace.model.trace import (
     Table,
     Trace,
 )
+from kineto_trace.structure.captured_graphs import CAPTURED_OP, captured_columns
 
 CPU_DEVICE = 0  # device_type
 
@@ -36,6 +37,7 @@ class CaptureParts:
 
     def __init__(self, trace: Trace, tracks: Tracks, annotations: Annotations) -> None:
         self._trace, self._tracks, self._annotations = trace, tracks, annotations
+        self._captured_ops = captured_columns(trace)
         target = trace.target
         self.notes: list[str] = []
         self.ids: dict[int, list[str]] = {}  # track -> pid and tid of Kineto's rows
@@ -175,6 +177,7 @@ class CaptureParts:
         self._channel(table, fields)
         if COLUMN in (collective := collective_columns(self._trace)):
             fields.members(collective[COLUMN], self._trace.strings)
+        self._captured(table, fields)
         return self._on_stream(table, fields)
 
     def _copy(self, table: Table) -> PacketPart:
@@ -186,7 +189,12 @@ class CaptureParts:
         fields.double("memory bandwidth (GB/s)", table["bytes"] / np.maximum(table["duration"], 1))
         self._graph(table, fields)
         self._channel(table, fields)
+        self._captured(table, fields)
         return self._on_stream(table, fields)
+
+    def _captured(self, table: Table, fields: FieldList) -> None:
+        if table.kind in self._captured_ops:
+            fields.texts("captured op", self._captured_ops[table.kind][CAPTURED_OP], self._trace.strings)
 
     def _graph(self, table: Table, fields: FieldList) -> None:
         fields.optional("graph id", table["graph_id"])
