@@ -53,7 +53,6 @@ _Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "records.PYTHON
 /* A thread with at least one event. */
 struct thread {
     void *state; /* PyThreadState */
-    uint64_t recording;
     uint32_t id;
     bool cut; /* another profile function is there now */
 };
@@ -69,7 +68,7 @@ static struct {
     uint32_t used;
     uint64_t lent_ns;
     size_t profile_word; /* of PyThreadState */
-    uint64_t recording;  /* number of the current one */
+    uint64_t recording;  /* number of the current one, from 1 on */
     uint64_t set_ns;     /* when the function was last set on a thread */
     struct thread threads[THREADS_MOST];
     uint32_t threads_used;
@@ -82,6 +81,7 @@ static struct {
 
 static struct thread crowd; /* threads beyond THREADS_MOST, which are not recorded */
 static _Thread_local struct thread *own;
+static _Thread_local uint64_t own_recording; /* for which `own` holds; in later ones that row is another thread's */
 
 static uint64_t now_ns(void) {
     struct timespec now;
@@ -156,14 +156,14 @@ static void record_stack(void *frame) {
 
 /* The first event of this thread, or the first after another had its profile function there. */
 static void begin_thread(void *frame, bool frame_is_new) {
-    if (own == NULL || own->recording != self.recording) {
+    if (own_recording != self.recording) {
         struct thread *found = self.threads_used < THREADS_MOST ? &self.threads[self.threads_used++] : &crowd;
-        *found = (struct thread){
-            .state = python.this_thread(), .recording = self.recording, .id = (uint32_t)syscall(SYS_gettid)};
+        *found = (struct thread){.state = python.this_thread(), .id = (uint32_t)syscall(SYS_gettid)};
         for (struct thread *other = self.threads; other < found; other++) {
             other->state = other->state == found->state ? NULL : other->state; /* of a thread that has ended */
         }
         own = found;
+        own_recording = self.recording;
     }
     own->cut = false;
     if (own == &crowd) {
@@ -184,7 +184,7 @@ static int on_event(void *unused, void *frame, int what, void *argument) {
     if (!self.writing) {
         return 0;
     }
-    if (own == NULL || own->recording != self.recording || own->cut) {
+    if (own_recording != self.recording || own->cut) {
         begin_thread(frame, what == CALL);
     }
     if (own == &crowd) {

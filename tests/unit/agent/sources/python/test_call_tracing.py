@@ -212,6 +212,41 @@ assert [name for name in found if name[0] == "f" and name[1:].isdigit()] == ["f%
     )
 
 
+def test_calls_of_a_second_recording_belong_to_their_threads_in_whatever_order_these_call() -> None:
+    run(
+        """
+def first():
+    pass
+def second():
+    pass
+class Caller(threading.Thread):
+    def __init__(self, function):
+        super().__init__(daemon=True)
+        self.function, self.turns, self.done = function, threading.Semaphore(0), threading.Semaphore(0)
+        self.start()
+    def run(self):
+        while True:
+            self.turns.acquire()
+            self.function()
+            self.done.release()
+    def call(self):
+        self.turns.release()
+        self.done.acquire()
+callers = [Caller(first), Caller(second)]
+for order in (callers, callers[::-1], callers):
+    recording = Recording(copies=False)
+    for caller in order:
+        caller.call()
+    for caller in order:
+        caller.call()
+    _outcome, data, names = recording.stop()
+    threads = {(short(call.name), call.thread) for call in calls(data, names)}
+    assert {(name, tid) for name, tid in threads if name in ("first", "second")} == {
+        ("first", callers[0].native_id), ("second", callers[1].native_id)}, threads
+"""
+    )
+
+
 def test_a_forked_child_is_not_recorded_and_may_record_by_itself() -> None:
     run(
         """
