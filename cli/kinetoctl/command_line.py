@@ -1,7 +1,7 @@
 """Runs the command, prints its error if there is one, and returns the exit code.
 
-SIGTERM is taken for a Ctrl-C, unless the caller handles or ignores it: a capture is stopped and kept, and the terminal is
-left as it was.
+SIGTERM is taken for a Ctrl-C, unless the caller handles or ignores it: what a capture has recorded is kept, and the
+terminal is left as it was.
 """
 
 import os

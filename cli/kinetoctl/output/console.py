@@ -48,8 +48,8 @@ def _console_class() -> "type[Console]":
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
         def on_broken_pipe(self) -> None:
-            """Rich's hook, in which it would end the program with 1. Raises the BrokenPipeError that is handled."""
-            raise
+            """Rich's hook for a closed pipe, in which it would end the program with 1."""
+            raise BrokenPipeError
 
     return VisibleConsole
 

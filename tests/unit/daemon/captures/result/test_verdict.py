@@ -3,8 +3,8 @@ from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.result.verdict import (
-    KEPT,
     DONE,
+    KEPT,
     Ending,
     EndState,
     Final,
