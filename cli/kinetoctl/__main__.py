@@ -1,89 +1,27 @@
-"""Entry point: runs the command, prints its error if there is one, and returns the exit code."""
+"""Entry point. Ctrl-C ends the program in one line even while the command line is still being imported."""
 
-import os
 import sys
+from typing import TYPE_CHECKING
 
-import click
-from click.shell_completion import shell_complete
+from kinetoctl.base.program import PROGRAM, STOPPED
 
-from kinetoctl.app import cli
-from kinetoctl.base.lazy_import import MissingCommand
-from kinetoctl.base.program import COMPLETE_VARIABLE, PROGRAM
-from kinetoctl.base.reason_codes import is_explained
-from kinetoctl.errors import CliError
-from kinetoctl.exit_codes import ExitCode
-from kinetoctl.output.console import say_text
+if TYPE_CHECKING:
+    import click
 
 
-def _say(kind: str, message: str, *, color: str = "red") -> None:
-    style = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and "--no-color" not in sys.argv
-    label = click.style(f"{kind}:", fg=color, bold=True) if style else f"{kind}:"
-    say_text(message, err=True, label=f"{label} ")
-
-
-def _usage_text(exc: click.ClickException) -> str:
-    if isinstance(exc, click.BadParameter) and not isinstance(exc, click.MissingParameter) and exc.param is not None:
-        option = exc.param.opts[-1] if isinstance(exc.param, click.Option) else exc.param.human_readable_name
-        return f"{option}: {exc.message}"
-    return exc.format_message()
-
-
-def _report_usage(exc: click.ClickException) -> int:
-    if isinstance(exc, MissingCommand):
-        say_text(exc.message, err=True)
-        return ExitCode.USAGE
-    _say("error", _usage_text(exc))
-    if isinstance(exc, click.UsageError) and exc.ctx is not None:
-        say_text(f"See `{exc.ctx.command_path} --help`.", err=True)
-    return ExitCode.USAGE
-
-
-def _report(exc: CliError) -> int:
-    code = f" [{exc.reason_code}]" if exc.reason_code else ""
-    first, newline, rest = str(exc).partition("\n")
-    _say("error", f"{first}{code}{newline}{rest}")
-    if exc.help_text:
-        say_text(exc.help_text, err=True)
-    elif is_explained(exc.reason_code):
-        say_text(f"`kinetoctl explain {exc.reason_code}` says what to do.", err=True)
-    return exc.exit_code
-
-
-def _report_broken_pipe() -> int:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush must not fail
-    return ExitCode.BROKEN_PIPE
-
-
-def _invoke(argv: list[str] | None, group: click.Group, program: str) -> int:
-    """Like click's own main, except that a broken pipe does not become exit code 1."""
-    instruction = os.environ.get(COMPLETE_VARIABLE)
-    if instruction:
-        return shell_complete(group, {}, program, COMPLETE_VARIABLE, instruction)
-    try:
-        with group.make_context(program, list(sys.argv[1:] if argv is None else argv)) as ctx:
-            result = group.invoke(ctx)
-    except click.exceptions.Exit as exc:  # --help
-        result = exc.exit_code
-    sys.stdout.flush()
-    return int(result or ExitCode.DONE)
-
-
-def main(argv: list[str] | None = None, *, group: click.Group = cli, program: str = PROGRAM) -> int:
+def main(argv: list[str] | None = None, *, group: "click.Group | None" = None, program: str = PROGRAM) -> int:
     """Run kinetoctl with these arguments (default: the process's). Returns the exit code.
 
     group, program: the commands and the name, which differ for `kubectl kineto`.
     """
     try:
-        return _invoke(argv, group, program)
-    except CliError as exc:
-        return _report(exc)
-    except click.ClickException as exc:
-        return _report_usage(exc)
-    except (KeyboardInterrupt, click.Abort):
-        _say("interrupted", "stopped at once", color="yellow")
+        from kinetoctl import command_line
+    except KeyboardInterrupt:
+        from kinetoctl.exit_codes import ExitCode
+
+        sys.stderr.write(f"interrupted: {STOPPED}\n")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        return _report_broken_pipe()
+    return command_line.run(argv, group, program)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,6 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.REGRESSED: "kinetoctl diff --fail-on: something became slower by more than that",
     ExitCode.NOT_EXECUTABLE: "kinetoctl run: the command cannot be executed",
     ExitCode.COMMAND_NOT_FOUND: "kinetoctl run: there is no such command",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; what a running capture had recorded was kept",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C or SIGTERM; what a running capture had recorded was kept",
     ExitCode.BROKEN_PIPE: "the reader of stdout closed it (as with any filter in a shell)",
 }

@@ -55,7 +55,10 @@ class OptimizerHook:
             time.sleep(_PAUSE_S)
             if len(self._hooks) <= 1 or (not function and self._key not in self._hooks):
                 return self._change_now(*function)
-            if sampler is not None and sampler.change_item(self._file, self._hooks, self._key, *function):
+            try:
+                if sampler is not None and sampler.change_item(self._file, self._hooks, self._key, *function):
+                    return True
+            except KeyError:  # the program has cleared its hooks meanwhile
                 return True
         return False
 

@@ -14,6 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
+from kineto_agent.system.debuglog import log_exception
+
 
 class ModuleHook(NamedTuple):
     """What to do with a module."""
@@ -52,7 +54,10 @@ class _ModuleFinder:
         def exec_and_tell(module: ModuleType) -> None:
             del loader.exec_module
             exec_module(module)
-            on_loaded(module)
+            try:
+                on_loaded(module)
+            except Exception:  # noqa: BLE001 - the program's import has succeeded
+                log_exception("%s cannot be hooked" % module.__name__)
 
         try:
             loader.exec_module = exec_and_tell
@@ -113,37 +118,42 @@ class MethodShadow:
         before: Optional[Callable[[Any], None]] = None,
     ) -> None:
         self._owner, self._name, self._after, self._before = owner, name, after, before
-        self._original = vars(owner).get(name)
+        self._original: Any = None
         self._shadow: Any = None
+        self._installed: Any = None  # the function inside the shadow; earlier ones, which others may keep, stay silent
         self._active = False
 
     def install(self) -> None:
-        """Install it; if it is still there, below somebody else's function, only activate it."""
-        if self._shadow is not None:
+        """Install it; if it is still there, or below somebody else's function, only activate it."""
+        present = vars(self._owner).get(self._name)
+        if self._shadow is not None and present is not self._original:
             self._active = True
             return
-        original = self._original
-        function = original.__func__ if isinstance(original, classmethod) else original
+        function = present.__func__ if isinstance(present, classmethod) else present
         if not callable(function):
             return
-        self._active = True
 
         @functools.wraps(function)
         def call_and_tell(*args: Any, **kwargs: Any) -> Any:
-            if self._active and args and self._before is not None:
+            if self._before is not None and args and self._tells(call_and_tell):
                 self._before(args)
             result = function(*args, **kwargs)
-            if self._active and args:
+            if args and self._tells(call_and_tell):
                 self._after(args)
             return result
 
         call_and_tell._torchdynamo_disable = True  # type: ignore[attr-defined]  # it must not be traced into
-        self._shadow = classmethod(call_and_tell) if isinstance(original, classmethod) else call_and_tell
+        self._original, self._installed = present, call_and_tell
+        self._shadow = classmethod(call_and_tell) if isinstance(present, classmethod) else call_and_tell
+        self._active = True
         setattr(self._owner, self._name, self._shadow)
+
+    def _tells(self, function: Any) -> bool:
+        return self._active and self._installed is function
 
     def remove(self) -> None:
         """Remove it, or deactivate it if it lies below somebody else's function."""
         self._active = False
         if self._shadow is not None and vars(self._owner).get(self._name) is self._shadow:
             setattr(self._owner, self._name, self._original)
-            self._shadow = None
+            self._original = self._shadow = self._installed = None

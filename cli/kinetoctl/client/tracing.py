@@ -4,7 +4,7 @@ Theory of operation
     The daemon owns the capture; this side only follows it. A broken stream is reopened, and a watch starts with
     the complete capture, so nothing is missed. The first Ctrl-C stops the capture in its targets, keeps what was
     recorded and follows until the daemon has stored it; the second exits. While the capture is being created, Ctrl-C
-    is only noted, because there is no id yet to stop.
+    is only noted, because there is no id yet to stop. Whoever exits before the files are here is told where they are.
 """
 
 import signal
@@ -150,6 +150,9 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 def _stop(client: Client, capture: pb.Capture, progress: Progress) -> None:
     count = sum(target.state != pb.TARGET_STATE_ENDED for target in capture.targets)
+    if not count:
+        progress.note(f"capture {capture.id} has ended already; press Ctrl-C again to exit at once")
+        return
     progress.note(
         f"stopping capture {capture.id} in {count} {'process' if count == 1 else 'processes'} and keeping what was "
         f"recorded (`kinetoctl captures delete {capture.id}` discards it); press Ctrl-C again to exit at once"
@@ -161,17 +164,18 @@ def _stop(client: Client, capture: pb.Capture, progress: Progress) -> None:
 def _follow_or_stop(client: Client, outcome: Outcome, progress: Progress) -> None:
     capture = outcome.capture
     patience = Patience(client.timeout_s)
-    if outcome.interrupted:
-        _stop(client, capture, progress)
-    while not has_ended(capture):
+    while True:
         try:
+            if outcome.interrupted:
+                _stop(client, capture, progress)
             for _change in follow(client, capture, patience):
                 progress.update(capture)
         except KeyboardInterrupt:
             if outcome.interrupted:
                 raise
             outcome.interrupted = True
-            _stop(client, capture, progress)
+        else:
+            return
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +251,18 @@ def trace(client: Client, request: TraceRequest, progress: Progress) -> Outcome:
     """Run one capture to its end and download its files. KeyboardInterrupt exits at once."""
     with _noted_interrupts() as interrupts:
         outcome = Outcome(client.create(request.spec, request.idempotency_key))
+        progress.note(f"capture {outcome.capture.id} on {outcome.capture.host}")
+        progress.update(outcome.capture)
     outcome.interrupted = bool(interrupts)
-    progress.note(f"capture {outcome.capture.id} on {outcome.capture.host}")
-    progress.update(outcome.capture)
     try:
         _follow_or_stop(client, outcome, progress)
+        if request.directory is not None:
+            fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)
     except RETRYABLE:
         progress.note(f"`kinetoctl captures show {outcome.capture.id}` shows how the capture ended")
         raise
-    if request.directory is not None:
-        fetch_files(client, outcome, request.directory, progress, log_file=request.log_file)
+    except KeyboardInterrupt:
+        progress.note(f"`kinetoctl captures fetch {outcome.capture.id}` downloads what the daemon keeps of it")
+        raise
     _check_promise(outcome, progress)
     return outcome

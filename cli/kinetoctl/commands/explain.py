@@ -41,7 +41,7 @@ def command(code: str | None) -> int:
     kinetoctl explain                    all codes
     """
     settings = current()
-    rows: list[Any] = explained(code) if code else explanations()
+    rows: list[Any] = explanations() if code is None else explained(code)
     if settings.output != "table":
         emit([row.plain() for row in rows], settings.output)
     elif code is None:

@@ -41,7 +41,10 @@ class SectionedCommand(click.Command):
     def _show_all(self, ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
             self._whole = True
-            say_text(self.get_help(ctx))
+            try:
+                say_text(self.get_help(ctx))
+            finally:
+                self._whole = False
             ctx.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,6 +1,7 @@
 """Which processes a command means: the selector options, shared by `trace`, `memory`, `ps` and `top`."""
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -13,20 +14,31 @@ from kinetoctl.client.selection import Selection
 
 R = TypeVar("R")
 MAX_PID = 2**22  # the kernel's own limit (PID_MAX_LIMIT on 64-bit)
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 _ARGUMENTS = "pid_arguments"
-_PID = click.IntRange(1, MAX_PID)
 
 
+class _Pid(click.IntRange):
+    """A process id. Whoever gives a name is told what selects by names."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Click's hook."""
+        if isinstance(value, str) and not _WHOLE.fullmatch(value):
+            self.fail(f"expected a process id, got {value!r:.80}; --command selects by the command line", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PID = _Pid(1, MAX_PID)
 PARAMETERS = tuple(field.name for field in fields(Selection))
 
 
 _OPTIONS = (
-    click.argument(_ARGUMENTS, metavar="[PID]...", nargs=-1, type=_PID, shell_complete=completed("pids")),
+    click.argument(_ARGUMENTS, metavar="[PID]...", nargs=-1, type=PID, shell_complete=completed("pids")),
     click.option(
         "--pid",
         "pids",
         metavar="PID",
-        type=_PID,
+        type=PID,
         multiple=True,
         shell_complete=completed("pids"),
         help="Process id; repeatable. The same as an argument PID.",

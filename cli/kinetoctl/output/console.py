@@ -47,6 +47,10 @@ def _console_class() -> "type[Console]":
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
+        def on_broken_pipe(self) -> None:
+            """Rich's hook for a closed pipe, in which it would end the program with 1."""
+            raise BrokenPipeError
+
     return VisibleConsole
 
 

@@ -17,7 +17,7 @@ from kineto_trace.model.trace import LazyColumns, Table, Trace
 def with_possible_times(trace: Trace) -> Trace:
     """Returns the trace with negative durations as 0, and a note that counts them if the trace is in memory."""
     if not isinstance(trace.tables, dict):
-        return replace(trace, tables=_PossibleTables(trace.tables))
+        return replace(trace, tables=_PossibleTables(trace.tables), window_end_ns=_possible_end(trace))
     tables, count = dict(trace.tables), 0
     for kind, table in trace.tables.items():
         duration = table.columns.get("duration")
@@ -27,7 +27,13 @@ def with_possible_times(trace: Trace) -> Trace:
     if not count:
         return trace
     whose = "1 event has a negative duration" if count == 1 else f"{count} events have negative durations"
-    return replace(trace, tables=tables, notes=(*trace.notes, f"{whose}: 0 is taken"))
+    notes = (*trace.notes, f"{whose}: 0 is taken")
+    return replace(trace, tables=tables, notes=notes, window_end_ns=_possible_end(trace))
+
+
+def _possible_end(trace: Trace) -> int:
+    """The end of the window: it is before the begin if all events were such."""
+    return max(trace.window_start_ns, trace.window_end_ns)
 
 
 class _PossibleTables(Mapping[str, Table]):

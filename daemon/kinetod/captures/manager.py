@@ -44,7 +44,7 @@ from kinetod.captures.request.target_resolution import Resolved, TargetRequest, 
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
 from kinetod.captures.result.lifecycle import Keeping
-from kinetod.captures.result.verdict import Ending, EndState, capture_status
+from kinetod.captures.result.verdict import KEPT, Ending, EndState, capture_status
 from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target.recovery import recover_target
 from kinetod.captures.target.services import Services
@@ -390,7 +390,7 @@ class CaptureManager:
         running = self._running.get(capture_id)
         if running is not None and running.task is not None:
             keep = keep_partial and not running.waits  # of what waits for its start there is nothing to keep
-            how = "cancelled; what was recorded until then is kept" if keep else "cancelled"
+            how = f"cancelled{KEPT}" if keep else "cancelled"
             outcome = EndState.PARTIAL if keep else EndState.CANCELLED
             for run in running.runs:
                 run.stop(Ending(outcome, VerdictReason.CANCELLED, how))
@@ -431,7 +431,7 @@ class CaptureManager:
         self._stopping = True
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for running in self._running.values():
-            outcome, reason = EndState.PARTIAL, "the daemon was stopped; what was recorded until then is kept"
+            outcome, reason = EndState.PARTIAL, f"the daemon was stopped{KEPT}"
             if running.waits:
                 outcome, reason = EndState.FAILED, "the daemon was stopped while the capture waited to be started"
             for run in running.runs:

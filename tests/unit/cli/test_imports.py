@@ -47,6 +47,25 @@ def test_a_frequent_command_does_not_import_what_it_does_not_need(argv: tuple[st
     assert names & (NEVER | others) == set()
 
 
+INTERRUPTED = """
+import sys
+from kinetoctl.__main__ import main
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.exit(main(["--version"]))
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=scaled(60), check=False
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "interrupted: stopped at once\n")
+
+
 def test_the_help_of_the_group_says_of_each_command_what_its_own_help_begins_with() -> None:
     context = click.Context(cli)
     assert isinstance(cli, LazyGroup)

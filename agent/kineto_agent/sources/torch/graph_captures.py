@@ -17,7 +17,7 @@ import _thread
 import os
 import sys
 from types import ModuleType
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple
 
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.class_hooks import MethodShadow, ModuleHook, ModuleHooks
@@ -27,7 +27,10 @@ _MODULE, _CLASS = "torch.cuda.graphs", "CUDAGraph"
 _CUDA = "libcuda.so.1"
 _C10_CUDA = b"/libc10_cuda.so"
 _MOST_BYTES = 16 * 1024 * 1024
+_MOST_OPEN = 64  # captures that have begun; a program has one at a time, or a few that never end
+_LOOK_TIMEOUT_S = 5.0  # it takes less than a millisecond
 TOO_OLD = "there was no more room for them"
+OVERTAKEN = "another capture has begun since"
 
 
 class KeptGraphs(NamedTuple):
@@ -36,11 +39,6 @@ class KeptGraphs(NamedTuple):
     graphs: List[bytes]  # each in the form of GRAPH_NODES_FORMAT
     dtypes: List[str]  # names of tensor types by torch's numbers
     left_out: Dict[str, int]  # reason -> how many others were captured
-
-
-class _Watched(NamedTuple):
-    graph: int  # id() of torch's object
-    watch: int
 
 
 class GraphCaptures:
@@ -62,8 +60,8 @@ class GraphCaptures:
         self._kept: Dict[bytes, None] = {}  # in the order of their captures
         self._kept_bytes = 0
         self._left_out: Dict[str, int] = {}
-        self._watched: Optional[_Watched] = None
-        self._sealed: Optional[Tuple[int, bytes]] = None
+        self._watched: Dict[int, int] = {}  # id() of torch's object -> number of the watch
+        self._of_thread = _thread._local()  # sealed: the graph whose capture_end this thread is in
 
     def install(self, wait_for_import: bool = True) -> None:
         """Watch captures from now on, or once torch is imported, if wanted. May be repeated."""
@@ -74,9 +72,9 @@ class GraphCaptures:
         self._modules.withdraw()
         for shadow in self._shadows:
             shadow.remove()
-        if self._watched is not None and self._watcher is not None:
+        if self._watched:
             self._watcher.drop()
-            self._watched = None
+            self._watched.clear()
 
     def kept(self) -> KeptGraphs:
         """What is known now."""
@@ -119,7 +117,7 @@ class GraphCaptures:
         layouts = LAYOUTS.get(operators.release_of(operators.torch_version()), ())
         layout = watcher.open(operators.library_path(), _CUDA, _mapped(_C10_CUDA), layouts)
         if layout is not None:
-            self._inputs = operators.look_at_tensors(watcher, torch)
+            self._inputs = _aside(lambda: operators.look_at_tensors(watcher, torch))
             self._dtypes = list(layout.dtype_names)
         self._watcher = watcher
 
@@ -130,7 +128,11 @@ class GraphCaptures:
         try:
             stream = sys.modules["torch"].cuda.current_stream()
             watch = self._watcher.begin(stream.cuda_stream, stream.device.index, self._inputs)
-            self._watched = _Watched(id(args[0]), watch)
+            self._watched.pop(id(args[0]), None)  # has never ended
+            self._watched[id(args[0])] = watch
+            if len(self._watched) > _MOST_OPEN:
+                del self._watched[next(iter(self._watched))]
+                self._leave_out(OVERTAKEN)
         except SourceError as exc:
             self._leave_out(exc.reason)
         except Exception:  # noqa: BLE001 - never into the program
@@ -138,22 +140,22 @@ class GraphCaptures:
             self._leave_out("the agent has failed")
 
     def _ends(self, args: Any) -> None:
-        watched, self._sealed = self._watched, None
-        if watched is None or watched.graph != id(args[0]):
+        self._of_thread.sealed = None
+        watch = self._watched.pop(id(args[0]), None)
+        if watch is None:
             return
-        self._watched = None
         try:
-            self._sealed = watched.graph, self._watcher.seal(watched.watch)
+            self._of_thread.sealed = self._watcher.seal(watch)
         except SourceError as exc:
             self._leave_out(exc.reason)
         except Exception:  # noqa: BLE001 - never into the program
             log_exception("a captured CUDA graph cannot be read")
             self._leave_out("the agent has failed")
 
-    def _ended(self, args: Any) -> None:
-        sealed, self._sealed = self._sealed, None
-        if sealed is not None and sealed[0] == id(args[0]):
-            self._keep(sealed[1])
+    def _ended(self, _args: Any) -> None:
+        sealed, self._of_thread.sealed = getattr(self._of_thread, "sealed", None), None
+        if sealed is not None:
+            self._keep(sealed)
 
     def _keep(self, graph: bytes) -> None:
         with self._lock:
@@ -174,6 +176,26 @@ class GraphCaptures:
 
     def _count(self, reason: str) -> None:
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
+
+
+def _aside(look: Callable[[], bool]) -> bool:
+    """Whether the look succeeds on a thread of its own: what the program has set on this one (modes that see or replace
+    all operators, a profiler) must not take notice. Raises RuntimeError if there can be no further thread."""
+    answers: List[bool] = []
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def work() -> None:
+        try:
+            answers.append(look())
+        except Exception:  # noqa: BLE001 - then inputs are not recorded
+            log_exception("CUDA graphs: the layout of tensors cannot be checked")
+        finally:
+            done.release()
+
+    _thread.start_new_thread(work, ())
+    done.acquire(timeout=_LOOK_TIMEOUT_S)
+    return answers == [True]
 
 
 def _mapped(name: bytes) -> str:

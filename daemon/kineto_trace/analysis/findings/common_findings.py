@@ -16,9 +16,9 @@ Theory of operation
     the findings stay as they are.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +40,20 @@ _ADVICE = (
 Row = dict[str, Any]
 
 
+class _Middle:
+    """The middle one of the values of all ranks but one; the lower of two. 0: there is no other rank."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self._ascending = sorted(values)
+
+    def without(self, own: float) -> float:
+        """Returns the middle one of all values but this one, which is among them."""
+        place = (len(self._ascending) - 2) // 2
+        if place < 0:
+            return 0.0
+        return self._ascending[place if place < bisect_left(self._ascending, own) else place + 1]
+
+
 @dataclass(frozen=True, slots=True)
 class _Gains:
     """What the job would gain, in % of its time. ranks: if this one were as fast as the others; transfers: without."""
@@ -54,12 +68,9 @@ class _Gains:
 
     def slow(self) -> set[int]:
         """The ranks that are slower than the others."""
-        found = set()
-        for rank in self.ranks:
-            others = [self.of(other) for other in self.ranks if other != rank]
-            if self.of(rank) >= max(LEAST_PCT, ABOVE_OTHERS * (median_low(others) if others else 0.0)):
-                found.add(rank)
-        return found
+        gains = {rank: self.of(rank) for rank in self.ranks}
+        middle = _Middle(gains.values())
+        return {rank for rank, own in gains.items() if own >= max(LEAST_PCT, ABOVE_OTHERS * middle.without(own))}
 
     def more_work(self, rank: int) -> float:
         """What the rank works more than the others; without bounds if that is unknown."""
@@ -107,13 +118,13 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
     for row in rows:
         key = row["finding"], row["rank"]
         took[key] = took.get(key, 0.0) + row["saving_pct"]
+    middle = {kind: _Middle(took.get((kind, rank), 0.0) for rank in ranks) for kind in {kind for kind, _ in took}}
     explained, slow, found = dict.fromkeys(ranks, 0.0), gains.slow(), list[Row]()
     for row in rows:
         kind, rank, own = row["finding"], row["rank"], took[row["finding"], row["rank"]]
         if kind == WAITING or not own:
             continue
-        others = [took.get((kind, other), 0.0) for other in ranks if other != rank]
-        more = min(max(own - median_low(others), 0.0), gains.more_work(rank)) if others else 0.0
+        more = min(max(own - middle[kind].without(own), 0.0), gains.more_work(rank)) if len(ranks) > 1 else 0.0
         late = min(more, gains.of(rank))
         counted = own - more + late
         if kind in (TRANSFERS_ON_HOST if gains.on_host else TRANSFERS):

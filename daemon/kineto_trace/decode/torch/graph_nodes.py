@@ -3,7 +3,8 @@
 Theory of operation
     The graphs lie one after the other in the buffers, each with its own nodes, operators and texts. They come from the
     target: a graph whose sizes or numbers contradict each other is left out, and so is everything behind it, because
-    nobody knows where the next one begins.
+    nobody knows where the next one begins. So is one whose operators are nested deeper than the agent notes, or whose
+    texts overlap: a few bytes would become very many.
 """
 
 import struct
@@ -34,6 +35,7 @@ FORMAT = GRAPH_NODES_FORMAT
 _NODE, _OP = record_dtype(GRAPH_NODE_FIELDS), record_dtype(GRAPH_OP_FIELDS)
 _LENGTH = struct.Struct("<I")
 _MOST_REASONS = 4
+_MOST_DEPTH = 128  # of nested operators: DEPTH_MOST of capture_watch.c
 
 AnyArray = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -142,6 +144,7 @@ class _Reader:
         parent = _numbers(graph.ops["parent"])
         if (parent >= np.arange(len(parent))).any():  # it would not be a tree
             raise _Damaged
+        _check_depth(parent)
         return {
             "graph": np.full(len(parent), self.graphs),
             "name": self._texts(graph, graph.ops["name"], lambda text: text.decode("utf-8", "replace")),
@@ -159,12 +162,16 @@ class _Reader:
     def _texts(self, graph: _Graph, places: AnyArray, read: Any) -> Ints:
         """Returns the numbers of the texts; NO_STRING for none and for empty ones."""
         distinct, back = np.unique(places, return_inverse=True)
-        numbers = []
+        numbers, left = [], len(graph.texts)
         for place in distinct.tolist():
-            text = "" if place == GRAPH_NONE else read(graph.text(place))
+            found = b"" if place == GRAPH_NONE else graph.text(place)
+            left -= len(found)
+            if left < 0:
+                raise _Damaged
+            text = read(found) if place != GRAPH_NONE else ""
             numbers.append(self._strings.add(text) if text else NO_STRING)
-        found: Ints = np.array(numbers, np.int64)[back.reshape(-1)]
-        return found
+        chosen: Ints = np.array(numbers, np.int64)[back.reshape(-1)]
+        return chosen
 
     def tables(self) -> dict[str, Table]:
         """Returns the tables, without those that are empty."""
@@ -175,6 +182,16 @@ class _Reader:
                 columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
                 found[kind] = make_table(kind, rows, columns)
         return found
+
+
+def _check_depth(parent: Ints) -> None:
+    """Raises _Damaged if operators are nested deeper than the agent notes."""
+    above = parent
+    for _ in range(_MOST_DEPTH):
+        if (above == NO_ROW).all():
+            return
+        above = np.where(above == NO_ROW, NO_ROW, parent[above])
+    raise _Damaged
 
 
 def _numbers(column: AnyArray) -> Ints:

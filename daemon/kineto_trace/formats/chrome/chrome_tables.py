@@ -167,6 +167,8 @@ def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]
         _place_on_gpu(columns, track, tracks, strings)
     if kind in FILE_TABLES:
         _fill_times(columns, present)
+    else:
+        _fill_names(columns, strings)
     _defaults(kind, columns, len(present))
     _by_name(kind, columns, strings, present)
     if kind == "python_function":
@@ -195,6 +197,15 @@ def _defaults(kind: str, columns: Columns, count: int) -> None:
     for arg in KINDS[kind]:
         if arg.default and arg.column in schema and arg.column not in columns:
             columns[arg.column] = np.full(count, arg.default).astype(schema[arg.column])
+
+
+def _fill_names(columns: Columns, strings: list[str]) -> None:
+    """Gives activities without a name an empty one: everything looks names up."""
+    nameless = columns["name"] < 0
+    if nameless.any():
+        if "" not in strings:
+            strings.append("")
+        columns["name"][nameless] = strings.index("")
 
 
 def _fill_times(columns: Columns, present: AnyArray) -> None:

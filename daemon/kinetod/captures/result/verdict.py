@@ -12,6 +12,7 @@ from kinetod.base.errors import VerdictReason
 from kinetod.base.safe_text import clean, clean_code
 
 _REASON_CHARS = 1024
+KEPT = "; what was recorded until then is kept"  # the end of a reason, unless nothing was
 
 
 class EndState(Enum):
@@ -120,7 +121,7 @@ def final(
         return Final(pb.VERDICT_CANCELLED, ending.code, ending.reason)
     if ending.outcome is EndState.FAILED or (ending.outcome is EndState.PARTIAL and not recorded):
         nothing = "" if ending.outcome is EndState.FAILED else "; nothing had been recorded by then"
-        return Final(pb.VERDICT_FAILED, ending.code, ending.reason + nothing)
+        return Final(pb.VERDICT_FAILED, ending.code, ending.reason.removesuffix(KEPT) + nothing)
     if decode_error is not None:
         also = f" (before that: {ending.reason})" if ending.reason else ""
         return Final(pb.VERDICT_FAILED, decode_error[0], decode_error[1] + also)

@@ -287,6 +287,32 @@ def test_no_step_begins_between_the_look_at_others_and_the_change_of_hooks(fake_
     assert not failures
 
 
+class ClearsFirst:
+    """A sampler beside a program that clears its hooks between our look at them and the change."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def change_item(self, file: str, hooks: Any, key: Any) -> bool:
+        hooks.clear()
+        return bool(self._sampler.change_item(file, hooks, key))
+
+
+def test_a_program_that_clears_its_hooks_while_ours_is_removed_has_removed_it(
+    fake_torch: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torch(FAKE_OPTIMIZER)
+    module, counter = import_optimizer(), StepCounter()
+    hook = StepHooks(counter)
+    hook.install(wait_for_import=False)
+    module.register_optimizer_step_post_hook(lambda *_arguments: None)
+    sampler = optimizer_hook._sampler()
+    monkeypatch.setattr(optimizer_hook, "_sampler", lambda: ClearsFirst(sampler))
+    monkeypatch.setattr(optimizer_hook, "_TRIES", 10_000)
+    hook.remove()
+    assert (hooks_of(module), counter.hooked_ns) == ([], 0)
+
+
 # ---------------------------------------------------------------- torch's own profiler
 
 

@@ -38,6 +38,12 @@ def test_a_mistyped_code_is_answered_with_those_that_are_like_it(explain: Explai
     assert "there is no reason code 'records_droped'; did you mean RECORDS_DROPPED" in result.stderr
 
 
+def test_an_empty_code_is_no_code(explain: Explain) -> None:
+    result = explain("")
+    assert (result.code, result.stdout) == (2, "")
+    assert "there is no reason code ''" in result.stderr
+
+
 def test_every_reason_code_of_the_daemon_is_explained(explain: Explain) -> None:
     known = {row.code for row in reason_codes.explanations() if row.meaning}
     assert {*map(str, Reason), *map(str, VerdictReason)} <= known

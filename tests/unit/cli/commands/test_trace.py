@@ -382,15 +382,15 @@ def test_what_only_narrows_another_condition_needs_it(
     assert problem in result.stderr
 
 
-def _interrupt_after(process: subprocess.Popen[str], line: str) -> str:
-    """Wait for the line on stderr, then press Ctrl-C."""
+def _interrupt_after(process: subprocess.Popen[str], line: str, number: int = signal.SIGINT) -> str:
+    """Wait for the line on stderr, then press Ctrl-C, or send another signal."""
     assert process.stderr is not None
     seen = ""
     while line not in seen:
         text = process.stderr.readline()
         assert text, seen
         seen += text
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     return seen
 
 
@@ -405,13 +405,16 @@ def _start(server: FakeServer, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_before_anything_was_recorded_waits_for_the_daemon(server: FakeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_before_anything_was_recorded_waits_for_the_daemon(
+    server: FakeServer, tmp_path: Path, number: int
+) -> None:
     cancelled = captures.target(state=pb.TARGET_STATE_ENDED, verdict=pb.VERDICT_CANCELLED)
     running = captures.snapshot(captures.capture(captures.target(state=pb.TARGET_STATE_COLLECT)))
     server.profiler.watches = [[running, WAIT_FOR_CANCEL, ended(cancelled, status=pb.CAPTURE_STATUS_CANCELLED)]]
     server.profiler.cancelled = captures.capture(captures.target(state=pb.TARGET_STATE_PROCESS))
     with _start(server, tmp_path) as process:
-        _interrupt_after(process, "COLLECT")
+        _interrupt_after(process, "COLLECT", number)
         stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
     assert "stopping capture c0ffee in 1 process and keeping what was recorded" in stderr
@@ -432,7 +435,43 @@ def test_a_second_ctrl_c_leaves_at_once(server: FakeServer, tmp_path: Path) -> N
         _interrupt_after(process, "PROCESS")
         _stdout, stderr = process.communicate(timeout=scaled(30))
     assert process.returncode == 130
-    assert stderr.endswith("interrupted: stopped at once\n")
+    assert stderr.splitlines()[-2:] == [
+        "`kinetoctl captures fetch c0ffee` downloads what the daemon keeps of it",
+        "interrupted: stopped at once",
+    ]
+
+
+def test_ctrl_c_when_all_processes_have_ended_stops_nothing(server: FakeServer, tmp_path: Path) -> None:
+    running, done = captures.snapshot(captures.capture()), captures.done_target()
+    server.profiler.watches = [[running, captures.change(done), WAIT_FOR_CANCEL], [ended(done)]]
+    with _start(server, tmp_path) as process:
+        _interrupt_after(process, "DONE")
+        _stdout, stderr = process.communicate(timeout=scaled(30))
+    assert (process.returncode, stderr) == (
+        130,
+        "capture c0ffee has ended already; press Ctrl-C again to exit at once\n",
+    )
+    assert not [r for r in server.profiler.requests if isinstance(r, pb.CancelCaptureRequest)]
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+
+
+def test_a_reader_that_closes_stdout_is_no_error_of_kinetoctl(server: FakeServer, tmp_path: Path) -> None:
+    server.profiler.watches = [[captures.snapshot(captures.capture()), ended(captures.done_target())]]
+    with _start(server, tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait(scaled(30))
+    assert process.returncode == 141
+
+
+def test_a_name_in_the_place_of_a_pid_is_answered_with_the_option_for_names(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_here(capsys, server.address, "trace", "train.py")
+    assert (result.code, result.stderr.splitlines()[0]) == (
+        2,
+        "error: PID: expected a process id, got 'train.py'; --command selects by the command line",
+    )
 
 
 @pytest.mark.parametrize("words", [["4242"], ["--pid", "4242"], ["4242", "--pid", "4242"]])
@@ -448,3 +487,4 @@ def test_the_help_has_what_is_used_most_and_all_of_it_on_request(capsys: pytest.
     assert {"--duration", "--hosts", "--with-stack", "--help-all"} <= usual < every
     assert len(usual) <= 16
     assert "`kinetoctl trace --help-all` shows all" in short
+    assert run_here(capsys, "unix:/nowhere", "trace", "--help").stdout == short

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kineto_trace import run_view
+from kineto_trace import open_trace, run_view
 from kineto_trace.model.context import Context
 from kineto_trace.model.possible_times import with_possible_times
 from kineto_trace.model.trace import Trace
@@ -31,6 +31,12 @@ def test_of_a_stored_trace_negative_durations_count_as_0_too_and_stay_as_they_ar
     assert stored.table("kernel")["duration"].tolist() == [3000, -5000]
     assert list(context.trace.tables) == list(stored.tables)
     assert len(context.trace.table("cpu_op")) == 0
+
+
+def test_a_trace_whose_every_event_ends_before_it_begins_lasts_for_no_time(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":7,"dur":-5000}]')
+    rows = run_view("step_phases", Context(open_trace(tmp_path / "t.json"))).rows()
+    assert {row["total_us"] for row in rows} <= {0}
 
 
 def test_a_trace_without_negative_durations_stays_as_it_is() -> None:

@@ -253,3 +253,58 @@ def test_a_session_hands_over_all_graphs_in_one_stream_of_bytes() -> None:
         assert b"".join(kept().graphs) in data
         session.close()
         """)
+
+
+def test_the_programs_modes_see_no_operator_of_the_agent() -> None:
+    run("""
+        from torch.utils._python_dispatch import TorchDispatchMode
+        class Seen(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                seen.append(str(function))
+                raise RuntimeError("a mode that knows few operators")
+        seen, graph = [], torch.cuda.graphs.CUDAGraph()
+        with Seen():
+            graph.capture_begin()
+        Launch.apply(torch.ones(3))
+        graph.capture_end()
+        assert seen == [], seen
+        assert nodes(kept().graphs[0])[0].inputs
+        """)
+
+
+def test_a_capture_that_another_one_overtakes_is_counted_and_the_other_is_kept() -> None:
+    run("""
+        first, second = torch.cuda.graphs.CUDAGraph(), torch.cuda.graphs.CUDAGraph()
+        first.capture_begin()
+        in_thread(second.capture_begin)
+        launch("k")
+        driver.fake_use_stream(1)
+        first.capture_end()
+        assert kept() == KeptGraphs([], kept().dtypes, {graph_captures.OVERTAKEN: 1}), kept().left_out
+        """)
+
+
+def test_captures_that_end_at_the_same_time_are_both_accounted_for() -> None:
+    run("""
+        captures._hook(torch.cuda.graphs)
+        graph, other = torch.cuda.graphs.CUDAGraph(), torch.cuda.graphs.CUDAGraph()
+        with capture():
+            launch("k")
+        graph.capture_begin()
+        launch("kept")
+        captures._ends((graph,))
+        in_thread(lambda: captures._ends((other,)))
+        captures._ended((graph,))
+        assert [paths(each)[0][0] for each in kept().graphs] == ["k", "kept"], kept().graphs
+        """)
+
+
+def test_captures_that_never_end_take_no_room_without_end() -> None:
+    run("""
+        graphs = [torch.cuda.graphs.CUDAGraph() for _ in range(graph_captures._MOST_OPEN + 3)]
+        for graph in graphs:
+            graph.capture_begin()
+        assert kept().left_out == {graph_captures.OVERTAKEN: 3}, kept().left_out
+        graphs[-1].capture_end()
+        assert len(kept().graphs) == 1
+        """)

@@ -1,8 +1,10 @@
 import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.base.errors import VerdictReason
 from kinetod.captures.result.verdict import (
     DONE,
+    KEPT,
     Ending,
     EndState,
     Final,
@@ -45,6 +47,13 @@ def test_a_cut_file_makes_the_verdict_partial_and_is_named() -> None:
 def test_a_partial_collection_without_records_has_failed() -> None:
     assert final(EXITED, recorded=False, dropped=0) == Final(
         pb.VERDICT_FAILED, "TARGET_EXITED", "it ended; nothing had been recorded by then"
+    )
+
+
+def test_what_was_cancelled_before_its_first_record_keeps_nothing() -> None:
+    cancelled = Ending(EndState.PARTIAL, VerdictReason.CANCELLED, f"cancelled{KEPT}")
+    assert final(cancelled, recorded=False, dropped=0) == Final(
+        pb.VERDICT_FAILED, "CANCELLED", "cancelled; nothing had been recorded by then"
     )
 
 

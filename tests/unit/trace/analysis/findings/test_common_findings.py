@@ -1,12 +1,14 @@
 """The findings of a job: what it would gain, not what its ranks lose."""
 
+import cProfile
 from dataclasses import replace
+from statistics import median_low
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from kineto_trace.analysis.distributed.what_if_views import rank_what_if
-from kineto_trace.analysis.findings.common_findings import common_findings
+from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_the_job, common_findings
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
@@ -91,3 +93,34 @@ def test_transfers_save_no_more_than_the_job_gains_without_them() -> None:
     free = rank_what_if.combine([(rank, rank_what_if.partial(context)) for rank, context in contexts]).rows()
     assert all(each <= sum(row["saving_pct"] for row in free if row["collective"]) + 1e-6 for each in saved)
     assert saved
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0], [3.0, 1.0], [2.0, 2.0, 5.0], [0.0, 0.0, 4.0, 1.0], [9.0, 7.0, 1.0, 3.0, 3.0]]
+)
+def test_the_middle_of_the_other_ranks_is_the_lower_of_two(values: list[float]) -> None:
+    middle = _Middle(values)
+    for place, own in enumerate(values):
+        others = [*values[:place], *values[place + 1 :]]
+        assert middle.without(own) == (median_low(others) if others else 0.0)
+
+
+def calls_for(ranks: int) -> int:
+    """How many functions are called to put together the findings of so many ranks, all of which have three kinds."""
+    gains = _Gains(
+        {rank: {"saving_pct": 1.0, "saving_us": 5.0, "more_work_us": 3.0, "cause": "", "change": "", "about": ""}
+         for rank in range(ranks)}, 0.0
+    )  # fmt: skip
+    figures = {"saving_us": 5.0, "saving_pct": 1.0, "saving_per_step_us": 1.0, "uncertainty_pct": None}
+    rows = [
+        {"rank": rank, "finding": kind, "title": kind, "guess": False, **figures}
+        for rank in range(ranks)
+        for kind in ("one", "two", "three")
+    ]
+    profile = cProfile.Profile()
+    profile.runcall(_of_the_job, rows, gains, range(ranks))
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_the_work_for_twice_as_many_ranks_is_twice_as_much() -> None:
+    assert calls_for(200) < 2.5 * calls_for(100)

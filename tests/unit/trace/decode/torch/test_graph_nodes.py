@@ -43,6 +43,21 @@ def graph(*, parent: int = 0, operator: int = 1, name: int | None = None) -> byt
     return GRAPH_HEAD.pack(GRAPH_MAGIC, size, 2, 2, len(data), 0) + nodes + ops + data
 
 
+def nested(depth: int) -> bytes:
+    """A graph without nodes whose operators lie in each other."""
+    data, (name,) = texts(b"aten::relu")
+    parents = (GRAPH_NONE, *range(depth - 1))
+    ops = b"".join(GRAPH_OP.pack(parent, name, GRAPH_NONE, 0) for parent in parents)
+    return GRAPH_HEAD.pack(GRAPH_MAGIC, GRAPH_HEAD.size + len(ops) + len(data), 0, depth, len(data), 0) + ops + data
+
+
+def overlapping(count: int) -> bytes:
+    """A graph whose operators have names that begin everywhere in one long text of zeros and lengths."""
+    data = struct.pack("<I", 256) * (count + 256)
+    ops = b"".join(GRAPH_OP.pack(GRAPH_NONE, 4 * place, GRAPH_NONE, 0) for place in range(count))
+    return GRAPH_HEAD.pack(GRAPH_MAGIC, GRAPH_HEAD.size + len(ops) + len(data), 0, count, len(data), 0) + ops + data
+
+
 def spool(directory: Path, data: bytes, **metadata: Any) -> Path:
     with RawWriter(directory, source="graphs", format=GRAPH_NODES_FORMAT, metadata=metadata) as writer:
         half = len(data) // 2  # buffers end anywhere
@@ -85,12 +100,19 @@ def test_nodes_and_operators_of_all_graphs_are_rows(tmp_path: Path) -> None:
         graph(name=4000),
         graph().replace(SIZES, b"\xff" * len(SIZES)),
         graph()[:20],
+        nested(129),
+        overlapping(300),
     ],
-    ids=["magic", "own parent", "no parent", "no operator", "no text", "inputs", "no head"],
+    ids=["magic", "own parent", "no parent", "no operator", "no text", "inputs", "no head", "too deep", "overlapping"],
 )
 def test_a_damaged_graph_and_those_behind_it_are_left_out_and_counted(tmp_path: Path, damaged: bytes) -> None:
     found, _ = decoded(tmp_path, graph() + damaged + graph())
     assert (len(found.tables["graph_node"]), found.records, found.undecoded) == (2, 1, 1)
+
+
+def test_operators_may_be_nested_as_deep_as_the_agent_notes(tmp_path: Path) -> None:
+    found, _ = decoded(tmp_path, nested(128))
+    assert (len(found.tables["graph_op"]), found.undecoded) == (128, 0)
 
 
 def test_a_graph_whose_end_is_missing_is_left_out_and_counted(tmp_path: Path) -> None:

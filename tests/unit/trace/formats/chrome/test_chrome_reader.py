@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kineto_trace import run_view
 from kineto_trace.formats.chrome.chrome_reader import load_chrome
+from kineto_trace.model.context import Context
 from kineto_trace.model.trace import UNKNOWN_STREAM
 from support.trace_files.chrome_files import BASE_NS, document, event, load, load_events, names
 
@@ -47,6 +49,15 @@ def test_a_complete_event_without_a_duration_is_no_activity() -> None:
     row = event("kernel", "k", 1)
     del row["dur"]
     assert list(load_events(row).tables) == ["other"]
+
+
+def test_activities_without_a_name_have_an_empty_one_and_break_no_view() -> None:
+    rows = [kernel(), kernel(ts=5, args={"correlation": 1}), event("cpu_op", "aten::mm", 0, 9)]
+    del rows[1]["name"]
+    trace = load_events(*rows)
+    assert names(trace, "kernel") == ["k", ""]
+    for view in ("findings", "kernels", "kernel_breakdown", "memory_statistics"):
+        run_view(view, Context(trace))
 
 
 def test_times_are_unix_ns_whatever_their_spelling() -> None:
