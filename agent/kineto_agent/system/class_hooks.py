@@ -113,16 +113,21 @@ class MethodShadow:
         before: Optional[Callable[[Any], None]] = None,
     ) -> None:
         self._owner, self._name, self._after, self._before = owner, name, after, before
-        self._original = vars(owner).get(name)
+        self._original: Any = None  # what our function has replaced
         self._shadow: Any = None
         self._active = False
 
     def install(self) -> None:
-        """Install it; if it is still there, below somebody else's function, only activate it."""
-        if self._shadow is not None:
+        """Install it; if it is still there, below somebody else's function, only activate it.
+
+        What it calls is what the class has now: the program may have put a function of its own there since the last
+        time.
+        """
+        original = vars(self._owner).get(self._name)
+        if self._shadow is not None and original is not self._original:
             self._active = True
             return
-        original = self._original
+        self._original = original
         function = original.__func__ if isinstance(original, classmethod) else original
         if not callable(function):
             return
