@@ -115,6 +115,11 @@ class Agent:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def at_work(self) -> bool:
+        """Whether the thread has begun and not ended."""
+        return self._thread is not None and self._thread.ident != 0 and self._thread.is_alive()
+
     def stop(self, reason_code: str, reason: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
         if self._thread is None:
@@ -229,7 +234,8 @@ class Agent:
             self._handle(events.AgentEnding(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
-        self._counter.watch(None)
+        if self._watched is not None:  # else the watch may be that of another agent, after this one ended late
+            self._counter.watch(None)
         self._free()
         self._close_pipe()
 
