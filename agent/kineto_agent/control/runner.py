@@ -323,7 +323,8 @@ class Agent:
         refusal = profiler = None
         if not self._session.capture_id:
             self._cpu_base_ns = time.thread_time_ns()
-            self._steps_before_ns = self._counter.durations_ns(0, now_ns)
+            since_ns = max(self._counter.undisturbed_ns, self._counter.hooked_ns)
+            self._steps_before_ns = self._counter.durations_ns(since_ns, now_ns)
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types, request.options)
                 self._guard = ProfilerGuard(self._profiler_begins, self._wake)
@@ -333,7 +334,8 @@ class Agent:
                 refusal = events.Refusal(exc.reason_code, exc.reason)
         counter = self._counter
         started = events.StartRequested(request, now_ns, counter.count, refusal, profiler)
-        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=median_ns(self._steps_before_ns)))
+        step_ns = median_ns(counter.durations_ns(0, now_ns))
+        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=step_ns))
 
     # ------------------------------------------------------------ the session's commands
 
@@ -402,6 +404,7 @@ class Agent:
         self._awaits_profiler = False
         if recording is not None:
             recording.close()
+            self._counter.undisturbed_ns = time.time_ns()
         self._guard.remove()
 
     def _set_timer(self, command: events.SetTimer) -> None:
