@@ -387,6 +387,9 @@ int cuptiFinalize(void) {
     }
     fake.misused += fake.graph_recorded != 0; /* a later launch of that graph ends the program */
     memset(fake.enabled, 0, sizeof fake.enabled);
+    if (fake.return_at_finalize != 0 && fake.current.buffer != NULL) {
+        hand_over(fake.current);
+    }
     memset(&fake.current, 0, sizeof fake.current);
     fake.requested = NULL;
     fake.completed = NULL;
@@ -420,6 +423,7 @@ static const struct {
     {"enter_delay_ms", &fake.enter_delay_ms},
     {"finalize_result", &fake.finalize_result},
     {"drop_at_finalize", &fake.drop_at_finalize},
+    {"return_at_finalize", &fake.return_at_finalize},
     {"graph_recorded", &fake.graph_recorded},
     {"newer_than_driver", &fake.newer_than_driver},
 };

@@ -6,7 +6,8 @@
 
 /* Programmable: version, subscribe_result, refuse_kind (with refuse_result), drop_next, extra_kernel_bytes,
  * one_wide_kernel, hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms (of Kineto), enter_delay_ms (of what
- * takes CUPTI into use), finalize_result, drop_at_finalize, graph_recorded, newer_than_driver. -1 for an unknown key. */
+ * takes CUPTI into use), finalize_result, drop_at_finalize, return_at_finalize (of the buffer that it holds),
+ * graph_recorded, newer_than_driver. -1 for an unknown key. */
 int fake_set(const char *key, long value);
 
 /* Each makes the CUDA API call of that name: a runtime record on the calling thread, the device's record with

@@ -134,7 +134,7 @@ struct fake {
     uint32_t correlation;
     long version, subscribe_result, refuse_kind, refuse_result, drop_next, extra_kernel_bytes, one_wide_kernel;
     long hold_a_buffer, names_result, flush_delay_ms, enable_delay_ms, enter_delay_ms, finalize_result,
-        drop_at_finalize;
+        drop_at_finalize, return_at_finalize;
     long graph_recorded;    /* a graph was launched while the device's activities were enabled */
     long newer_than_driver; /* CUPTI names a call that the driver does not have */
 };

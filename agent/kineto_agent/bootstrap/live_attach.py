@@ -16,6 +16,7 @@ Theory of operation
 
 import _thread
 import atexit
+import errno
 import os
 from typing import Any, Callable, List, Optional
 
@@ -31,6 +32,7 @@ from kineto_agent.system.gil_turns import Turns
 
 READY = b"K"  # the answer that the daemon waits for after it has sent the agent
 
+_NOT_ENDED = "the agent of an earlier attach has not ended yet: it may be writing what it has recorded"
 _agent: Optional[Agent] = None
 _lock = _thread.allocate_lock()  # guards the exchange of _agent
 _hooks = StepHooks(COUNTER)
@@ -38,13 +40,15 @@ _hooks = StepHooks(COUNTER)
 
 def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], None]:
     """Make the agent over this channel (a `_socket.socket`); returns its work, which the calling thread must do. A
-    running agent must have been ended before.
+    running agent must have been ended before: what it does at its end would be done to this one.
 
     library: memfd with the collector, which becomes the agent's, -1 for none; number: unused so far by any library of
     this process. turns: the address for Turns. Raises OSError; then the caller keeps the channel.
     """
     global _agent
     with _lock:
+        if _agent is not None and _agent.at_work:
+            raise OSError(errno.EBUSY, _NOT_ENDED)
         if library >= 0:
             collector_library.bring(library, number)
         agent = Agent(COUNTER, sources=_sources, link=Link.adopted(channel), on_end=_left, turns=Turns(turns))

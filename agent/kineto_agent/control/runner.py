@@ -115,6 +115,11 @@ class Agent:
         """Whether the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def at_work(self) -> bool:
+        """Whether the thread has begun and not ended."""
+        return self._thread is not None and self._thread.ident != 0 and self._thread.is_alive()
+
     def stop(self, reason_code: str, reason: str, timeout_s: float = EXIT_TIMEOUT_S) -> None:
         """End the agent; a running capture ends with what it has. Waits for the thread, but not for long."""
         if self._thread is None:
@@ -229,7 +234,8 @@ class Agent:
             self._handle(events.AgentEnding(self._now_ns(), self._stop.reason_code, self._stop.reason))
         self._flush(time.monotonic() + EXIT_TIMEOUT_S / 2)
         self._link.close("the agent ends")
-        self._counter.watch(None)
+        if self._watched is not None:  # else the watch may be that of another agent, after this one ended late
+            self._counter.watch(None)
         self._free()
         self._close_pipe()
 
@@ -317,7 +323,8 @@ class Agent:
         refusal = profiler = None
         if not self._session.capture_id:
             self._cpu_base_ns = time.thread_time_ns()
-            self._steps_before_ns = self._counter.durations_ns(0, now_ns)
+            since_ns = max(self._counter.undisturbed_ns, self._counter.hooked_ns)
+            self._steps_before_ns = self._counter.durations_ns(since_ns, now_ns)
             try:
                 self._plan = registry.choose(self._sources(), request.activity_types, request.options)
                 self._guard = ProfilerGuard(self._profiler_begins, self._wake)
@@ -327,7 +334,8 @@ class Agent:
                 refusal = events.Refusal(exc.reason_code, exc.reason)
         counter = self._counter
         started = events.StartRequested(request, now_ns, counter.count, refusal, profiler)
-        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=median_ns(self._steps_before_ns)))
+        step_ns = median_ns(counter.durations_ns(0, now_ns))
+        self._handle(started._replace(hooked_ns=counter.hooked_ns, step_ns=step_ns))
 
     # ------------------------------------------------------------ the session's commands
 
@@ -396,6 +404,7 @@ class Agent:
         self._awaits_profiler = False
         if recording is not None:
             recording.close()
+            self._counter.undisturbed_ns = time.time_ns()
         self._guard.remove()
 
     def _set_timer(self, command: events.SetTimer) -> None:

@@ -77,6 +77,7 @@ class StepCounter:
         self._ring = [0] * RING_ITERATIONS
         self.thread = 0  # system thread id that stepped last
         self.hooked_ns = 0  # Unix ns since when torch's optimizers are counted; 0: they are not
+        self.undisturbed_ns = 0  # Unix ns since when nothing has been recorded, which may slow iterations down
         self._ident = 0  # Python's identifier of that thread
         self._authority = 0
         self._counts: Dict[int, List[Any]] = {}  # id of an optimizer or profiler -> [count, weak reference]

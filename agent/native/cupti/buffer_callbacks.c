@@ -151,15 +151,18 @@ AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
     if (listener.library != api->library) {
         listener.library = api->library;
         listener.place = NULL;
+        memset(&listener.theirs, 0, sizeof listener.theirs);
         search(api);
     }
-    memset(&listener.theirs, 0, sizeof listener.theirs);
     if (listener.place == NULL) {
         return 0;
     }
     const uintptr_t now = __atomic_load_n(listener.place, __ATOMIC_RELAXED);
-    const bool ours = now == (uintptr_t)pool_buffer_requested || now == (uintptr_t)requested_meanwhile;
-    if (now == 0 || ours || of_a_collector(now)) {
+    if (now == (uintptr_t)pool_buffer_requested) {
+        return 0; /* a recording before could not restore theirs: this one will */
+    }
+    memset(&listener.theirs, 0, sizeof listener.theirs);
+    if (now == 0 || now == (uintptr_t)requested_meanwhile || of_a_collector(now)) {
         return 0;
     }
     for (size_t i = 0; i < 2; i++) {

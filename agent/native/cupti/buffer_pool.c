@@ -196,6 +196,12 @@ uint8_t *pool_take_stray(size_t *valid) {
     return NULL;
 }
 
+void pool_drop_strays(void) {
+    size_t valid;
+    while (pool_take_stray(&valid) != NULL) {
+    }
+}
+
 struct pool_usage pool_usage(const struct arena *arena) {
     struct pool_usage usage = {0, 0, 0};
     for (uint32_t i = 0; i < arena->fixed.buffer_count; i++) {

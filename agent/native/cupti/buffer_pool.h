@@ -35,6 +35,8 @@ void pool_free_spill(uint8_t *buffer);
 
 /* The next returned buffer of an arena that was closed while CUPTI still held it, or NULL. */
 uint8_t *pool_take_stray(size_t *valid);
+/* Forgets those that have come back so far: their arenas are about to be unmapped. */
+void pool_drop_strays(void);
 /* For callbacks: the arena, which stays mapped until pool_leave, or NULL; pool_leave is due in any case. */
 struct arena *pool_enter(void);
 void pool_leave(void);

@@ -326,6 +326,7 @@ int kc_start(const uint32_t *kinds, uint32_t count, int32_t *results, char *erro
     const int number = worker_start(&self.worker);
     if (number != 0) {
         pool_close();
+        listener_restore(&self.api);
         return refuse_system(error, error_bytes, "pthread_create", number);
     }
     self.phase = RECORDING;
@@ -372,6 +373,7 @@ int kc_detach(uint32_t limit_ms, struct kc_detach_result *result) {
     detach_run(&self.api, limit_ms * NS_PER_MS, result);
     self.detached = result->outcome == KC_DETACHED;
     if (self.detached) {
+        pool_drop_strays(); /* CUPTI may have handed some back as it left */
         retired_free();
     }
     return 0;

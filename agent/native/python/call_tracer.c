@@ -52,9 +52,9 @@ _Static_assert(sizeof(struct record) == ARENA_PYTHON_CALL_BYTES, "records.PYTHON
 
 /* A thread with at least one event. */
 struct thread {
-    void *state; /* PyThreadState */
+    void *state; /* PyThreadState: one of a library has another each time it calls Python */
     uint32_t id;
-    bool cut; /* another profile function is there now */
+    bool cut; /* another profile function is there now, or the state has ended */
 };
 
 enum phase { CLOSED, OPENED, PREPARED, RECORDING, STOPPED };
@@ -154,15 +154,11 @@ static void record_stack(void *frame) {
     }
 }
 
-/* The first event of this thread, or the first after another had its profile function there. */
+/* The first event of this thread, or the first after another had its profile function there, or with a new state. */
 static void begin_thread(void *frame, bool frame_is_new) {
     if (own_recording != self.recording) {
-        struct thread *found = self.threads_used < THREADS_MOST ? &self.threads[self.threads_used++] : &crowd;
-        *found = (struct thread){.state = python.this_thread(), .id = (uint32_t)syscall(SYS_gettid)};
-        for (struct thread *other = self.threads; other < found; other++) {
-            other->state = other->state == found->state ? NULL : other->state; /* of a thread that has ended */
-        }
-        own = found;
+        own = self.threads_used < THREADS_MOST ? &self.threads[self.threads_used++] : &crowd;
+        *own = (struct thread){.id = (uint32_t)syscall(SYS_gettid)};
         own_recording = self.recording;
     }
     own->cut = false;
@@ -170,6 +166,11 @@ static void begin_thread(void *frame, bool frame_is_new) {
         self.result.others++;
         return;
     }
+    void *const state = python.this_thread();
+    for (uint32_t i = 0; i < self.threads_used; i++) {
+        self.threads[i].state = self.threads[i].state == state ? NULL : self.threads[i].state; /* it has ended */
+    }
+    own->state = state;
     void *first = frame_is_new ? python.frame_back(frame) : frame;
     if (first != NULL) {
         record_stack(first);
@@ -391,7 +392,9 @@ int kc_tracer_look(void) {
         while (thread != NULL && thread != known->state) {
             thread = python.next_thread(thread);
         }
-        if (thread != NULL && !known->cut && profile_of(thread) != on_event) {
+        if (thread == NULL) {
+            known->cut = true; /* nothing is open in a state that has ended, but its thread may go on with another */
+        } else if (!known->cut && profile_of(thread) != on_event) {
             known->cut = true;
             write_record(now_ns(), known->id, ARENA_CALL_CUT);
         }

@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,21 +27,25 @@ static bool read_vm(void *to, uint64_t address, size_t bytes) {
 bool memory_open(struct memory *memory) {
     static const uint64_t probe = 0x6b696e65746f6d65u;
     uint64_t found = 0;
+    struct stat made = {.st_ino = 0};
     memory->file = false;
     memory_forget(memory);
     memory->vm = read_vm(&found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe;
     if (!memory->vm) {
         memory->fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
-        memory->file = memory->fd >= 0;
+        memory->file = memory->fd >= 0 && fstat(memory->fd, &made) == 0;
+        memory->device = made.st_dev;
+        memory->inode = made.st_ino;
     }
     return memory->vm || (memory_read(memory, &found, (uint64_t)(uintptr_t)&probe, sizeof found) && found == probe);
 }
 
 void memory_close(struct memory *memory) {
-    if (memory->file) {
+    struct stat now;
+    if (memory->file && fstat(memory->fd, &now) == 0 && now.st_dev == memory->device && now.st_ino == memory->inode) {
         close(memory->fd);
-        memory->file = false;
     }
+    memory->file = false;
 }
 
 bool memory_read(const struct memory *memory, void *to, uint64_t address, size_t bytes) {

@@ -14,6 +14,7 @@ struct memory {
     bool vm;   /* process_vm_readv works */
     bool file; /* it is forbidden: `fd` is /proc/self/mem */
     int fd;
+    uint64_t device, inode; /* of `fd`: the program may have closed the number and use it anew */
     uint32_t next;
     uint64_t address[MEMORY_PAGES]; /* 0: empty */
     uint8_t bytes[MEMORY_PAGES][MEMORY_PAGE_BYTES];

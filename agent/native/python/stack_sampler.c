@@ -58,7 +58,7 @@ static struct {
     struct walker_of_stacks looker; /* of the agent's thread */
     struct sampler *sampler;
     struct sampler *stuck; /* its thread has not ended in time */
-    int arena_fd;          /* of `sampler`, which a forked child has not */
+    struct arena arena;    /* a copy of that of `sampler`, which a forked child has not */
     pthread_t thread;
     _Atomic bool running;
     _Atomic bool exiting;
@@ -68,7 +68,7 @@ static struct {
 
 static void in_forked_child(void) {
     if (self.sampler != NULL) {
-        close(self.arena_fd); /* else the daemon would see no end of this process */
+        arena_close(&self.arena); /* else the daemon would see no end of this process */
     }
     memory_close(&self.looker.memory); /* it is the parent's memory */
     self.opened = false;
@@ -292,9 +292,9 @@ int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size
         sampler_destroy(sampler);
         return refuse_system(error, error_bytes, step, number);
     }
-    self.arena_fd = sampler->arena.fd;
+    self.arena = sampler->arena;
     self.sampler = sampler;
-    return self.arena_fd;
+    return self.arena.fd;
 }
 
 static int create_thread(void) {
@@ -386,8 +386,7 @@ int kc_sampler_close(void) {
     struct sampler *sampler = self.sampler;
     self.sampler = NULL;
     if (result.timed_out) {
-        close(sampler->arena.fd);
-        sampler->arena.fd = -1;
+        arena_close(&sampler->arena);
         self.stuck = sampler;
     } else {
         destroy(sampler);

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.system.class_hooks import MethodShadow, ModuleHook, ModuleHooks
 from kineto_agent.system.debuglog import log, log_exception
+from kineto_agent.system.threads import start_thread
 
 _MODULE, _CLASS = "torch.cuda.graphs", "CUDAGraph"
 _CUDA = "libcuda.so.1"
@@ -182,19 +183,7 @@ def _aside(look: Callable[[], bool]) -> bool:
     """Whether the look succeeds on a thread of its own: what the program has set on this one (modes that see or replace
     all operators, a profiler) must not take notice. Raises RuntimeError if there can be no further thread."""
     answers: List[bool] = []
-    done = _thread.allocate_lock()
-    done.acquire()
-
-    def work() -> None:
-        try:
-            answers.append(look())
-        except Exception:  # noqa: BLE001 - then inputs are not recorded
-            log_exception("CUDA graphs: the layout of tensors cannot be checked")
-        finally:
-            done.release()
-
-    _thread.start_new_thread(work, ())
-    done.acquire(timeout=_LOOK_TIMEOUT_S)
+    start_thread("kineto-look", lambda: answers.append(look())).join(_LOOK_TIMEOUT_S)
     return answers == [True]
 
 

@@ -55,6 +55,17 @@ def test_a_method_that_was_put_back_is_shadowed_again() -> None:
     assert vars(owner)["work"] is original
 
 
+def test_a_shadow_below_somebody_elses_function_is_silent_until_it_is_installed_again() -> None:
+    owner, shadow, told = watched()
+    shadow.install()
+    owner.work = theirs = over(owner.work)
+    shadow.remove()
+    assert (owner().work(), told) == ("over done", [])
+    shadow.install()
+    assert vars(owner)["work"] is theirs
+    assert (owner().work(), told) == ("over done", ["after"])
+
+
 def test_a_call_is_told_once_if_an_earlier_shadow_is_put_below_the_present_one() -> None:
     owner, shadow, told = watched()
     shadow.install()

@@ -224,3 +224,22 @@ os._exit(0)
         assert line(process) == ("True ['CUPTI did not hand over its last records within 50 ms: the trace ends early']")
         assert line(process) == "CUPTI_BUSY CUPTI has not ended the previous recording yet: try again later"
         assert line(process) == "3"
+
+
+def test_a_buffer_of_an_earlier_recording_that_comes_back_as_cupti_leaves_is_not_read_once_it_is_unmapped() -> None:
+    with python("""
+from support.agent.collector import calling, recording
+cuda.set("hold_a_buffer", 1)
+cuda.launch()
+session.stop()
+session.close()
+cuda.set("return_at_finalize", 1)
+with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
+    print(session.stop().detach_ns > 0, flush=True)
+cuda.set("hold_a_buffer", 0)
+with recording(["kernel"]) as (session, _):
+    cuda.launch(count=3)
+    print(session.stop().counts.records, flush=True)
+""") as process:
+        assert line(process) == "True"
+        assert line(process) == "3"

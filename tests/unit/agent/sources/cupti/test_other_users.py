@@ -154,10 +154,12 @@ def test_who_was_there_before_our_first_recording_keeps_his_records() -> None:
     assert ran.stdout.splitlines() == ["('CUPTI_BUSY', True)", "5 0"], ran.stderr
 
 
+# Somebody registers his callbacks once, for all of his sessions; he is known to be idle now.
 REGISTERED_ONCE = """
-import ctypes, sys
-from support.agent.collector import fake_cuda, maps_with, recording
+import ctypes, resource
+from support.agent.collector import fake_cuda, maps_with, recording, request, source
 from kineto_agent.sources.cupti import other_users
+from kineto_agent.sources.interface import SourceError
 REQUESTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 cuda = fake_cuda()
@@ -168,28 +170,58 @@ def requested(buffer, size, most):
     ctypes.c_size_t.from_address(size).value = len(room)
 give, take = REQUESTED(requested), COMPLETED(lambda context, stream, buffer, size, valid: got.append(valid // 216))
 cupti.cuptiActivityRegisterCallbacks(give, take)
-other_users.may_listen = lambda *_: ""  # he is known to be idle now
-with recording(["kernel"], detach_limit_ms=1) as (session, _):
-    cuda.launch(count=2)
-    print(session.stop().counts.records)
+other_users.may_listen = lambda *_: ""
+%s
 cupti.cuptiActivityEnable(10)
 cuda.launch(count=5)
 cupti.cuptiActivityFlushAll(1)
 print(sum(got))
 """
+ONE_CAPTURE = """
+with recording(["kernel"], detach_limit_ms=1) as (session, _):
+    cuda.launch(count=2)
+    print(session.stop().counts.records)
+"""
+ONE_THAT_LEAVES_A_BUFFER_WITH_CUPTI = """
+cuda.set("hold_a_buffer", 1)
+with recording(["kernel"], detach_limit_ms=1) as (session, _):
+    session.stop()
+cuda.set("hold_a_buffer", 0)
+"""
+ONE_THAT_GETS_NO_THREAD = """
+session = source().prepare(request(["kernel"]))
+mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 20), resource.RLIM_INFINITY))
+try:
+    session.start()
+except SourceError as error:
+    print("pthread_create" in error.reason)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+session.close()
+"""
 
 
-def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_a_capture() -> None:
+@pytest.mark.parametrize(
+    ("captures", "said"),
+    [
+        (ONE_CAPTURE, ["2", "5"]),
+        (ONE_THAT_LEAVES_A_BUFFER_WITH_CUPTI + ONE_CAPTURE, ["2", "5"]),
+        (ONE_THAT_GETS_NO_THREAD, ["True", "5"]),
+    ],
+)
+def test_who_has_registered_once_for_all_his_sessions_has_his_records_after_captures(
+    captures: str, said: list[str]
+) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "agent")])}
     ran = subprocess.run(
-        [sys.executable, "-c", REGISTERED_ONCE],
+        [sys.executable, "-c", REGISTERED_ONCE % captures],
         env=environ,
         capture_output=True,
         text=True,
         timeout=scaled(60),
         check=False,
     )
-    assert ran.stdout.splitlines() == ["2", "5"], ran.stderr
+    assert ran.stdout.splitlines() == said, ran.stderr
 
 
 def test_a_cupti_that_cannot_be_watched_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from support.agent.python_child import environment, run_python
+from support.machine.native import FAKES, build
 
 TESTS = Path(__file__).parents[4]
 
@@ -243,6 +244,39 @@ for order in (callers, callers[::-1], callers):
     threads = {(short(call.name), call.thread) for call in calls(data, names)}
     assert {(name, tid) for name, tid in threads if name in ("first", "second")} == {
         ("first", callers[0].native_id), ("second", callers[1].native_id)}, threads
+"""
+    )
+
+
+def test_a_thread_of_a_library_that_calls_python_again_and_again_has_whole_stacks_each_time() -> None:
+    library = build("libcaller.so", [FAKES / "native_caller.c"], ["-shared", "-fPIC"])
+    run(
+        f"""
+import ctypes
+def first():
+    step()
+def second():
+    step()
+def third():
+    step()
+def step():
+    end = time.monotonic() + 30
+    before = counts()
+    while counts() < before + 100 and time.monotonic() < end:  # this call of Python is recorded now
+        sorted([])
+counts = lambda: recording.session._native.counts().records if recording else 0
+tids = set()
+def call(number):
+    tids.add(threading.get_native_id())
+    (first, second, third)[number]()
+library = ctypes.CDLL({str(library)!r})
+recording = Recording(copies=False)
+library.call_from_one_thread(ctypes.CFUNCTYPE(None, ctypes.c_int)(call), 3)
+_outcome, data, names = recording.stop()
+tid, = tids
+found = [short(call.name) for call in calls(data, names) if call.thread == tid]
+assert [name for name in found if name in ("call", "first", "second", "third", "step")] == [
+    "call", "first", "step", "call", "second", "step", "call", "third", "step"], found[:50]
 """
     )
 

@@ -1,6 +1,7 @@
 """The stack sampler leaves the program alone: its objects, its children, its end, its other interpreters."""
 
 import gc
+import os
 import signal
 import sys
 import weakref
@@ -95,6 +96,48 @@ if pid == 0:
     os._exit(0 if of_thread(own.stop(), os.getpid()) else 1)
 assert os.waitpid(pid, 0)[1] == 0
 recorder.stop()
+"""
+    assert run(program) == (0, "", "")
+
+
+def test_a_forked_child_keeps_a_file_of_its_own_under_the_number_of_the_arena() -> None:
+    program = """
+reader, writer = os.pipe()
+os.dup2(writer, recorder.session.arena_fd)  # as a program that closes all and opens its own
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if os.fstat(recorder.session.arena_fd) == os.fstat(writer) else 1)
+assert os.waitpid(pid, 0)[1] == 0
+recorder.stop()
+"""
+    assert run(program) == (0, "", "")
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the filter names a system call by its number")
+def test_where_memory_is_read_through_a_file_its_number_may_become_the_programs() -> None:
+    program = """
+import ctypes, struct
+from kineto_agent.sources.python import sampler_binding
+def filtered(number):  # that system call is refused: EPERM
+    code = b"".join(struct.pack("=HBBI", *step) for step in (
+        (0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)))
+    text = ctypes.create_string_buffer(code)
+    program = struct.pack("=H6xQ", 4, ctypes.addressof(text))
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0
+recorder.stop()
+filtered(310)  # process_vm_readv
+sampler_binding.checked()
+numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+number, = [number for number in numbers if number > 2 and os.path.exists("/proc/self/fd/%d" % number)
+           and os.readlink("/proc/self/fd/%d" % number).endswith("/mem")]
+reader, writer = os.pipe()
+os.dup2(writer, number)
+sampler_binding.checked()
+assert os.fstat(number) == os.fstat(writer)
+if os.fork() == 0:
+    os._exit(0 if os.fstat(number) == os.fstat(writer) else 1)
+assert os.wait()[1] == 0
 """
     assert run(program) == (0, "", "")
 
