@@ -1,4 +1,4 @@
-"""usage: python -m rootcause [--held-out | --gpu | --ranks] [--jobs N] [--pairs] [--keep FOLDER] [--list] [NAME …]
+"""usage: python -m rootcause [--held-out | --frameworks | --gpu | --ranks] [--jobs N] [--pairs] [--keep FOLDER] [--list] [NAME …]
 
 Runs each training program with its planted cause and without it, traces both by kinetod with default options, and
 prints whether the findings name the cause. About 12 s for each cause; two cores that nothing else uses. With --gpu the
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.service.daemon import running_daemon
 
-from rootcause.causes import CAUSES, HELD_OUT
+from rootcause.causes import AFTERTHOUGHTS, CAUSES, FRAMEWORKS, HELD_OUT
 from rootcause.gpu_causes import GPU_CAUSES
 from rootcause.judgement import Verdict
 from rootcause.measure import CPU, Place
@@ -31,7 +31,8 @@ def main() -> int:
     options = _arguments()
     if options.ranks:
         return run_ranks(options.names, options.keep, listing=options.list)
-    known = GPU_CAUSES if options.gpu else HELD_OUT if options.held_out else CAUSES
+    families = ((options.gpu, GPU_CAUSES), (options.held_out, HELD_OUT), (options.frameworks, FRAMEWORKS), (options.afterthoughts, AFTERTHOUGHTS))
+    known = next((family for chosen_one, family in families if chosen_one), CAUSES)
     by_name = {cause.name: cause for cause in known}
     wanted = dict.fromkeys(options.names or by_name)
     chosen = [by_name[name] for name in wanted if name in by_name]
@@ -73,6 +74,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", action="store_true", help="run the control anew for each cause, not once a program")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--held-out", action="store_true", help="the causes that were written after the rules")
+    which.add_argument("--afterthoughts", action="store_true", help="the causes that were run after rules were mended")
+    which.add_argument(
+        "--frameworks", action="store_true", help="the causes in programs of transformers and Lightning, if installed"
+    )
     which.add_argument("--gpu", action="store_true", help="the causes of programs that use a GPU")
     which.add_argument("--ranks", action="store_true", help="jobs of two ranks, on two GPUs if there are so many")
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time; with --gpu each has a GPU of its own")
