@@ -106,17 +106,17 @@ CAUSES = (
 # Written after the rules, to check them: `python -m rootcause --held-out`.
 HELD_OUT = (
     *of_program(
-    "held_out",
-    ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
-    ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),
-    ("tracker", r"Tracker|on_batch_end", r"network"),
-    ("who_calls", r"WhoCalls|on_batch_end", r"less often"),
-    ("histogram", r"Histogram|on_batch_end", r"less often|vectoris|whole tensors"),
-    ("table", r"Table|on_batch_end", r"less often|file|disk"),
-    ("retries", r"call|send|retried", r"wait|sleep"),
-    ("layer_hooks", r"note", r"item|larger operators|less often"),
-    ("unpacking", r"unpack", r"num_workers"),
-),
+        "held_out",
+        ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
+        ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),
+        ("tracker", r"Tracker|on_batch_end", r"network"),
+        ("who_calls", r"WhoCalls|on_batch_end", r"less often"),
+        ("histogram", r"Histogram|on_batch_end", r"less often|vectoris|whole tensors"),
+        ("table", r"Table|on_batch_end", r"less often|file|disk"),
+        ("retries", r"call|send|retried", r"wait|sleep"),
+        ("layer_hooks", r"note", r"item|larger operators|less often"),
+        ("unpacking", r"unpack", r"num_workers"),
+    ),
     *of_program(
         "habits",
         ("formatted_tensors", r"log_tensors|_tensor_str", r"log|print|format|less often"),

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class SelfTraining:
         self.folder = tempfile.mkdtemp(prefix="rootcause-")
         if planted == "latest_file":
             for number in range(1_500):
-                open(os.path.join(self.folder, f"step-{number}.pt"), "w").close()
+                Path(self.folder, f"step-{number}.pt").touch()
 
     @staticmethod
     def mix(old: Tensor, new: Tensor, _count: Any) -> Tensor:
@@ -107,7 +108,7 @@ class SelfTraining:
 
     def latest_file(self) -> None:
         """The latest checkpoint of the folder."""
-        self.latest = max(glob.glob(os.path.join(self.folder, "step-*.pt")), key=os.path.getmtime)
+        self.latest = max(glob.glob(f"{self.folder}/step-*.pt"), key=os.path.getmtime)  # noqa: PTH207
 
     def send(self) -> None:
         """Hands the outputs to another process."""

@@ -33,7 +33,9 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, planted: str) -> None:
         self.planted = planted
         self.pictures = torch.rand(64, 3, SIDE, SIDE)
-        self.frame = pandas.DataFrame({"picture": np.arange(ROWS) % 64, "label": np.arange(ROWS) % 10, "split": "train"})
+        self.frame = pandas.DataFrame(
+            {"picture": np.arange(ROWS) % 64, "label": np.arange(ROWS) % 10, "split": "train"}
+        )
         picture = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 255, (120, 160, 3), dtype=np.uint8))
         kept = io.BytesIO()
         picture.save(kept, "JPEG")

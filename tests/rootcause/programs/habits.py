@@ -196,7 +196,7 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
 def watch_for_stop(state: dict[str, bool]) -> None:
     """Looks whether the training should stop."""
     while not state["stop"]:
-        os.path.exists("/tmp/rootcause-stop")
+        os.path.exists("/tmp/rootcause-stop")  # noqa: PTH110
 
 
 def fit(script: Script, after: Callable[[], None] | None, clock: Clock) -> None:

@@ -42,7 +42,9 @@ class JsonLines(Rows):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lines = [json.dumps({"id": n, "text": "x " * 40, "values": (row.tolist() * 8)}) for n, row in enumerate(self.rows)]
+        self.lines = [
+            json.dumps({"id": n, "text": "x " * 40, "values": (row.tolist() * 8)}) for n, row in enumerate(self.rows)
+        ]
 
     def __getitem__(self, number: int) -> Tensor:
         return self.parse(self.lines[number])
@@ -156,7 +158,9 @@ def main(planted: str) -> None:
     loader: Any = DataLoader(data, BATCH, shuffle=True, collate_fn=pad_and_mask if planted == "padding" else None)
     if planted == "stream":
         loader = DataLoader(Stream(), BATCH, num_workers=1)
-    model = nn.Sequential(nn.Linear(WIDTH, 512), nn.Tanh(), *[nn.Linear(512, 512) for _ in range(6)], nn.Linear(512, WIDTH))
+    model = nn.Sequential(
+        nn.Linear(WIDTH, 512), nn.Tanh(), *[nn.Linear(512, 512) for _ in range(6)], nn.Linear(512, WIDTH)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
     while True:
         for batch in loader:
