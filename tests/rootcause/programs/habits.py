@@ -83,6 +83,7 @@ class Script:
         self.inputs = torch.randn(BATCH, WIDTH)
         self.labels = torch.randint(0, CLASSES, (BATCH,))
         self.losses: list[float] = []
+        self.steps_done = 0
         self.best: dict[str, Tensor] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="rootcause-"))
 
@@ -156,9 +157,11 @@ class Script:
         part.replace(self.folder / "last.pt")
 
     def free_memory(self) -> None:
-        """Frees memory, as one reads in forums."""
-        del self.logits
-        gc.collect()
+        """Frees memory every so many steps, as one reads in forums."""
+        self.steps_done += 1
+        if self.steps_done % 12 == 0:
+            del self.logits
+            gc.collect()
 
     def norms(self) -> None:
         """The norm of each gradient and weight, in a dictionary."""
