@@ -1,4 +1,4 @@
-"""usage: python -m rootcause [--held-out | --gpu | --ranks] [--jobs N] [--pairs] [--keep FOLDER] [--list] [NAME …]
+"""usage: python -m rootcause [--held-out | --frameworks | --gpu | --ranks] [--keep FOLDER] [--kept FOLDER] [NAME …]
 
 Runs each training program with its planted cause and without it, traces both by kinetod with default options, and
 prints whether the findings name the cause. About 12 s for each cause; two cores that nothing else uses. With --gpu the
@@ -10,17 +10,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from support.service.daemon import running_daemon
 
-from rootcause.causes import CAUSES, HELD_OUT
+from rootcause.causes import AFTERTHOUGHTS, CAUSES, FRAMEWORKS, HELD_OUT, Cause
 from rootcause.gpu_causes import GPU_CAUSES
 from rootcause.judgement import Verdict
 from rootcause.measure import CPU, Place
 from rootcause.rank_table import run_ranks
-from rootcause.runs import Runs
+from rootcause.runs import Runs, judge_again
 from rootcause.table import HEADER, misses, row, summary
 
 GPU_UNTRACED_S, GPU_TRACED_S = 1.2, 1.6  # steps are short, and such machines dear
@@ -31,7 +32,13 @@ def main() -> int:
     options = _arguments()
     if options.ranks:
         return run_ranks(options.names, options.keep, listing=options.list)
-    known = GPU_CAUSES if options.gpu else HELD_OUT if options.held_out else CAUSES
+    families = (
+        (options.gpu, GPU_CAUSES),
+        (options.held_out, HELD_OUT),
+        (options.frameworks, FRAMEWORKS),
+        (options.afterthoughts, AFTERTHOUGHTS),
+    )
+    known = next((family for chosen_one, family in families if chosen_one), CAUSES)
     by_name = {cause.name: cause for cause in known}
     wanted = dict.fromkeys(options.names or by_name)
     chosen = [by_name[name] for name in wanted if name in by_name]
@@ -44,35 +51,47 @@ def main() -> int:
         if missing:
             print(f"--gpu: {missing}", file=sys.stderr)
             return 2
-    verdicts: list[Verdict] = []
-    failed = 0
+    if options.kept is not None:
+        return _table(chosen, lambda cause: judge_again(cause, options.kept))
     with (
         tempfile.TemporaryDirectory(prefix="rootcause-") as folder,
         running_daemon() as daemon,
         Runs(daemon, Path(folder), places, options.pairs) as runs,
     ):
-        print(HEADER, flush=True)
         runs.begin(chosen)
-        for cause in chosen:
-            try:
-                verdict = runs.verdict(cause, options.keep)
-            except RuntimeError as exc:
-                failed += 1
-                print(f"{cause.name:<24}{exc}", flush=True)
-                continue
-            verdicts.append(verdict)
-            print("\n".join([row(verdict), *misses(verdict)]), flush=True)
+        return _table(chosen, lambda cause: runs.verdict(cause, options.keep))
+
+
+def _table(chosen: Sequence[Cause], verdict_of: Callable[[Cause], Verdict]) -> int:
+    """Prints the table as it grows. Returns 1 if a program failed."""
+    verdicts: list[Verdict] = []
+    print(HEADER, flush=True)
+    for cause in chosen:
+        try:
+            verdict = verdict_of(cause)
+        except RuntimeError as exc:
+            print(f"{cause.name:<24}{exc}", flush=True)
+            continue
+        verdicts.append(verdict)
+        print("\n".join([row(verdict), *misses(verdict)]), flush=True)
     print(summary(verdicts))
-    return 1 if failed else 0
+    return 1 if len(verdicts) < len(chosen) else 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rootcause", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in this order")
     parser.add_argument("--keep", type=Path, help="keep traces and findings in this folder")
+    parser.add_argument(
+        "--kept", type=Path, metavar="FOLDER", help="run nothing: judge what --keep left in this folder again"
+    )
     parser.add_argument("--pairs", action="store_true", help="run the control anew for each cause, not once a program")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--held-out", action="store_true", help="the causes that were written after the rules")
+    which.add_argument("--afterthoughts", action="store_true", help="the causes that were run after rules were mended")
+    which.add_argument(
+        "--frameworks", action="store_true", help="the causes in programs of transformers and Lightning, if installed"
+    )
     which.add_argument("--gpu", action="store_true", help="the causes of programs that use a GPU")
     which.add_argument("--ranks", action="store_true", help="jobs of two ranks, on two GPUs if there are so many")
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time; with --gpu each has a GPU of its own")

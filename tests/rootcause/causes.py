@@ -104,15 +104,80 @@ CAUSES = (
 )
 
 # Written after the rules, to check them: `python -m rootcause --held-out`.
-HELD_OUT = of_program(
-    "held_out",
-    ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
-    ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),
-    ("tracker", r"Tracker|on_batch_end", r"network"),
-    ("who_calls", r"WhoCalls|on_batch_end", r"less often"),
-    ("histogram", r"Histogram|on_batch_end", r"less often|vectoris|whole tensors"),
-    ("table", r"Table|on_batch_end", r"less often|file|disk"),
-    ("retries", r"call|send|retried", r"wait|sleep"),
-    ("layer_hooks", r"note", r"item|larger operators|less often"),
-    ("unpacking", r"unpack", r"num_workers"),
+HELD_OUT = (
+    *of_program(
+        "held_out",
+        ("moving_average", r"MovingAverage|on_batch_end", r"larger operators|foreach|AveragedModel"),
+        ("ledger", r"Ledger|on_batch_end", r"wait|sleep|disk|file"),
+        ("tracker", r"Tracker|on_batch_end", r"network"),
+        ("who_calls", r"WhoCalls|on_batch_end", r"less often"),
+        ("histogram", r"Histogram|on_batch_end", r"less often|vectoris|whole tensors"),
+        ("table", r"Table|on_batch_end", r"less often|file|disk"),
+        ("retries", r"call|send|retried", r"wait|sleep"),
+        ("layer_hooks", r"note", r"item|larger operators|less often"),
+        ("unpacking", r"unpack", r"num_workers"),
+    ),
+    *of_program(
+        "habits",
+        ("formatted_tensors", r"log_tensors|_tensor_str", r"log|print|format|less often"),
+        ("best_weights", r"remember_best|deepcopy", r"cop(?:y|ies)"),
+        ("loss_by_sample", r"contrastive", r"vectoris|larger operators|batch|fewer"),
+        ("own_function", r"Doubled|backward", r"vectoris|larger operators|batch|fewer"),
+        ("needless_copies", r"\bsafe\b", r"cop(?:y|ies)|contiguous|clone"),
+        ("casts", r"\bcast\b", r"conver|dtype|cast|precision"),
+        ("zero_by_hand", r"reset_gradients", r"zero_grad|set_to_none|foreach|larger operators|fewer"),
+        ("warnings", r"warn", r"warn|log|less often"),
+        ("progress_bar", r"draw_progress", r"less often|print|log"),
+        ("polling", r"watch", r"process|GIL|wait"),
+        ("confusion", r"confusion", r"vectoris|less often|item|whole tensors"),
+        ("vectorize", r"moving_rank|lambda|vectorize", r"vectoris|less often|whole"),
+        ("safe_checkpoint", r"save_safely|torch\.save|serialization", r"checkpoint|sav"),
+        ("collect_each_step", r"free_memory|collector|gc", r"gc|garbage", _NO_C),
+        ("norms", r"norms", r"item|foreach|less often|larger operators"),
+        ("profiler_left_on", r"profil", r"profil"),
+    ),
+    *of_program(
+        "records",
+        ("json_lines", r"parse|__getitem__", r"num_workers"),
+        ("patterns", r"__getitem__", r"num_workers"),
+        ("rows_of_a_data_base", r"__getitem__", r"num_workers"),
+        ("rows_of_a_service", r"fetch|__getitem__", r"num_workers"),
+        ("stream", r"DataLoader|next batch|clean", r"num_workers"),
+        ("padding", r"pad_and_mask", r"collate|num_workers"),
+        ("seen_before", r"Seen|__call__", r"less often|another thread|hash"),
+    ),
+)
+
+# Written before the rules were mended by a look at HELD_OUT, and run after that: `python -m rootcause --afterthoughts`.
+AFTERTHOUGHTS = of_program(
+    "afterthoughts",
+    ("averaged_model", r"mix|average|update_parameters", r"foreach|multi_avg_fn|larger operators|fewer"),
+    ("settings", r"describe|asdict", r"less often|cop(?:y|ies)"),
+    ("latest_file", r"latest_file|glob", r"less often|file|disk"),
+    ("other_process", r"\bsend\b", r"wait|process|queue|serialis|pickl"),
+    ("hardest", r"hardest|lambda", r"item|vectoris|whole"),
+    ("heads_one_by_one", r"\bhead\b|Attention|forward", r"vectoris|larger operators|batch|fewer"),
+)
+
+# Programs of frameworks that the project does not depend on: `python -m rootcause --frameworks`.
+FRAMEWORKS = (
+    *of_program(
+        "frameworks_hf",
+        ("trainer_tokens", r"tokenize|__getitem__", r"num_workers"),
+        ("trainer_collator", r"mask_tokens", r"collate|num_workers"),
+        ("trainer_callback", r"Weights|on_step_end", r"vectoris|less often|whole tensors"),
+        ("trainer_loss", r"compute_loss", r"vectoris|larger operators|batch|fewer"),
+        ("trainer_saves", r"save", r"checkpoint|sav"),
+        ("trainer_evaluates", r"evaluat|metrics", r"less often|evaluat"),
+        ("trainer_logs", r"log", r"log|less often"),
+    ),
+    *of_program(
+        "frameworks_pl",
+        ("pandas_rows", r"__getitem__", r"num_workers"),
+        ("pil", r"decode|__getitem__", r"num_workers"),
+        ("pl_logs", r"training_step|log", r"log|less often"),
+        ("pl_metric", r"accuracy", r"item|vectoris"),
+        ("pl_copies", r"Average|on_train_batch_end|deepcopy", r"cop(?:y|ies)"),
+        ("pl_gradients", r"Gradients|on_after_backward", r"item|larger operators|less often|foreach"),
+    ),
 )

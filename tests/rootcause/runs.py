@@ -83,6 +83,21 @@ class Runs:
         return Run(measured, self._analyses.submit(findings_of, measured.trace).result())
 
 
+def judge_again(cause: Cause, folder: Path) -> Verdict:
+    """Judges what was kept in this folder by the rules as they are now. Raises RuntimeError if it is not there."""
+    planted, control = (_kept_run(folder / name) for name in (cause.name, f"{cause.program}-control"))
+    return judge(cause, _told(planted, own=cause.name in NO_CPU), _told(control, own=False))
+
+
+def _kept_run(folder: Path) -> Run:
+    try:
+        told = json.loads((folder / "measured.json").read_text())
+    except OSError as exc:
+        raise RuntimeError(f"no kept run: {exc}") from exc
+    trace = folder / "trace.json.gz"
+    return Run(Measured(told["step_ms"], trace, told["waited_pct"]), findings_of(trace))
+
+
 def _told(run: Run, *, own: bool) -> tuple[float, Sequence[Mapping[str, Any]]]:
     """own: the cause itself keeps processors from the program."""
     measured = run.measured

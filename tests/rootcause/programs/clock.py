@@ -13,7 +13,11 @@ class Clock:
     """Called by the training loop at the end of each step."""
 
     def __init__(self, *, at_once: bool = False) -> None:
-        """at_once: the program says that it is ready after its first step, without a warm-up."""
+        """at_once: the program says that it is ready after its first step, without a warm-up.
+
+        What sys.stdout is now hears of the steps, also if the program puts something else there.
+        """
+        self._told = sys.stdout
         self._at_once = at_once
         self._begun = time.monotonic()
         self._starts: list[int] = []
@@ -25,10 +29,10 @@ class Clock:
         warm = self._at_once or (len(self._starts) >= WARM_UP_STEPS and time.monotonic() - self._begun >= WARM_UP_S)
         if not self._ready and warm:
             self._ready = True
-            sys.stdout.write("ready\n")
-            sys.stdout.flush()
+            self._told.write("ready\n")
+            self._told.flush()
         if not self._ready or not select.select([sys.stdin], [], [], 0)[0]:
             return False
-        sys.stdout.write(json.dumps({"starts": self._starts}) + "\n")
-        sys.stdout.flush()
+        self._told.write(json.dumps({"starts": self._starts}) + "\n")
+        self._told.flush()
         return True

@@ -5,6 +5,7 @@ import math
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
 from kineto_trace.base.quantities import ms
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.thread_use import thread_use, window_ns
 
 LEAST = 0.02  # of the steps' time: what is less is within the noise of samples
 LEAST_MOMENTS = 3
@@ -50,3 +51,11 @@ def idleness(context: Context, share: float) -> str:
 def is_enough(context: Context, weight: float, count: int) -> bool:
     """Tells whether so much time, in so many moments, is worth a finding."""
     return weight >= LEAST * total_ns(context) and count >= LEAST_MOMENTS
+
+
+def processor_share(context: Context) -> float:
+    """Returns in how much of the time in which the training thread was ready to run it had a processor; 1: unknown."""
+    use = next((use for use in thread_use(context.trace.target) if use.thread == context.get(host_steps).thread), None)
+    if use is None or not use.running or not use.samples:
+        return 1.0
+    return min(use.cpu_ns / window_ns(context.trace) / (use.running / use.samples), 1.0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.host_findings.forward_copies import forward_copies
 from kineto_trace.analysis.host_findings.loading import loading
 from kineto_trace.analysis.host_findings.small_operators import small_operators
 from kineto_trace.analysis.host_findings.tensor_formats import layouts, number_types
@@ -30,6 +31,7 @@ HOST_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     graph_breaks,
     second_backward,
     small_operators,
+    forward_copies,
     number_types,
     layouts,
 )

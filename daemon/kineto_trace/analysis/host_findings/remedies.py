@@ -60,4 +60,8 @@ SMALL_OPERATORS = (
     "Use fewer and larger operators: vectorised ones on whole tensors instead of a loop (torch._foreach_* and "
     "torch.nn.utils.clip_grad_norm_ for lists of parameters), or do it less often."
 )
+CONVERSIONS = (
+    "Convert tensors once, where the data is made, and keep one number type (dtype) through the model: each .to(), "
+    ".float() or .double() writes the whole tensor anew, and its gradient once more."
+)
 COPIES = "Copy less, or less often: reuse buffers (copy_ into one that exists), keep views instead of clones."
