@@ -4,7 +4,9 @@ Theory of operation
     Kernel names say how they multiply: by the shape of the instruction (s884, h1688, s16816), by its kind (hmma,
     imma, wgmma, tcgen05), by the library that has nothing else (nvjet, CUTLASS 3 and cuBLAS for sm90 and sm100,
     flash attention), or that they do it on ordinary cores (simt, ffma, sgemm), which is decisive: the same family
-    xmma_gemm has kernels of both sorts. AMD's matrix instructions count as tensor cores.
+    xmma_gemm has kernels of both sorts. AMD's matrix instructions (mfma, xdl, gtcx) count as tensor cores. Beside the
+    kernels of a product run helpers that multiply nothing, and products with a vector, which move memory: tensor cores
+    have nothing to give to these.
 
     An operator is eligible if its name is in a list: the operators that autocast runs in half precision, and their
     backward operators, by the names that old and new versions of PyTorch gave them.
@@ -61,12 +63,15 @@ ELIGIBLE = AUTOCAST_OPS | {
     "ScaledDotProductEfficientAttentionBackward0", "ScaledDotProductCudnnAttentionBackward0",
 }  # fmt: skip
 
-# Ordinary cores; and the helpers of the families below that multiply nothing.
-_NEVER = re.compile(
-    r"simt|Simt|(?<![a-z])[dhf]fma|sgemm|dgemm_|execute_split_k_kernel|splitKreduce"
-    r"|dot_do_o|convert_dq|convert_dkv|clear_dkvaccum|splitkv_combine|FwdCombine|BwdPreprocess|BwdPostprocess"
+_ORDINARY = re.compile(
+    r"simt|Simt|(?<![a-z])[dhf]fma|sgemm|dgemm_"
     r"|fmha_cutlass[FB]_f32\w*_sm[567]\d|fmha_cutlass[FB]_\w*_sm5\d"
 )
+_HELPER = re.compile(  # beside the products of the families below
+    r"triton_(?:poi|per|red)_|execute_split_k_kernel|splitKreduce|ReduceSplitK|reduce_wgrad|SubTensorOp"
+    r"|dot_do_o|convert_dq|convert_dkv|clear_dkvaccum|splitkv_combine|FwdCombine|BwdPreprocess|BwdPostprocess"
+)
+_VECTOR = re.compile(r"gemv|dot_kernel|gemmk1_")
 _TENSOR = re.compile(
     r"[a-z](?:884|1688|8816|8832|16816|16832|16864|161616)(?!\d)"  # shapes of instructions: s1688gemm, i16832gemm
     r"|(?:^|[^a-zA-Z])(?:w?g|h|i|d|b|q|o|u|utc|utch|utcq|w)mma(?![a-z])|W?[Gg]mma(?![a-z])|GMMA|UMMA|tcgen05"
@@ -74,16 +79,16 @@ _TENSOR = re.compile(
     r"|nvjet|cutlass3x|[sS][mM](?:90|1[0-9]\d)[a-z]?_(?:xmma|gemm|fp8|bf16|\d+x\d+)"
     r"|Mainloop[sS]m(?:90|1[0-9]\d)|deep_gemm::\w*gemm"
     r"|flash_(?:fwd|bwd)\w*kernel|flash_(?:fprop|bprop|dgrad|wgrad)|FlashAttn(?:Fwd|Bwd)|_sdpa_\w*flash"
-    r"|fmha_(?!cutlass)|fmha_cutlass[FB]_|Fmha[FB]wd|flashinfer::\w*Prefill"
+    r"|fmha_(?!cutlass)|fmhaSm\d|fmha_cutlass[FB]_|Fmha[FB]wd|flashinfer::\w*Prefill|_unified_attention_[23]d"
     r"|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1|direct_group"
-    r"|triton_tem_\w*(?:mm|attention|conv)|_matmul_ogs_|fused_moe_kernel|(?:^|\W)[Mm]arlin\w*<"
-    r"|Cijk_\w*_MI\d+x\d+x\d+|mfma|xdlops"  # AMD
+    r"|triton_tem_\w*(?:mm|attention|conv)|_matmul_ogs_|fused_moe_kernel|(?:^|\W)[Mm]arlin\w*<|^bmm_\w*_sm1\d\d"
+    r"|Cijk_\w*_MI\d+x\d+x\d+|mfma|_xdl|gtcx|^attn_[fb]wd"  # AMD
 )
 
 
 def kernel_uses_tensor_cores(name: str) -> bool:
     """Tells whether a kernel of this name multiplies with tensor cores."""
-    return _TENSOR.search(name) is not None and _NEVER.search(name) is None
+    return _TENSOR.search(name) is not None and _ORDINARY.search(name) is None and _HELPER.search(name) is None
 
 
 def uses_tensor_cores(context: Context) -> Flags:
@@ -91,8 +96,14 @@ def uses_tensor_cores(context: Context) -> Flags:
     texts = context.trace.strings
     found = matches(texts, _TENSOR)
     for number in np.flatnonzero(found).tolist():
-        found[number] = _NEVER.search(texts[number]) is None
+        found[number] = kernel_uses_tensor_cores(texts[number])
     return found
+
+
+def gains_nothing_from_tensor_cores(context: Context) -> Flags:
+    """For each string of the trace: whether a kernel of that name is a helper or multiplies with a vector."""
+    texts = context.trace.strings
+    return matches(texts, _HELPER) | matches(texts, _VECTOR)
 
 
 def eligible_op_names(context: Context) -> Flags:

@@ -68,10 +68,14 @@ TITLES: Mapping[str, str] = {
     "unknown": "GPU idle: the trace does not tell why",
 }
 _MATRIX = re.compile(
-    r"gemm|gemv|Gemm|wgrad|dgrad|fprop|convolve|conv\d?d|Conv|winograd|implicit|cudnn.*(?:ampere|volta|hopper)|fft2d"
-    r"|attention|fmha|flash_|cutlass|nvjet|Cijk_|dot_kernel|splitK"
+    r"(?<!fb)gemm|gemv|Gemm|wgrad|dgrad|fprop|convolve|conv\d?d|Conv(?!ert)|winograd|implicit|fft2d|[shi]cudnn_"
+    r"|cudnn.*(?:ampere|volta|hopper)|attention|fmha|flash_|attn_[fb]wd|cutlass|nvjet|Cijk_|dot_kernel|splitK"
+    r"|matmul|^bmm_"
+)  # not FBGEMM's kernels for embeddings, which have its name
+_NO_MATRIX = re.compile(
+    r"elementwise|batch_?norm|layer_?norm|compute\w*Offsets|nchwToNhwc|nhwcToNchw|softmax|pool|[Ii]m2(?:d2)?[Cc]ol"
+    r"|reshape_and_cache|finalize_matmul|triton_(?:poi|per|red)_"
 )
-_NO_MATRIX = re.compile(r"elementwise|batch_?norm|layer_?norm|computeOffsets|nchwToNhwc|nhwcToNchw|softmax|Im2Col|pool")
 ELEMENTWISE = re.compile(r"elementwise_kernel|CatArrayBatchedCopy|index_elementwise|multi_tensor_apply|triton_poi_")
 _PINNED = re.compile(r"Pinned", re.IGNORECASE)
 _ON_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|DeviceToDevice|PeerToPeer", re.IGNORECASE)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, time_causes
+from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES, small_collectives
@@ -50,7 +50,11 @@ from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
-from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import (
+    eligible_op_names,
+    gains_nothing_from_tensor_cores,
+    uses_tensor_cores,
+)
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
@@ -203,7 +207,9 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
     known = (activity.op >= 0) | (context.get(captured_ops) >= 0)
     eligible[known] = context.get(eligible_op_names)[owner[known]]
     kernels = activity.kind == KERNEL
-    chosen = eligible & kernels & ~context.get(uses_tensor_cores)[activity.name]
+    products = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
+    chosen = eligible & kernels & products & ~context.get(uses_tensor_cores)[activity.name]
+    chosen &= ~context.get(gains_nothing_from_tensor_cores)[activity.name]
     took = context.get(measured_times)
     total, everything = int(took[chosen].sum()), int(took[kernels].sum())
     if not total:

@@ -3,8 +3,10 @@
 Theory of operation
     NVIDIA's compute capability tells: tensor cores multiply float16 from 7.0 on, bfloat16 and TF32 from 8.0 on, float8
     from 8.9 on; Triton, and so torch.compile, needs 7.0. AMD's numbers count otherwise (gfx90a is 9.0), and only what
-    all Instinct GPUs can do is advised. Of several GPUs in a process the least able one counts. torch.compile also
-    needs PyTorch 2; kinetod's own captures tell the version.
+    all Instinct GPUs can do is advised. Some drivers leave the name of AMD's GPUs empty: then the runtime tells, whose
+    calls are hip…. A device of which neither CUDA nor HIP is called (Intel's, Meta's) has no CUDA graphs. Of several
+    GPUs in a process the least able one counts. torch.compile also needs PyTorch 2; kinetod's own captures tell the
+    version.
 """
 
 import re
@@ -12,13 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kineto_trace.analysis.overview.gpu_figures import device_properties, global_memory, is_count, peak_memory
 from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls
 
 TENSOR_CORES, BFLOAT16, FLOAT8, COMPILES = (7, 0), (8, 0), (8, 9), (7, 0)
 COMPILING_TORCH = (2, 0)
 FULL = 0.8  # of the memory: no larger batch is advised above
 _TORCH = re.compile(r"torch\D*(\d+)\.(\d+)")
+_HIP, _CUDA = re.compile(r"hip[A-Z]"), re.compile(r"cuda[A-Z]|cu[A-Z]")
 _AMD = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)
 
 
@@ -26,11 +32,12 @@ _AMD = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)
 class GpuAbilities:
     """capability: of NVIDIA's GPUs; None: unknown. amd: they are AMD's. full: share of memory in use, if known.
 
-    torch: major and minor version of PyTorch, if known.
+    graphs: whether they may have CUDA graphs. torch: major and minor version of PyTorch, if known.
     """
 
     capability: tuple[int, int] | None
     amd: bool
+    graphs: bool
     full: float | None
     torch: tuple[int, int] | None = None
 
@@ -76,12 +83,22 @@ class GpuAbilities:
 
     def fewer_launches(self) -> str:
         """Returns how the host launches less."""
-        compiler = "" if self.no_compiler() else "torch.compile or "
-        batch = "" if self.full is not None and self.full > FULL else "a larger batch, "
-        return (
-            f"Give the GPU more work per launch: {compiler}CUDA graphs, {batch}fused "
-            "optimizers (fused=True), fewer tiny operators and less Python between them."
-        )
+        tools = [
+            *([] if self.no_compiler() else ["torch.compile"]),
+            *(["CUDA graphs"] if self.graphs else []),
+        ]
+        ways = [
+            *([" or ".join(tools)] if tools else []),
+            *([] if self.full is not None and self.full > FULL else ["a larger batch"]),
+            "fused optimizers (fused=True)",
+            "fewer tiny operators and less Python between them",
+        ]
+        return f"Give the GPU more work per launch: {', '.join(ways)}."
+
+    def shorter_pauses(self) -> str:
+        """Returns how kernels that were launched ahead follow each other sooner."""
+        graphs = ", or CUDA graphs, whose kernels follow each other faster" if self.graphs else ""
+        return f"Run fewer and longer kernels: fused operators, larger tensors{graphs}."
 
 
 def gpu_abilities(context: Context) -> GpuAbilities:
@@ -89,7 +106,9 @@ def gpu_abilities(context: Context) -> GpuAbilities:
     properties, peaks = context.get(device_properties), context.get(peak_memory)
     used = set(context.trace.table("kernel")["device"].tolist()) or set(properties)
     known = [properties[number] for number in sorted(used) if number in properties]
-    amd = any(_is_amd(item) for item in known)
+    strings, called = context.trace.strings, np.unique(context.get(calls).name).tolist()
+    hip, cuda = (any(pattern.match(strings[name]) for name in called) for pattern in (_HIP, _CUDA))
+    amd = hip or any(_is_amd(item) for item in known)
     capabilities = [found for found in map(_capability, known) if found is not None]
     shares = [
         peaks[number] / memory
@@ -99,6 +118,7 @@ def gpu_abilities(context: Context) -> GpuAbilities:
     return GpuAbilities(
         capability=min(capabilities) if capabilities and not amd else None,
         amd=amd,
+        graphs=amd or cuda or not called,
         full=max(shares) if shares else None,
         torch=_torch_version(context.trace.target.framework),
     )

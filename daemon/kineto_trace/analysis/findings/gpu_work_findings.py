@@ -26,7 +26,7 @@ from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.training_thread import training_thread
 
 COMPUTING = ("matrix_products", "elementwise", "other_kernels")
-LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW", re.IGNORECASE)
+LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW|batched_transpose_\d", re.IGNORECASE)
 _CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
 MEASURED_GAIN = 0.1
 TRAINS = 0.05  # of the GPU's work has a backward: then the program trains

@@ -34,6 +34,7 @@ from kineto_trace.analysis.idle.idle_pieces import (
     NO_LAUNCH,
     NO_SAMPLE,
     NO_STACKS,
+    NOTHING_EARLIER,
     REASONS,
     idle_pieces,
 )
@@ -153,7 +154,7 @@ def host_bound(context: Context) -> Iterator[Finding]:
     if not saving:
         return
     activity = context.get(gpu)
-    kernels = (activity.kind == KERNEL) & (context.get(measured_times) > 0)
+    kernels = (activity.kind == KERNEL) & ~activity.communication & (context.get(measured_times) > 0)
     count = int(np.count_nonzero(kernels))
     mean = float((activity.end - activity.start)[kernels].mean()) if count else 0.0
     gaps, chosen = _gaps_of(context, causes)
@@ -273,6 +274,12 @@ def data_loading(context: Context) -> Iterator[Finding]:
             yield finding
 
 
+def kernel_gaps(context: Context) -> Iterator[Finding]:
+    """Short gaps between kernels that were launched ahead."""
+    for finding in _pausing(context):
+        yield replace(finding, advice=context.get(gpu_abilities).shorter_pauses())
+
+
 waiting_for_ranks = _cause(
     "host_communication",
     "communication_on_the_host",
@@ -286,13 +293,7 @@ allocation = _cause(
     "Keep the allocator from going back to CUDA: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no "
     "torch.cuda.empty_cache() in the loop, less peak memory; allocate pinned buffers once.",
 )
-kernel_gaps = _cause(
-    "kernel_gaps",
-    "kernel_gaps",
-    "The GPU pauses between short kernels that were launched ahead",
-    "Run fewer and longer kernels: fused operators, larger tensors, or CUDA graphs, whose kernels follow each other "
-    "faster.",
-)
+_pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
 queued = _cause(
     "queued",
     "queued",
@@ -309,6 +310,7 @@ def unknown(context: Context) -> Iterator[Finding]:
     for title, reasons in (
         ("The GPU waits for the host, and the trace does not tell what it does", (NO_STACKS, NO_SAMPLE, NO_EVENT)),
         ("The GPU is idle, and the trace does not tell why", (NO_LAUNCH, NO_CALLS)),
+        ("The trace does not show what the GPU did at first", (NOTHING_EARLIER,)),
     ):
         parts = [part for part in found.details if part.cause == number and part.reason in reasons]
         if parts:

@@ -3,8 +3,10 @@
 Theory of operation
     A gap (idle_gaps.py) ends with an activity. From the launching call on, up to the activity's start, the time is that
     of the launch if it is short, otherwise the call itself is slow (host, in that call) and then the queue. Before the
-    call, the host is at work. What counts is the launching thread; where it has nothing, the thread of the steps (the
-    thread of the backward pass waits for it then). At each moment, the first of these that is true is the cause:
+    first activity in the trace the queue explains nothing: what was launched before the recording began is not
+    recorded, and may run then. Before the call, the host is at work. What counts is the launching thread; where it has
+    nothing, the thread of the steps (the thread of the backward pass waits for it then). At each moment, the first of
+    these that is true is the cause:
 
     data loading (annotation, operator or frame of the DataLoader) · a collective on the host · CUDA allocating or
     releasing memory · a call that waits for the GPU · an operator or call (launch-bound) · a Python function, told by
@@ -69,8 +71,9 @@ REASONS = (
     "no Python stacks were recorded: kinetoctl trace --with-stack shows them (torch.profiler: with_stack=True)",
     "no sample of the Python stacks fell into these gaps: kinetoctl trace --stack-hz takes more of them",
     "the launching thread ran no Python function, operator or call",
+    "no earlier work of this GPU is in the trace: it may still have run what was launched before the recording began",
 )
-EXPLAINED, NO_LAUNCH, NO_CALLS, NO_STACKS, NO_SAMPLE, NO_EVENT = range(len(REASONS))
+EXPLAINED, NO_LAUNCH, NO_CALLS, NO_STACKS, NO_SAMPLE, NO_EVENT, NOTHING_EARLIER = range(len(REASONS))
 
 PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)  # copies: the call itself reads or writes that memory
 LATENCY_NS = 50_000  # from a launching call to the start of its activity on an idle GPU: 5 to 20 us without a profiler
@@ -283,5 +286,7 @@ def _by_gap(context: Context, gaps: IdleGaps, parts: IdlePieces) -> IdlePieces:
     lost = (of_gap == UNKNOWN) & np.isin(cause, (OPERATORS, ANNOTATION, PYTHON, UNEXPLAINED))
     cause[lost], name[lost] = UNEXPLAINED, NOTHING
     reason[lost] = NO_LAUNCH if len(called) else NO_CALLS
-    frame = np.where(waited | lost, NOTHING, parts.frame)
+    first = (gaps.before[parts.gap] < 0) & (cause == IN_QUEUE)
+    cause[first], name[first], reason[first] = UNEXPLAINED, NOTHING, NOTHING_EARLIER
+    frame = np.where(waited | lost | first, NOTHING, parts.frame)
     return IdlePieces(parts.gap, parts.start, parts.end, cause, name, frame, reason)

@@ -35,6 +35,12 @@ FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize32x32x8_stage3_warpsize1x2
         "triton_tem_fused_mm_0",
         "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u>(float*)",
         "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",
+        "attn_fwd.kd",
+        "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x256x32_wt32x32x8",
+        "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3INS_7Problem",
+        "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_dynBatch_sm100f",
+        "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext",
+        "kernel_unified_attention_2d",
     ],
 )
 def test_kernels_with_tensor_cores(name: str) -> None:
@@ -58,6 +64,8 @@ def test_kernels_with_tensor_cores(name: str) -> None:
         "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>(Params)",
         "triton_poi_fused_add_mm_0",
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)",
+        "SubTensorOpWithScalar1d",
+        "triton_red_fused_addmm_as_strided_fmha_v3_fwd_mean_24",
     ],
 )
 def test_kernels_without_tensor_cores(name: str) -> None:

@@ -56,6 +56,27 @@ def test_while_the_gpu_works_the_most_useful_work_counts() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("void fbgemm_gpu::permute_2D_data_kernel<false, int, int>(int, int const*)", "other_kernels"),
+        ("void split_embedding_forward_kernel<float>(fbgemm_gpu::enum_placement const*)", "other_kernels"),
+        ("void fbgemm_gpu::grouped::gemm_kernel<float>(float*)", "matrix_products"),
+        ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>(__nv_bfloat16 const*)", "other_kernels"),
+        ("SubTensorOpWithScalar1d", "other_kernels"),
+        ("cask_cudnn::computeWgradSplitKOffsetsKernel(cask_cudnn::ComputeSplitKOffsetsParams)", "other_kernels"),
+        ("triton_red_fused__unsafe_view_matmul_native_layer_norm_19", "other_kernels"),
+        ("void tensorrt_llm::ConvertLayout<float>(float*)", "other_kernels"),
+        ("volta_scudnn_128x64_stridedB_interior_nn_v1", "matrix_products"),
+        ("attn_fwd.kd", "matrix_products"),
+        ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_sm100f", "matrix_products"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1", "matrix_products"),
+    ],
+)
+def test_what_a_kernel_computes_is_told_by_its_name(name: str, cause: str) -> None:
+    assert shares(Context(trace({"kernel": [row(name, 0, 100)]}, length_ns=100 * US))) == {cause: 100.0}
+
+
 def test_what_was_not_recorded_is_neither_work_nor_idle() -> None:
     rows = {
         "kernel": [row("sgemm", 0, 100, correlation=1), row("sgemm", 900, 1000, correlation=2)],

@@ -367,6 +367,47 @@ def test_the_advice_is_what_the_gpu_can_follow() -> None:
     assert "torch.compile" not in pascal["host_bound"] and "torch.compile" in volta["host_bound"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batched_transpose_32x32_half",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>(Params)",
+        "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tensor16x8x16_execute_split_k_kernel__5x_cublas",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, float, 128>(Params)",
+        "attn_fwd.kd",
+    ],
+)
+def test_what_multiplies_no_matrices_needs_no_tensor_cores(name: str) -> None:
+    kernels = [row(name, 0, 100, correlation=1)]
+    calls = [row("cudaLaunchKernel", 1, 2, thread=1, correlation=1)]
+    ops = [row("aten::convolution", 0, 50, thread=1, id=1)]
+    assert "no_tensor_cores" not in found(kernels, calls, ops, [HOPPER])
+
+
+def test_the_runtime_tells_whose_the_gpus_are() -> None:
+    kernels = [row("gemm_k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
+    ops = [row("aten::mm", 0, 299, thread=1, id=1, finished=1)]
+
+    def advice(call: str) -> dict[str, str]:
+        calls = [row(call, 1, 2, thread=1, correlation=1), row(call, 290, 295, thread=1, correlation=2)]
+        rows = found(kernels, calls, ops, [{**HOPPER, "name": ""}])
+        return {finding: each["advice"] for finding, each in rows.items()}
+
+    cuda, hip, intel = advice("cudaLaunchKernel"), advice("hipModuleLaunchKernel"), advice("urEnqueueKernelLaunch")
+    assert "TF32" in cuda["no_tensor_cores"] and "CUDA graphs" in cuda["host_bound"]
+    assert "TF32" not in hip["no_tensor_cores"] and "CUDA graphs" in hip["host_bound"]
+    assert "CUDA graphs" not in intel["host_bound"] and "torch.compile" in intel["host_bound"]
+
+
+def test_collectives_do_not_count_as_the_kernels_that_the_host_launches_too_slowly() -> None:
+    kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
+    kernels.append(row("ncclDevKernel_AllReduce", 400, 9400, correlation=3))
+    calls = [row("cudaLaunchKernel", 10 * n, 10 * n + 1, thread=1, correlation=n) for n in (1, 3)]
+    calls.append(row("cudaLaunchKernel", 290, 295, thread=1, correlation=2))
+    bound = found(kernels, calls, [row("aten::slow", 100, 299, thread=1, id=1)])["host_bound"]
+    assert "2 kernels of 100 us on average" in bound["evidence"]
+
+
 def test_a_larger_batch_is_not_advised_where_the_memory_is_full() -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]

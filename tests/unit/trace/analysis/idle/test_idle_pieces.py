@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.idle.idle_cause_views import idle_gaps_view
-from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, NO_EVENT, NO_LAUNCH, NO_SAMPLE, NO_STACKS, idle_pieces
+from kineto_trace.analysis.idle.idle_pieces import (
+    IDLE_CAUSES,
+    NO_EVENT,
+    NO_LAUNCH,
+    NO_SAMPLE,
+    NO_STACKS,
+    NOTHING_EARLIER,
+    idle_pieces,
+)
 from kineto_trace.model.context import Context
 from support.trace_files.traces import START_NS, trace
 
@@ -154,6 +162,14 @@ def test_work_that_was_launched_ahead_waits_in_its_queue() -> None:
     assert pieces(context(launch=row("cudaLaunchKernel", 50, 60, correlation=2))) == [
         ("queued", "cudaLaunchKernel", 100, 9100)
     ]
+
+
+def test_the_queue_does_not_explain_why_the_first_recorded_activity_came_late() -> None:
+    kernels = [{"name": "k", "start": 8000 * US, "duration": 100 * US, "correlation": 1}]
+    calls = [{"name": "cudaLaunchKernel", "start": 100 * US, "duration": 10 * US, "correlation": 1, "thread": 1}]
+    found = Context(trace({"kernel": kernels, "cuda_runtime": calls}, length_ns=8100 * US))
+    assert pieces(found)[-1] == ("unknown", None, 110, 8000)
+    assert found.get(idle_pieces).reason[-1] == NOTHING_EARLIER
 
 
 def test_the_thread_of_the_steps_explains_what_the_launching_thread_does_not() -> None:
