@@ -83,12 +83,15 @@ static struct {
     struct entry entries[MAX_ENTRIES];
     uint32_t count;
     _Atomic(function) real[GATED];
-    _Atomic(pid_t) thread; /* 0: no gate is up */
+    _Atomic(pid_t) thread;  /* 0: no gate is up */
+    _Atomic(pid_t) process; /* of that thread: a child that was forked meanwhile has no gate up */
     _Atomic uint64_t kept_off;
 } gate;
 
+static bool is_up(void) { return atomic_load(&gate.thread) != 0 && atomic_load(&gate.process) == getpid(); }
+
 static bool kept_off(void) {
-    if (atomic_load(&gate.thread) != (pid_t)syscall(SYS_gettid)) {
+    if (atomic_load(&gate.thread) != (pid_t)syscall(SYS_gettid) || !is_up()) {
         return false;
     }
     atomic_fetch_add(&gate.kept_off, 1);
@@ -200,7 +203,8 @@ static void put_back(uint32_t count) {
     for (uint32_t n = 0; n < count; n++) {
         struct entry *entry = &gate.entries[n];
         function ours = GATES[entry->which].ours;
-        if (writable(entry, true)) { /* if not, the entry passes everything on */
+        /* If it is not writable, or was up at a fork without `before`, the entry passes everything on. */
+        if (entry->before != NULL && writable(entry, true)) {
             (void)atomic_compare_exchange_strong(entry->at, &ours, entry->before);
             (void)writable(entry, false);
         }
@@ -208,7 +212,7 @@ static void put_back(uint32_t count) {
 }
 
 int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t error_bytes) {
-    if (atomic_load(&gate.thread) != 0) {
+    if (is_up()) {
         return refuse(KC_ORDER, error, error_bytes, "Kineto is being kept off CUPTI already");
     }
     void *library = dlopen(cupti, RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
@@ -232,6 +236,7 @@ int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t e
         atomic_store(&gate.real[which], *(function *)&real);
     }
     atomic_store(&gate.kept_off, 0);
+    atomic_store(&gate.process, getpid());
     atomic_store(&gate.thread, (pid_t)syscall(SYS_gettid));
     for (uint32_t n = 0; n < gate.count; n++) {
         struct entry *entry = &gate.entries[n];
@@ -241,7 +246,8 @@ int kc_gate_up(const char *object_name, const char *cupti, char *error, size_t e
             atomic_store(&gate.thread, 0);
             return refuse_system(error, error_bytes, "mprotect", number);
         }
-        entry->before = atomic_exchange(entry->at, GATES[entry->which].ours);
+        function before = atomic_exchange(entry->at, GATES[entry->which].ours);
+        entry->before = before == GATES[entry->which].ours ? entry->before : before; /* else it was up at a fork */
         (void)writable(entry, false);
     }
     return 0;

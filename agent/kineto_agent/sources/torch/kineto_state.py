@@ -69,7 +69,7 @@ _functions: List[Optional[_Functions]] = []  # once torch is there: what was fou
 def active() -> Optional[bool]:
     """Whether Kineto is active; False without torch, None if that cannot be determined. Never raises."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
+    if not hasattr(torch, "_C"):  # it is not there, or is being imported: its library may not be loaded yet
         return False
     try:
         if not _functions:

@@ -124,3 +124,24 @@ kineto.kineto_enable(5)
 print(json.dumps([on(39), on(5)]))
 """
     assert run(LINKED["read-only"], plan) == [False, True]
+
+
+@pytest.mark.parametrize("linked", LINKED.values(), ids=list(LINKED))
+def test_a_child_forked_while_a_gate_is_up_has_none_and_may_put_one_up(linked: Sequence[str]) -> None:
+    plan = """
+import os
+reader, writer = os.pipe()
+with kept_off():
+    pid = os.fork()
+    if pid == 0:
+        found = [kineto.kineto_enable(4), on(4)]
+        with kept_off():
+            found += [kineto.kineto_enable(39), on(39)]
+        found += [kineto.kineto_enable(5), on(5)]
+        os.write(writer, json.dumps(found).encode())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    kineto.kineto_enable(5)
+print(json.dumps([json.loads(os.read(reader, 100)), on(5)]))
+"""
+    assert run(linked, plan) == [[0, True, 0, False, 0, True], False]
