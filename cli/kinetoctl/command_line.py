@@ -4,6 +4,7 @@ SIGTERM is taken for a Ctrl-C, unless the caller handles or ignores it: what a c
 terminal is left as it was.
 """
 
+import io
 import os
 import signal
 import sys
@@ -99,11 +100,19 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _print_everything() -> None:
+    """Has characters that the terminal's encoding does not have printed as "?", in the place of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
 def run(argv: list[str] | None, group: click.Group | None, program: str) -> int:
     """Run the command with these arguments (None: the process's). Returns the exit code.
 
     group, program: the commands (None: all of kinetoctl) and the name, which differ for `kubectl kineto`.
     """
+    _print_everything()
     try:
         with _terminated_like_interrupted():
             return _invoke(argv, group or cli, program)

@@ -13,8 +13,10 @@ Theory of operation
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,18 +73,23 @@ class _Work:
         return _Work(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
+class _Alike(NamedTuple):
+    """Captured graphs that no replay tells apart: the first of them, and all operators that their nodes may have."""
+
+    graph: _Work
+    paths: set[bytes]
+    inputs: set[bytes]
+
+
 def captured_graphs(context: Context) -> CapturedGraphs:
     """Returns which nodes of captured graphs the GPU activities of the trace ran."""
     found = {name: np.full(len(context.trace.table(name)), NO_ROW, np.int64) for name in GPU_TABLES}
     if not len(context.trace.table("graph_node")):
         return CapturedGraphs(found, dict.fromkeys(_graph_ids(context), NOT_SEEN), frozenset())
     captured = _captured(context)
-    by_kernels: dict[bytes, list[int]] = {}
     graphs = [captured.take(rows) for rows in _runs(captured.graph) if _is_whole(captured.node[rows])]
-    for number, graph in enumerate(graphs):
-        by_kernels.setdefault(_kernels(graph), []).append(number)
+    by_kernels = _alike(context, graphs)
     largest = max((len(graph.node) for graph in graphs), default=0)
-    attributions = [_attribution(context, graph) for graph in graphs]
     state: dict[int, str] = {}
     shapes = []
     for number, mine in _replayed(context).items():
@@ -91,18 +98,18 @@ def captured_graphs(context: Context) -> CapturedGraphs:
             continue
         first = _first_of_each(mine.node)
         once = mine.take(first[first != NO_ROW])
-        fits = [place for place in by_kernels.get(_kernels(once), ()) if _has_others(graphs[place], once)]
+        fits = [alike for alike in by_kernels.get(_kernels(once), {}).values() if _has_others(alike.graph, once)]
         if not _is_constant(mine, first):
             state[number] = CHANGED
         elif not fits:
             state[number] = DIFFERENT
-        elif len({attributions[place][0] for place in fits}) > 1:
+        elif _several(alike.paths for alike in fits):
             state[number] = AMBIGUOUS
         else:
             state[number] = KNOWN
-            if len({attributions[place][1] for place in fits}) == 1:
+            if not _several(alike.inputs for alike in fits):
                 shapes.append(number)
-            rows = graphs[fits[0]].row[mine.node]
+            rows = fits[0].graph.row[mine.node]
             for table, name in enumerate(GPU_TABLES):
                 own = mine.table == table
                 found[name][mine.row[own]] = rows[own]
@@ -213,6 +220,23 @@ def _is_constant(work: _Work, first: Ints) -> bool:
     """Tells whether each node ran the same in all replays."""
     same = first[work.node]
     return bool((work.what == work.what[same]).all() and (work.kind == work.kind[same]).all())
+
+
+def _alike(context: Context, graphs: Sequence[_Work]) -> dict[bytes, dict[bytes, _Alike]]:
+    """Returns the graphs by their kernels, and then by what their other nodes are."""
+    found: dict[bytes, dict[bytes, _Alike]] = {}
+    for graph in graphs:
+        nodes = np.column_stack((graph.kind, graph.own)).tobytes()
+        alike = found.setdefault(_kernels(graph), {}).setdefault(nodes, _Alike(graph, set(), set()))
+        paths, inputs = _attribution(context, graph)
+        alike.paths.add(paths)
+        alike.inputs.add(inputs)
+    return found
+
+
+def _several(sets: Iterable[set[bytes]]) -> bool:
+    """Tells whether there are several different elements in the sets together."""
+    return len({element for each in sets for element in islice(each, 2)}) > 1
 
 
 def _attribution(context: Context, graph: _Work) -> tuple[bytes, bytes]:

@@ -13,7 +13,7 @@ from kinetoctl.client.retry import Patience
 from kinetoctl.errors import CliError
 from support.service import captures
 from support.service.captures import CONTENT
-from support.service.cli import Result, environment, kinetoctl, run_here
+from support.service.cli import Result, environment, kinetoctl, run_here, run_process
 from support.service.fake_profiler import WAIT_FOR_CANCEL, Abort, FakeProfiler, FakeServer, StreamItem, serve
 from support.waiting import scaled
 
@@ -462,6 +462,13 @@ def test_a_reader_that_closes_stdout_is_no_error_of_kinetoctl(server: FakeServer
         process.stdout.close()
         process.wait(scaled(30))
     assert process.returncode == 141
+
+
+def test_an_encoding_without_the_characters_of_a_result_is_no_error(server: FakeServer, tmp_path: Path) -> None:
+    server.profiler.watches = [[captures.snapshot(captures.capture()), ended(captures.done_target())]]
+    arguments = ["--address", server.address, "trace", "--pid", "4242"]
+    result = run_process(arguments, environment(PYTHONIOENCODING="ascii:strict"), tmp_path)
+    assert (result.code, "SHA-256 verified" in result.stdout) == (0, True), result.stderr
 
 
 def test_a_name_in_the_place_of_a_pid_is_answered_with_the_option_for_names(

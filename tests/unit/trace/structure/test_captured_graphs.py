@@ -1,5 +1,7 @@
 """Which nodes of captured graphs the kernels of a trace ran."""
 
+import cProfile
+
 import pytest
 from kineto_trace.analysis.host_time.operator_views import operators
 from kineto_trace.analysis.kernels.graph_views import cuda_graphs, graph_operators
@@ -15,7 +17,7 @@ from kineto_trace.structure.captured_graphs import (
     NOT_SEEN,
     captured_graphs,
 )
-from support.trace_files.captured_graph import NODES, OPS, REPLAY, Row, context, node, ran
+from support.trace_files.captured_graph import NODES, OPS, REPLAY, Row, context, node, op, ran
 
 
 def owner_names(found: Context) -> list[str]:
@@ -129,3 +131,21 @@ def test_flame_graphs_have_the_captured_operators_below_the_launch() -> None:
         "Replay;forward;aten::relu;Memcpy DtoD 100",
         "Replay;forward;aten::relu;relu 100",
     ]
+
+
+def calls_for(count: int) -> int:
+    """How many functions are called to find so many captured graphs, with equal kernels of different operators."""
+    found = context(
+        nodes=[node(graph, 0, "gemm", graph) for graph in range(count)],
+        ops=[op(graph, f"op {graph}") for graph in range(count)],
+        kernels=[ran("gemm", 0, 1_000 * graph, graph=graph) for graph in range(1, count + 1)],
+        copies=[],
+    )
+    profile = cProfile.Profile()
+    state = profile.runcall(captured_graphs, found).state
+    assert state == dict.fromkeys(range(1, count + 1), AMBIGUOUS)
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_the_work_for_twice_as_many_graphs_that_are_alike_is_twice_as_much() -> None:
+    assert calls_for(100) < 2.5 * calls_for(50)
