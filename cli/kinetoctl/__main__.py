@@ -18,8 +18,9 @@ def main(argv: list[str] | None = None, *, group: "click.Group | None" = None, p
         from kinetoctl import command_line
     except KeyboardInterrupt:
         from kinetoctl.exit_codes import ExitCode
+        from kinetoctl.output.console import say
 
-        sys.stderr.write(f"interrupted: {STOPPED}\n")
+        say(f"interrupted: {STOPPED}", err=True)
         return ExitCode.INTERRUPTED
     return command_line.run(argv, group, program)
 

@@ -60,13 +60,17 @@ def _trace_fleet(request: FleetRequest, directory: Path | None, settings: Common
     with show_fleet(fleet.members, quiet=settings.quiet, color=settings.color) as progress:
         progress.note(f"capture {fleet.id} on {len(fleet.members):,} hosts")
         run = FleetRun(request, fleet, progress)
-        run_fleet(run, run.begin, run.finish)
-        check_promises(fleet)
-        if directory is not None and not fleet.unmet:
-            folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s)
-            if merge and folder is not None:
-                merged = merge_files(fleet, directory, progress)
-                note_merged(merged, progress)
+        try:
+            run_fleet(run, run.begin, run.finish)
+            check_promises(fleet)
+            if directory is not None and not fleet.unmet:
+                folder = bring(fleet, directory, progress, timeout_s=settings.timeout_s)
+                if merge and folder is not None:
+                    merged = merge_files(fleet, directory, progress)
+                    note_merged(merged, progress)
+        except KeyboardInterrupt:
+            progress.note(f"`kinetoctl captures fetch {fleet.id}` with the same hosts downloads what is kept of it")
+            raise
     show_fleet_result(fleet, folder, merged, settings)
     return fleet
 

@@ -53,6 +53,7 @@ from kinetoctl.__main__ import main
 class Interrupts:
     def find_spec(self, name, path=None, target=None):
         if name == "click":
+            sys.meta_path.remove(self)
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupts())
 sys.exit(main(["--version"]))
