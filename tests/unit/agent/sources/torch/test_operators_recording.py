@@ -233,3 +233,37 @@ def test_an_exit_while_recording_is_clean() -> None:
         print(recording.session.counts().dropped)
         """)
     assert printed == "0\n"
+
+
+def test_ops_are_their_threads_in_each_of_several_recordings_with_other_threads_and_options() -> None:
+    run("""
+        import os
+        from support.agent.named_workers import Crew, Worker, is_workers
+        def work(number):
+            with torch.profiler.record_function("f%d" % number):
+                torch.ones(number % 5 + 1).sum()
+        def record(crew, **options):
+            crew.change()
+            recording = Recording(**options)
+            made = crew.turns()
+            crew.change()
+            made += crew.turns()
+            recording.stop()
+            found = Counter((op.name, op.thread) for op in recording.ops if is_workers(op.name))
+            assert found == Counter(made), (found, made)
+            assert any(op.inputs for op in recording.ops) == bool(options), options
+        crew = Crew(1, lambda: Worker(work))
+        for number in range(4):
+            record(crew, **({"record_shapes": True} if number % 2 else {}))
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    child = Crew(2, lambda: Worker(work))
+                    record(child)
+                    record(child, record_shapes=True)
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+        """)
