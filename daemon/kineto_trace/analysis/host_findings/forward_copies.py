@@ -14,6 +14,7 @@ from kineto_trace.analysis.host_findings.direct_operators import (
 )
 from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step, total_ns
 from kineto_trace.analysis.host_time.moment_classes import moment_classes
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.python.code_places import code_place
@@ -25,7 +26,7 @@ LEAST = 0.1  # of the steps: most models copy a little, and need it
 
 def forward_copies(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function whose copies and conversions take much of the steps."""
-    if len(context.get(gpu)):
+    if len(context.get(gpu)) or not len(context.get(user_calls)):
         return
     strings = context.trace.strings
     converts, copies = (np.isin(np.array(strings[:], object), names) for names in (CONVERSIONS, COPIES))

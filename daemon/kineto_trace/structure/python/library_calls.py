@@ -134,7 +134,16 @@ _TABLE = (
         CallKind.LOGGING,
         FrameKind.LOGGING,
         (
-            *(r"logging/", r"loguru/", r"torch/utils/tensorboard/", r"tensorboardX?/", r"wandb/", r"mlflow/", r"tqdm/"),
+            *(
+                r"logging/",
+                r"warnings\.py",
+                r"loguru/",
+                r"torch/utils/tensorboard/",
+                r"tensorboardX?/",
+                r"wandb/",
+                r"mlflow/",
+                r"tqdm/",
+            ),
             _BUILT_IN + r"print\b",
         ),
     ),

@@ -1,5 +1,6 @@
 """Copies and conversions in the forward."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,3 +58,9 @@ def test_other_operators_are_no_copies() -> None:
 
 def test_a_few_copies_are_what_models_need() -> None:
     assert list(forward_copies(copying("aten::contiguous", 4, after=PERIOD_NS))) == []
+
+
+def test_without_python_stacks_nobody_is_named() -> None:
+    made = copying("aten::to", 20).trace
+    bare = {kind: rows for kind, rows in made.tables.items() if kind != "python_function"}
+    assert list(forward_copies(Context(replace(made, tables=bare)))) == []

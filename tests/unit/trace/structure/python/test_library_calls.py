@@ -161,6 +161,7 @@ def test_what_compiles_is_told_from_what_calls_compiled_code(compiles: bool, nam
         ("json/encoder.py(200): encode", CallKind.JSON, FrameKind.RUNNING),
         ("<frozen importlib._bootstrap>(1): _load", CallKind.IMPORT, FrameKind.RUNNING),
         ("logging/__init__.py(1092): flush", CallKind.LOGGING, FrameKind.LOGGING),
+        ("warnings.py(20): _showwarnmsg_impl", CallKind.LOGGING, FrameKind.LOGGING),
         ("<built-in function print>", CallKind.LOGGING, FrameKind.LOGGING),
         ("torch/_tensor_str.py(600): _str", CallKind.TENSOR_PRINT, FrameKind.LOGGING),
         ("<built-in function collect>", CallKind.GARBAGE, FrameKind.GARBAGE_COLLECTION),
