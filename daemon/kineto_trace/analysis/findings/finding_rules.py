@@ -11,6 +11,7 @@ Theory of operation
     all comes last.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,7 @@ SPEED_UP = 2.0  # of matrix products by tensor cores, at least: TF32 against FP3
 MIN_STEPS = 3  # for an uncertainty
 NORMAL_95 = 1.96  # deviations
 FUSED = 0.5  # of the time of elementwise kernels: a fused one reads and writes once what two read and write twice
+_COMPILED = re.compile(r"^triton_poi_")
 SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
 
 
@@ -228,10 +230,12 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
 
 
 def elementwise(context: Context) -> Iterator[Finding]:
-    """Elementwise kernels, which move memory most of all, and could be fused."""
-    activity, took = context.get(gpu), context.get(measured_times)
-    chosen = (activity.kind == KERNEL) & matches(context.trace.strings, ELEMENTWISE)[activity.name] & (took > 0)
-    time = context.get(time_causes).total("elementwise")
+    """Elementwise kernels, which move memory most of all, and could be fused; torch.compile has fused its own."""
+    activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
+    every = (activity.kind == KERNEL) & matches(strings, ELEMENTWISE)[activity.name] & (took > 0)
+    chosen = every & ~matches(strings, _COMPILED)[activity.name]
+    total = context.get(time_causes).total("elementwise")
+    time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
     if not time:
         return
     yield Finding(

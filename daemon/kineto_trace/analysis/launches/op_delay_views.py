@@ -38,7 +38,12 @@ class OpLaunches(NamedTuple):
         ("kernel_count", "int", "", "number of these kernels"),
         ("count", "int", "", "runs of the operator with these kernels"),
         ("launch_delay_us", "float", "us", "mean time from the start of the operator to its first launch"),
-        ("runtime_delay_us", "float", "us", "mean time from that launch to the start of its kernel"),
+        (
+            "runtime_delay_us",
+            "float",
+            "us",
+            "mean time from that launch to the start of its kernel; 0 if the kernel started earlier",
+        ),
     ),
     nothing="no operator aten::… launched a kernel of the trace",
 )
@@ -91,6 +96,6 @@ def _exact_launches(context: Context) -> OpLaunches:
         ops["name"][row],
         ops["start"][row],
         launch,
-        work.start[rows],
+        np.maximum(work.start[rows], launch),
         work.name[rows],
     )

@@ -3,6 +3,7 @@
 Theory of operation
     A stream's queue grows by one when a call that launches an activity begins, and shrinks by one when that activity
     starts. A graph launch adds all its kernels at once. Activities whose launch is not in the trace are not counted.
+    Where the clocks of host and GPU differ, an activity may start before its launch: then it waited for no time.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def queues(context: Context) -> Queues:
     events = context.get(gpu_events)
     rows = np.flatnonzero(events.launch != NOTHING)
     change = np.repeat([1, -1], len(rows))
-    time = np.concatenate([events.launch[rows], events.start[rows]])
+    time = np.concatenate([np.minimum(events.launch[rows], events.start[rows]), events.start[rows]])
     track = np.tile(events.track[rows], 2)
     order = np.lexsort((-change, time, track))
     rows = np.tile(rows, 2)[order]

@@ -53,3 +53,8 @@ def test_kernels_in_another_order_are_another_row() -> None:
             number = base + place + 1
             events += [launch(number, base + 5 * place + 5), gpu(name, base + 10 * place + 60, 5, number)]
     assert rows(events, "op_kernel_delay", "kernels", "count", hta=False) == [("a -> b", 2), ("b -> a", 1)]
+
+
+def test_a_kernel_that_starts_before_its_launch_had_no_delay() -> None:
+    events = [op("aten::a", 0, 20), launch(1, 6), gpu("k", 4, 1, 1)]
+    assert rows(events, "op_kernel_delay", "launch_delay_us", "runtime_delay_us", hta=False) == [(6, 0)]

@@ -44,6 +44,11 @@ def test_a_launch_and_a_start_at_one_time_make_no_negative_queue() -> None:
     assert [row[2] for row in rows(events, "queue_length", *SERIES, hta=False)] == [1, 0]
 
 
+def test_an_activity_that_starts_before_its_launch_makes_no_negative_queue() -> None:
+    events = [launch(1, 9), gpu("k", 5, 1, 1), launch(2, 10), gpu("k", 12, 1, 2)]
+    assert rows(events, "queue_length", *SERIES, hta=False) == [(7, 0, 1), (7, 0, 0), (7, 5, 1), (7, 7, 0)]
+
+
 def test_a_full_queue_blocks_as_long_as_it_is_full(events: list[Event]) -> None:
     columns = ("stream", "blocked_us", "blocked_pct")
     found = rows(events, "blocked_on_full_queue", *columns, hta=False, max_queue_length=2)
