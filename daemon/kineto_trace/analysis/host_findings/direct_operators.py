@@ -141,4 +141,4 @@ def backward_ns(context: Context, rows: Ints, place: Ints, count: int) -> Floats
     known = owner != NOTHING
     between = float(classes.weight[(classes.kind == Class.BACKWARD) & (classes.op < 0)].sum())
     nodes = max(int(np.count_nonzero(engine)), len(links.backward_rows), 1)
-    return np.bincount(owner[known], own[known] + between / nodes, count)
+    return np.bincount(owner[known], own[known] + between / nodes, count).astype(np.float64)
