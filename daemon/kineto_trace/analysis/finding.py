@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 # Nobody can say how much of their time can be saved.
-GUESSES = frozenset({"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions"})
+GUESSES = frozenset({"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions", "busy_function"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

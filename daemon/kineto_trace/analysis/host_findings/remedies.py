@@ -47,6 +47,10 @@ BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
     "wait, do it in another thread, or prepare what it waits for ahead (a queue, worker processes of a DataLoader)."
 )
+BUSY = (
+    "Look at this line: work on single numbers is faster as operations on whole arrays or tensors; what is computed "
+    "again with the same result can be kept, and independent work can run in other processes."
+)
 PAGING = (
     "Its memory was swapped out, or belongs to a file mapped into memory (numpy.memmap, Arrow), and is read from "
     "storage page by page. Look for swapping (free, vmstat, the memory limit of the container), use less memory (fewer "

@@ -6,6 +6,9 @@ Theory of operation
     after the innermost user's function that has nearly all of that time, so that a wrapper is not named for what it
     wraps, nor one of several helpers for what they do together. What a function of the loop does
     itself is told by line.
+
+    Where no part of a training was seen (inference, or a program without PyTorch), all functions may be the work itself:
+    each has a finding for what it does itself, whose saving is a guess unless it waits, writes logs or the like.
 """
 
 from collections.abc import Iterator
@@ -93,6 +96,9 @@ def _subtrees(context: Context) -> Iterator[Subtree]:
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
     if not len(calls) or not len(found):
         return
+    if not _trains(context):
+        yield from _functions(context)
+        return
     node, count = calls.node[found.place], len(calls)
     aside = np.isin(classes.kind, (Class.OTHER, Class.UNLINKED)) | _evaluates(context)
     other = inclusive(calls, np.bincount(node, classes.weight * aside, count))
@@ -115,6 +121,20 @@ def _subtrees(context: Context) -> Iterator[Subtree]:
     keys = node[rest] << 32 | lines
     for key, places in places_by_value(keys):
         yield Subtree(key >> 32, key >> 32, key & 0xFFFFFFFF, rest[places])
+
+
+def _trains(context: Context) -> bool:
+    """Tells whether a forward with a backward, a backward or an optimizer was seen."""
+    return bool(np.isin(context.get(moment_classes).kind, (Class.FORWARD, Class.BACKWARD, Class.OPTIMIZER)).any())
+
+
+def _functions(context: Context) -> Iterator[Subtree]:
+    """Yields what each function does itself, or in one function of a library, beside running models."""
+    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
+    mine = np.flatnonzero((classes.kind == Class.OTHER) & (classes.weight > 0))
+    for node, places in places_by_value(calls.node[found.place[mine]].astype(np.int64)):
+        if node != NOTHING:
+            yield Subtree(node, node, 0, mine[places])
 
 
 def _evaluates(context: Context) -> Flags:
@@ -238,6 +258,8 @@ def _judged(context: Context, kind: CallKind, rows: Ints, share: Floats, idle: f
     around = _ops_around(context, rows)
     if len(around) * DENSE_NS > 2 * AROUND_NS * len(rows):
         return _by_ops(context, around)
+    if not _trains(context):
+        return "busy_function", "takes a part of the time", remedies.BUSY
     return "user_code", "takes a part of the step that trains nothing", remedies.REMEDIES[CallKind.NONE]
 
 
@@ -266,7 +288,8 @@ def _by_ops(context: Context, op: Ints) -> tuple[str, str, str]:
         return "user_code_item", _TITLES[CallKind.ITEM], remedies.REMEDIES[CallKind.ITEM]
     if names and names[0] in ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::to", "aten::contiguous"):
         return "user_code_copies", "copies tensors", remedies.COPIES
-    return "user_code_operators", "runs operators that train nothing", remedies.SMALL_OPERATORS
+    what = "runs operators that train nothing" if _trains(context) else "runs many operators"
+    return "user_code_operators", what, remedies.SMALL_OPERATORS
 
 
 def _ops_around(context: Context, rows: Ints) -> Ints:

@@ -62,6 +62,17 @@ def test_a_wrapper_is_not_named_for_the_function_that_has_its_time() -> None:
     assert finding.where == "digest (/job/b.py:42)"
 
 
+def test_without_any_training_each_function_is_told_for_what_it_does_itself() -> None:
+    crop, main, dumps = "/job/a.py(9): crop", MAIN[:1], STDLIB + "json/__init__.py(183): dumps"
+    samples: list[Sample] = [*[(*main, "/job/a.py(1): load", crop)] * 50, *[(*main, "/job/b.py(3): fit")] * 30]
+    findings = sorted(user_code(sampled([*samples, *[(*main, dumps)] * 20], steps=10)), key=lambda it: -it.saving_ns)
+    assert [(finding.title, finding.saving_ns, finding.guess) for finding in findings] == [
+        ("crop (a.py:42) takes a part of the time", 500_000_000, True),
+        ("fit (b.py:42) takes a part of the time", 300_000_000, True),
+        ("dumps, called in <module> (train.py:42) writes or reads JSON", 200_000_000, False),
+    ]
+
+
 def test_helpers_of_one_function_are_one_finding() -> None:
     caller = (*MAIN, "/job/a.py(1): augment")
     (finding,) = found(*[(*caller, "/job/a.py(9): crop")] * 10, *[(*caller, "/job/a.py(20): blur")] * 10)
