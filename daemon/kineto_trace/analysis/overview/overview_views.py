@@ -25,6 +25,7 @@ from kineto_trace.arrays.intervals import union
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.structure.activity_links import gpu
 from kineto_trace.structure.recorded_time import unrecorded
 from kineto_trace.structure.recording_span import recording_span
 from kineto_trace.view_api.result import columns
@@ -36,6 +37,7 @@ Floats = npt.NDArray[np.float64]
 STEP_ENDS = ("host", "device")
 AVERAGE = "average"
 
+_OF_GPUS = ("kernel_pct", "memcpy_pct", "memset_pct", "kernels", "kernel_us")  # columns of the overview
 _NO_EVENTS = "the trace has no events to form a step from"
 _TITLES = {
     "kernel": "kernels, without communication",
@@ -243,10 +245,14 @@ def overview(context: Context, *, step_ends: str = "host") -> Answer:
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
     and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
-    others, the shares are those of the parts that were recorded.
+    others, the shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
+    GPUs are missing, not zero.
     """
     found = _chosen_breakdown(context, step_ends)
-    return overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
+    answer = overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
+    if len(context.get(gpu)):
+        return answer
+    return Answer({**answer.values, **{name: [None] for name in _OF_GPUS}}, answer.notes)
 
 
 def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: TensorUse, without_steps: str) -> Answer:

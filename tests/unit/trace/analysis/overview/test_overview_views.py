@@ -134,6 +134,13 @@ def test_the_overview_is_one_row() -> None:
     assert (row["tensor_core_pct"], row["tensor_core_eligible_pct"]) == (50, 100)
 
 
+def test_figures_of_gpus_are_missing_from_an_overview_without_gpu_activity() -> None:
+    on_host = traces.trace({"cpu_op": [{"start": 10, "duration": 40, "name": "aten::mm", "thread": 1}]})
+    (row,) = overview(Context(on_host)).rows()
+    assert (row["kernel_pct"], row["memcpy_pct"], row["memset_pct"]) == (None, None, None)
+    assert (row["kernels"], row["kernel_us"], row["gpus"]) == (None, None, 0)
+
+
 def test_utilization_and_efficiency_over_time() -> None:
     context = Context(two_steps())
     buckets = gpu_utilization(context)
