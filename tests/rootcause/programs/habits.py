@@ -84,6 +84,7 @@ class Script:
         self.labels = torch.randint(0, CLASSES, (BATCH,))
         self.losses: list[float] = []
         self.steps_done = 0
+        self.tracked: list[Any] = []
         self.best: dict[str, Tensor] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="rootcause-"))
 
