@@ -117,7 +117,7 @@ class Gradients(pl.Callback):
     """Gradients of each layer, as figures."""
 
     def on_after_backward(self, trainer: Any, module: Any) -> None:
-        self.figures = {}
+        self.figures: dict[str, float] = {}
         for name, value in module.named_parameters():
             for row in value.grad.flatten(1)[:24] if value.dim() > 1 else value.grad[None]:
                 self.figures[name] = max(row.abs().max().item(), self.figures.get(name, 0.0))

@@ -7,8 +7,9 @@ Theory of operation
     wraps, nor one of several helpers for what they do together. What a function of the loop does
     itself is told by line.
 
-    Where no part of a training was seen (inference, or a program without PyTorch), all functions may be the work itself:
-    each has a finding for what it does itself, whose saving is a guess unless it waits, writes logs or the like.
+    Where no part of a training was seen (inference, or a program without PyTorch), all functions may be the work
+    itself: each has a finding for what it does itself, whose saving is a guess unless it waits, writes logs or the
+    like.
 """
 
 from collections.abc import Iterator
