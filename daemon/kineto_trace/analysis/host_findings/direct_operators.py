@@ -15,7 +15,7 @@ from kineto_trace.analysis.host_time.host_moments import host_steps, moments, th
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.step_functions import StepPhase
 from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
-from kineto_trace.arrays.row_groups import group, places_by_value
+from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
@@ -65,12 +65,12 @@ def _as_sampled(context: Context, op: Ints, caller: Ints) -> Ints:
     seen = np.flatnonzero(found.sure & (classes.op >= 0) & np.isin(classes.kind, (Class.FORWARD, Class.OTHER)))
     if not len(seen):
         return caller
-    seen_op = outermost_names(context, seen)
-    groups = group([_pairs(seen_op, _direct_callers(context, found.place[seen]))])
-    pairs = _pairs(seen_op, _direct_callers(context, found.place[seen]))[groups.first]
+    pairs, counts = np.unique(
+        _pairs(outermost_names(context, seen), _direct_callers(context, found.place[seen])), return_counts=True
+    )
     told, known = caller.copy(), set(pairs.tolist())
     best: dict[int, tuple[int, int]] = {}
-    for pair, count in zip(pairs.tolist(), groups.sizes().tolist(), strict=True):
+    for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         best[pair >> 32] = max(best.get(pair >> 32, (0, 0)), (count, pair & _LOW))
     for pair, rows in places_by_value(_pairs(op, caller)):
         count, other = best.get(pair >> 32, (0, 0))
