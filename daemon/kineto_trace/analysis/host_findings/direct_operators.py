@@ -27,6 +27,7 @@ _EVALUATES = re.compile("^" + re.escape(EVALUATE_FUNCTION))
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 def called_directly(context: Context) -> tuple[Ints, Ints]:
@@ -36,6 +37,7 @@ def called_directly(context: Context) -> tuple[Ints, Ints]:
     outermost = tree.nested.tree.parent[tree.place] < 0
     rows = np.flatnonzero(outermost & (table["thread"] == window.thread) & roles.linked & ~roles.backward)
     rows = rows[window.of(table["start"][rows]) >= 0]
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
     inner = _slices_at(context, table["start"][rows])
     caller = _as_sampled(context, table["name"][rows].astype(np.int64), _direct_callers(context, inner))
     return rows[caller != NOTHING], caller[caller != NOTHING]
@@ -52,14 +54,18 @@ def _direct_callers(context: Context, inner: Ints) -> Ints:
     calls, slices = context.get(user_calls), context.get(thread_slices)
     names = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     caller = np.where(inner >= 0, calls.user_slice[inner], NOTHING)
-    direct = (caller != NOTHING) & (calls.phase[inner] == calls.phase[caller])
+    begun = np.where(inner >= 0, calls.phase_slice[inner], NOTHING)
+    depth = np.append(slices.nested.tree.depth.astype(np.int64), NOTHING)  # the last one is for "none"
+    direct = (caller != NOTHING) & (depth[begun] <= depth[caller])
     return np.where(direct, names[caller], NOTHING)
 
 
 def _as_sampled(context: Context, op: Ints, caller: Ints) -> Ints:
     """The callers, but for those that no sample saw call an operator of that name, while several saw another one do so.
 
-    A slice lasts until a sample sees another function, and thousands of small operators may have run by then.
+    A slice lasts until a sample sees another function, and thousands of small operators may have run by then. Operators
+    that are too short to be sampled belong to the function that has those before and after them. All are in the order
+    of their times.
     """
     found, classes = context.get(moments), context.get(moment_classes)
     seen = np.flatnonzero(found.sure & (classes.op >= 0) & np.isin(classes.kind, (Class.FORWARD, Class.OTHER)))
@@ -68,15 +74,28 @@ def _as_sampled(context: Context, op: Ints, caller: Ints) -> Ints:
     pairs, counts = np.unique(
         _pairs(outermost_names(context, seen), _direct_callers(context, found.place[seen])), return_counts=True
     )
-    told, known = caller.copy(), set(pairs.tolist())
+    told, known, sure = caller.copy(), set(pairs.tolist()), np.ones(len(caller), np.bool_)
     best: dict[int, tuple[int, int]] = {}
     for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
         best[pair >> 32] = max(best.get(pair >> 32, (0, 0)), (count, pair & _LOW))
     for pair, rows in places_by_value(_pairs(op, caller)):
         count, other = best.get(pair >> 32, (0, 0))
-        if pair not in known and count >= SEEN:
-            told[rows] = other + NOTHING
-    return told
+        if pair not in known:
+            sure[rows] = count >= SEEN
+            told[rows] = other + NOTHING if count >= SEEN else caller[rows]
+    return _between(told, sure)
+
+
+def _between(caller: Ints, sure: Flags) -> Ints:
+    """The callers, with that of the sure ones before and after in the place of those that are not, if these agree."""
+    places = np.flatnonzero(sure)
+    if not len(places):
+        return caller
+    after = np.searchsorted(places, np.arange(len(caller)))
+    before = caller[places[np.maximum(after - 1, 0)]]
+    agree = ~sure & (after > 0) & (after < len(places))
+    agree &= before == caller[places[np.minimum(after, len(places) - 1)]]
+    return np.where(agree, before, caller)
 
 
 def outermost_names(context: Context, rows: Ints) -> Ints:

@@ -33,8 +33,8 @@ class UserCalls:
     """name, parent, user: of each node; outer ones first. node, phase, kind: of each slice of thread_slices.
 
     phase: innermost StepPhase. outer: the kind of the library that called the innermost user's function. loading:
-    whether the slice is below the DataLoader. user_slice: place of the innermost slice of a user's function at or above
-    each slice.
+    whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice at or above each
+    slice that is of a user's function, or began a phase (a module's forward is one, inside another one, too).
     """
 
     name: Ints
@@ -46,6 +46,7 @@ class UserCalls:
     outer: npt.NDArray[np.int8]
     loading: Flags
     user_slice: Ints
+    phase_slice: Ints
 
     def __len__(self) -> int:
         return len(self.name)
@@ -60,7 +61,8 @@ def user_calls(context: Context) -> UserCalls:
     count = len(slices)
     node = np.full(count + 1, NOTHING, np.int64)  # the last one is for "no caller"
     phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))
-    loading, in_user = np.zeros(count + 1, np.bool_), np.full(count + 1, NOTHING, np.int64)
+    loading = np.zeros(count + 1, np.bool_)
+    in_user, in_phase = (np.full(count + 1, NOTHING, np.int64) for _ in range(2))
     opens = np.zeros(count + 1, np.bool_)  # a user's function: what it calls is an entry
     opens[-1] = True
     names, parents, users = [], [], []
@@ -81,6 +83,7 @@ def user_calls(context: Context) -> UserCalls:
         made += len(groups)
         opens[at] = user[at]
         in_user[at] = np.where(user[at], at, in_user[above])
+        in_phase[at] = np.where(own_phase[at] != StepPhase.NONE, at, in_phase[above])
         phase[at] = np.where(own_phase[at] != StepPhase.NONE, own_phase[at], phase[above])
         loading[at] = loading[above] | (own_phase[at] == StepPhase.LOADING)
         calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
@@ -99,4 +102,5 @@ def user_calls(context: Context) -> UserCalls:
         outer[:-1],
         loading[:-1],
         in_user[:-1],
+        in_phase[:-1],
     )

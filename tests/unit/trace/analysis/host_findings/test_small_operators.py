@@ -60,6 +60,31 @@ def test_operators_belong_to_the_function_in_which_samples_saw_their_name() -> N
     assert (names.count(LOSS[-1]), names.count(BLOCK[-1])) == (1_000, 4)
 
 
+def test_operators_too_short_for_samples_belong_to_the_function_that_has_those_around_them() -> None:
+    late = [{**row, "start": row["start"] + PERIOD_NS // 2} for row in forward_ops("aten::rsub", 2, 5, 1_000, since=4)]
+    short = [
+        {**row, "name": "aten::select", "start": row["start"] + row["duration"], "duration": 500, "sequence": 1_004 + n}
+        for n, row in enumerate(late)
+    ]
+    made = [*forward_ops("aten::gelu", 0, 2, 4), *late, *short]
+    nodes = backward_ops(8, 9, 2_004)
+    context = sampled([*[BLOCK] * 3, *[LOSS] * 3, *[FORWARD] * 2, *[ENGINE] * 2], ops=[*made, *nodes])
+    rows, caller = called_directly(context)
+    names = [context.trace.strings[name] for name in context.trace.table("cpu_op")["name"][rows].tolist()]
+    of_short = [
+        context.trace.strings[number] for name, number in zip(names, caller, strict=True) if name == short[0]["name"]
+    ]
+    assert (of_short.count(LOSS[-1]), len(of_short)) == (1_000, 1_000)
+
+
+def test_what_modules_run_inside_a_forward_of_the_program_is_not_its_own() -> None:
+    layer = (*BLOCK, MODULE, TORCH + "nn/modules/transformer.py(900): TransformerEncoderLayer.forward")
+    made = [*forward_ops("aten::mul", 0, 4, 1_000), *backward_ops(5, 9, 1_000)]
+    context = sampled([*[layer] * 4, BLOCK, *[ENGINE] * 5], ops=made)
+    assert len(called_directly(context)[0]) == 0
+    assert list(small_operators(context)) == []
+
+
 def own_backward(of_each: int) -> Context:
     """A backward in which an autograd.Function runs operators for 4 of 10 samples."""
     engine = [
