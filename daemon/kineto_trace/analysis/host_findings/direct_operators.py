@@ -130,11 +130,16 @@ def called_in_backward(context: Context) -> tuple[Ints, Ints]:
     return rows[own], names[caller[own]]
 
 
+def _moment_callers(context: Context) -> Ints:
+    """The direct caller at each moment."""
+    return _direct_callers(context, context.get(moments).place)
+
+
 def moments_of(context: Context, function: int, in_backward: bool = False) -> Ints:
     """The moments at which this function (a name) calls operators directly, in the forward or inside the backward."""
     found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
     caller = calls.user_slice[found.place]
-    direct = _direct_callers(context, found.place) == function
+    direct = context.get(_moment_callers) == function
     if in_backward:
         return np.flatnonzero(direct & (calls.phase[caller] == StepPhase.BACKWARD))
     return np.flatnonzero(direct & (classes.kind == Class.FORWARD))
