@@ -12,6 +12,7 @@ from kineto_trace.errors import SpoolError
 TARGET_FILE = "target.json"
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 MAX_OFFSET_NS = 1 << 61  # times are moved by less than this, so that they stay in 64 bits
+MAX_RATIO = 1e6  # of step times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class TargetInfo:
     not_recorded: dict[str, str] = field(default_factory=dict)  # type that could not be recorded -> why
     clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
+    step_ratio: float = 0.0  # median iteration time while recording over that before it; 0: not measured
     complete: bool = False  # whether the agent sent its Result
 
     def to_json(self) -> str:
@@ -100,6 +102,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "not_recorded": dict,
     "clock_offset_ns": (int, type(None)),
     "clock_uncertainty_ns": (int, type(None)),
+    "step_ratio": (int, float),
     "complete": bool,
 }
 
@@ -134,6 +137,7 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
     "options": _are_numbers,
     "activity_types": lambda types: types is None or _are_texts(types),
     "not_recorded": lambda reasons: _are_texts(list(reasons.values())),
+    "step_ratio": lambda ratio: 0 <= ratio < MAX_RATIO,  # not for NaN
     "settings": lambda settings: all(isinstance(value, (bool, int, float, str)) for value in settings.values()),
     "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
     "iterations": lambda starts: all(

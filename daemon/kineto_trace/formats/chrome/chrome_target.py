@@ -11,7 +11,7 @@ from kineto_trace.formats.chrome.chrome_tables import MADE_UP, ChromeRows
 from kineto_trace.formats.chrome.chrome_writer import LOSS_KEYS, OPTION_KEYS
 from kineto_trace.model import source_coverage
 from kineto_trace.model.source_coverage import SourceCoverage
-from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.target_info import MAX_RATIO, TargetInfo
 from kineto_trace.model.trace import TEXT_ID, Losses, Table
 from kineto_trace.model.trace_header import value
 
@@ -61,6 +61,7 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         not_recorded=_reasons(ours.get("not_recorded")),
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),
         clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
+        step_ratio=_ratio(ours.get("step_ratio")),
         complete=ours.get("complete") is True,
     )
     return TargetDescription(
@@ -105,6 +106,11 @@ def _text(found: Any) -> str:
 
 def _whole(found: Any) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _ratio(found: Any) -> float:
+    """Returns a ratio of times, which is 0 if the file has none that makes sense."""
+    return float(found) if isinstance(found, (int, float)) and 0 < found < MAX_RATIO else 0.0
 
 
 def _number(found: Any) -> int:

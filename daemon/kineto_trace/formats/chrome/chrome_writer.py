@@ -122,6 +122,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         **_stack_samples(trace),
         **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
         **({"settings": target.settings} if target.settings else {}),
+        **({"step_ratio": target.step_ratio} if target.step_ratio else {}),
         **_requested(target),
         **_clock(target),
     }

@@ -13,6 +13,7 @@ from typing import Any
 
 from google.protobuf import json_format
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.model.target_info import MAX_RATIO
 from kineto_trace.store.output_formats import STORED_NAMES
 
 from kinetod.base.errors import VerdictReason
@@ -127,6 +128,6 @@ def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
         if isinstance(value, int) and 0 <= value <= _INT64_MAX:
             setattr(overhead, name, int(value))
     ratio = values.get("step_ratio")
-    if isinstance(ratio, (int, float)) and 0 < ratio < 1e6:
+    if isinstance(ratio, (int, float)) and 0 < ratio < MAX_RATIO:
         overhead.step_ratio = float(ratio)
     return overhead

@@ -9,6 +9,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
 
 from kinetod.base.safe_text import clean
+from kinetod.captures.target.conversion import overhead_of
 from kinetod.captures.target.kernel_readings import KernelReadings
 
 _MAX_THREADS = 4096
@@ -67,6 +68,7 @@ def describe_target(
         clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         kernel_counters=counters.to_json() if counters is not None else {},
         settings=checked_settings(settings or {}),
+        step_ratio=overhead_of(result.overhead).step_ratio if result else 0.0,
         complete=result is not None,
     )
 

@@ -20,6 +20,7 @@ TARGET = TargetInfo(
     labels={"run": "a"},
     activity_types=["kernel"],
     not_recorded={"kernel": "CUPTI is taken"},
+    step_ratio=1.25,
     complete=True,
 )
 
@@ -48,6 +49,8 @@ def test_skips_keys_of_a_newer_daemon() -> None:
         ({"activity_types": "kernel"}, "activity_types has a wrong type"),
         ({"activity_types": [7]}, "activity_types has a wrong type"),
         ({"not_recorded": {"kernel": 7}}, "not_recorded has a wrong type"),
+        ({"step_ratio": float("nan")}, "step_ratio has a wrong type"),
+        ({"step_ratio": -1.0}, "step_ratio has a wrong type"),
     ],
 )
 def test_wrong_types_are_refused(change: dict[str, Any], message: str) -> None:
