@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml $(NATIVE)
 demo: $(STAMP)
 	$(BIN)/kinetoctl demo --output-dir demo-output
 
-# The heart: some four minutes on two quiet cores. What is marked slow is left out.
+# The heart: some three minutes on two quiet cores, in a new checkout one more. What is marked slow is left out.
 test: lint unit
 
 # All that CI runs, but for `make test-pythons`.

@@ -1,7 +1,10 @@
 """For all tests."""
 
+import gc
 import importlib.util
+import os
 import signal
+import sys
 from typing import Iterator
 
 import pytest
@@ -12,12 +15,24 @@ from support.targets import torch_forks
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Hundreds of processes import the product, and each worker all tests: where compiled modules are not kept, that takes a
+# third of all time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # How long an example takes says what else the machine does.
 if importlib.util.find_spec("hypothesis"):  # the agent's tests run without it, too
     from hypothesis import HealthCheck, settings
 
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests and what they import stay until the end: later garbage collections need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

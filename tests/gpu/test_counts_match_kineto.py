@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from bench import overhead  # its control of the training loop
+from support.machine.gpus import torch_with_driver
 from support.service.daemon import running_daemon
 
-torch = pytest.importorskip("torch")
+torch = torch_with_driver()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),

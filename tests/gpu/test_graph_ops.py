@@ -13,10 +13,11 @@ import kineto_trace as kt
 import pytest
 from kineto_trace.analysis.kernels.kernel_groups import kernel_owners
 from kineto_trace.structure.captured_graphs import KNOWN, NOT_SEEN
+from support.machine.gpus import torch_with_driver
 from support.service.cli import kinetoctl, wait_for_agent, wait_for_records
 from support.service.daemon import Daemon, running_daemon
 
-torch = pytest.importorskip("torch")
+torch = torch_with_driver()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),

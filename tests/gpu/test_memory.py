@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.machine.gpus import torch_with_driver
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import Daemon, running_daemon
 
-torch = pytest.importorskip("torch")
+torch = torch_with_driver()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.machine.gpus import torch_with_driver
 
-torch = pytest.importorskip("torch")
+torch = torch_with_driver()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.campaigns.profiler_stress import stress
+from support.machine.gpus import torch_with_driver
 from support.service.daemon import running_daemon
 
-torch = pytest.importorskip("torch")
+torch = torch_with_driver()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),

@@ -39,6 +39,7 @@ def test_every_example_is_listed() -> None:
     assert {path for path in files if not any(part.startswith((".", "__")) for part in path.parts)} == shown
 
 
+@pytest.mark.slow
 def test_a_program_traces_a_process_and_reads_its_analysis(tmp_path: Path) -> None:
     with running_daemon() as daemon, program(crunching(), daemon) as process:
         until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
@@ -116,6 +117,7 @@ def cancelled(daemon: Daemon) -> pb.Capture:
     return watch_to_end(stub, created.id)
 
 
+@pytest.mark.slow
 def test_the_receiver_of_webhooks_prints_what_kinetod_says(
     receiver: tuple[str, "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:

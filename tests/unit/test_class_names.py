@@ -1,11 +1,12 @@
 """One name, one concept: a public class name exists once in the products, or is listed here with the reason."""
 
-import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 _PRODUCT = ("agent/kineto_agent", "cli/kinetoctl", "daemon/kinetod", "daemon/kineto_trace", "protos/kineto_protos")
+_PUBLIC_CLASS = re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE)
 _TWICE = {
     "Finding": "of a check of this host, and of an analysis: both are what users call findings",
     "NotFound": "the daemon's error, and the same at the client",
@@ -20,9 +21,8 @@ def names() -> dict[str, list[str]]:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.stem.endswith(("_pb2", "_pb2_grpc")):
                 continue
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(str(path.relative_to(ROOT)))
+            for name in _PUBLIC_CLASS.findall(path.read_text()):
+                found[name].append(str(path.relative_to(ROOT)))
     return found
 
 

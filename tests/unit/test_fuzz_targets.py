@@ -2,6 +2,8 @@
 
 import importlib
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -49,6 +51,14 @@ def test_every_target_has_its_file() -> None:
     assert natives == {target.name for target in NATIVE_TARGETS}
     modules = {path.stem for path in (ROOT / "tests/fuzz/targets").glob("*.py")} - {"__init__"}
     assert modules == {target.name for target in PYTHON_TARGETS}
+
+
+@pytest.mark.slow
+def test_modules_of_targets_leave_nothing_open_at_the_end() -> None:
+    code = f"from fuzz.targets import {', '.join(target.name for target in PYTHON_TARGETS)}"
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", code]
+    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_the_documentation_lists_the_targets() -> None:

@@ -1,6 +1,5 @@
 """What a cluster answers: the API server in JSON, the kubelet in protobuf, Slurm in lines."""
 
-import asyncio
 from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
@@ -13,7 +12,7 @@ from kinetod.kubernetes.node_pods import NodePods
 from kinetod.kubernetes.pod_names import called, matched
 from kinetod.kubernetes.token_reviews import Reviews, User
 
-_loop = asyncio.new_event_loop()
+from fuzz import event_loop
 
 
 class Answering(ApiServer):
@@ -40,7 +39,7 @@ def play(data: bytes) -> None:
         _slurm(said.decode("utf-8", "replace"))
     else:
         _server.said = said
-        _loop.run_until_complete(_api(kind))
+        event_loop.run(_api(kind))
 
 
 async def _api(kind: bytes) -> None:

@@ -17,6 +17,7 @@ from kinetod.captures.result import decode_pool
 from kinetod.captures.target.conversion import checked
 from kinetod.supervise.child import Crashed
 
+from fuzz import event_loop
 from fuzz.parts import changed_json
 
 CONVERSION = {
@@ -27,7 +28,6 @@ CONVERSION = {
 FOUND = {"method": "pending-call", "findings": [{"name": "a", "status": "ok", "detail": "", "advice": "", "code": ""}]}
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-answer-"))
 (_folder / "trace.json.gz").write_bytes(b"{}")
-_loop = asyncio.new_event_loop()
 
 
 def play(data: bytes) -> None:
@@ -35,7 +35,7 @@ def play(data: bytes) -> None:
         diagnosis.decode(data)
     worker: Any = object.__new__(decode_pool._Worker)
     try:
-        answered = decode_pool._conversion(_loop.run_until_complete(_asked(worker, data)), _folder)
+        answered = decode_pool._conversion(event_loop.run(_asked(worker, data)), _folder)
         converted = checked(answered, _folder, ("chrome",), "host", 1)
     except (decode_pool.DecodeError, Crashed):
         return

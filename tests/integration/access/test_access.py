@@ -280,6 +280,7 @@ def test_gprcs_own_socket_is_closed_to_others_and_knows_nobody(host: Host) -> No
     assert (answer.code, answer.reason) == ("UNAUTHENTICATED", "NOT_IDENTIFIED")
 
 
+@pytest.mark.slow
 def test_ones_own_daemon_lets_oneself_and_root_in() -> None:
     with running_daemon(uid=ADA) as daemon, CallsAs(ADA) as ada, CallsAs(BOB) as bob:
         for folder in (daemon.root, daemon.runtime_dir):
@@ -328,6 +329,7 @@ def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
         yield Changing(daemon, config, loopback, ada, agent)
 
 
+@pytest.mark.slow
 def test_loopback_without_tls_knows_users_too(changing: Changing) -> None:
     changing.configure()
     with ScriptedAgent(changing.daemon.agent_socket) as agent:

@@ -113,6 +113,7 @@ def test_two_captures_in_a_row_use_the_same_agent(daemon: Daemon, tmp_path: Path
         assert trace(daemon, process.pid, tmp_path)["attach"] is None
 
 
+@pytest.mark.slow
 def test_a_daemon_that_keeps_no_agents_takes_a_trace(tmp_path: Path) -> None:
     with running_daemon("--keep-agent", "0s") as daemon, plain() as process:
         trace(daemon, process.pid, tmp_path)
@@ -147,6 +148,7 @@ def test_a_main_thread_that_sleeps_is_no_obstacle(daemon: Daemon, tmp_path: Path
         assert not any(blocked & C_LIBRARY_SIGNALS for blocked in blocked_signals(process.pid))
 
 
+@pytest.mark.slow
 def test_an_agent_leaves_when_its_daemon_is_killed(tmp_path: Path) -> None:
     with running_daemon() as daemon, plain() as process:
         before = descriptors(process.pid), threads(process.pid)
@@ -158,6 +160,7 @@ def test_an_agent_leaves_when_its_daemon_is_killed(tmp_path: Path) -> None:
         assert trace(daemon, process.pid, tmp_path)["attach"] is not None
 
 
+@pytest.mark.slow
 def test_a_selector_finds_unprepared_processes_by_their_command(daemon: Daemon, tmp_path: Path) -> None:
     mark = f"mark-{os.getpid()}"
     with plain(f"# {mark}\n{LOOP}") as first, plain(f"# {mark}\n{LOOP}") as second:
@@ -169,6 +172,7 @@ def test_a_selector_finds_unprepared_processes_by_their_command(daemon: Daemon, 
         assert all(target["attach"] for target in targets)
 
 
+@pytest.mark.slow
 def test_attaching_can_be_switched_off(daemon: Daemon, tmp_path: Path) -> None:
     with plain() as process:
         result = kinetoctl(daemon, "trace", "--pid", str(process.pid), "--no-attach", "--output-dir", str(tmp_path))

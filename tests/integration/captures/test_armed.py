@@ -195,6 +195,7 @@ def test_a_capture_without_processes_that_could_begin_is_not_armed(daemon: Daemo
     )
 
 
+@pytest.mark.slow
 def test_a_daemon_that_ends_while_a_capture_is_armed_leaves_a_true_verdict() -> None:
     with running_daemon() as daemon:
         for end, code in ((daemon.kill, "DAEMON_RESTARTED"), (daemon.stop, "DAEMON_STOPPED")):

@@ -166,6 +166,7 @@ def test_an_agent_of_another_version_is_shown_and_refused(daemon: Daemon, stub: 
     assert "version 2" in message
 
 
+@pytest.mark.slow
 def test_a_loopback_port_serves_too_and_belongs_to_one_daemon() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -187,6 +188,7 @@ def test_a_network_address_is_refused_at_the_start() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_sockets_that_a_killed_daemon_left_are_replaced() -> None:
     with running_daemon() as daemon:
         daemon.kill()

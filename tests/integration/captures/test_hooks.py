@@ -120,6 +120,7 @@ def test_a_hook_that_fails_changes_no_verdict_and_is_in_the_log(
     until(lambda: line in daemon.log(), "its end is logged", state=daemon.log)
 
 
+@pytest.mark.slow
 def test_what_a_stop_ends_is_told_too() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "told")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.service.daemon import Daemon, running_daemon, watch_to_end
@@ -77,6 +78,7 @@ def test_processes_of_different_pace_record_the_same_iterations(daemon: Daemon) 
             assert {(step["cat"], step["tid"]) for step in steps} == {("user_annotation", target.pid)}
 
 
+@pytest.mark.slow
 def test_another_program_records_its_own_iterations(daemon: Daemon) -> None:
     stub = daemon.stub()
     with training(daemon, 10**6, -1, 20) as far, training(daemon, 1, -1, 20) as near:
@@ -87,6 +89,7 @@ def test_another_program_records_its_own_iterations(daemon: Daemon) -> None:
         assert all("other processes" in target.warnings[0] for target in capture.targets)
 
 
+@pytest.mark.slow
 def test_a_start_that_only_one_process_reaches_is_not_waited_for_for_ever() -> None:
     with (
         running_daemon("--max-duration", "6s") as daemon,
@@ -164,6 +167,7 @@ def test_a_trace_has_as_many_iterations_as_were_asked_for(daemon: Daemon) -> Non
         assert not any("complete" in step["args"] for step in steps)
 
 
+@pytest.mark.slow
 def test_iterations_that_a_window_by_time_cuts_are_marked_and_not_counted(daemon: Daemon) -> None:
     stub = daemon.stub()
     with training(daemon, 5, -1, 200) as process:

@@ -66,6 +66,7 @@ def test_a_capture_tells_who_ran_and_who_was_blocked(daemon: Daemon, tmp_path: P
     assert (settings["python.gc_enabled"], "env.HF_TOKEN" in settings) == (None, False)
 
 
+@pytest.mark.slow
 def test_a_capture_tells_that_a_quota_stops_the_process(daemon: Daemon, tmp_path: Path) -> None:
     with connected(daemon, TARGET) as process:
         try:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.service.daemon import Daemon, running_daemon, watch_to_end
@@ -89,6 +90,7 @@ def test_a_target_that_exits_normally_leaves_a_partial_trace(daemon: Daemon) -> 
     assert len(traced.files) == 1
 
 
+@pytest.mark.slow
 def test_a_target_that_forks_is_traced_to_the_end(daemon: Daemon) -> None:
     stub = daemon.stub()
     with target(daemon) as process:
@@ -100,6 +102,7 @@ def test_a_target_that_forks_is_traced_to_the_end(daemon: Daemon) -> None:
         assert ready_pids(stub) == {process.pid}
 
 
+@pytest.mark.slow
 def test_the_agent_comes_back_to_a_daemon_that_was_killed_mid_capture() -> None:
     with running_daemon() as daemon, target(daemon) as process:
         capture_id = create(daemon.stub(), process.pid, 60 * SECOND_NS)

@@ -155,6 +155,7 @@ def test_a_capture_takes_what_the_list_shows(daemon: Daemon, job: Job, by: str) 
     assert verdicts == dict.fromkeys(job.trainers, "VERDICT_DONE")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not allowed_to_trace(), reason="the kernel does not let us trace (ptrace_scope?)")
 def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) -> None:
     traced = sorted((job.forked, *job.trainers))
@@ -169,6 +170,7 @@ def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) 
     assert shown(daemon, everything=True, job_ids=[JOB]) > job.all_but_the_tracker
 
 
+@pytest.mark.slow
 def test_agents_in_all_processes_change_nothing(daemon: Daemon, tmp_path: Path) -> None:
     environ = {**daemon.client_environ(), "TORCHELASTIC_RUN_ID": f"run of {JOB}"}
     with running(tmp_path, environ, *cli.kinetoctl("--quiet", "run", "--")) as job:
@@ -179,6 +181,7 @@ def test_agents_in_all_processes_change_nothing(daemon: Daemon, tmp_path: Path) 
         assert listed(daemon) & {*have_agents, job.forked} == set(job.trainers)
 
 
+@pytest.mark.slow
 def test_where_processes_hold_gpus_only_these_are_meant(job: Job, tmp_path: Path) -> None:
     gpus = FakeGpus(tmp_path)
     gpus.say(*(f"process {gpu} {pid} 100 5" for gpu, pid in enumerate((job.trainers[1], job.spawned))))

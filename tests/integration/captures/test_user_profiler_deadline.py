@@ -9,6 +9,8 @@ from support.agent.scripted_agent import ScriptedAgent
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.waiting import scaled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:

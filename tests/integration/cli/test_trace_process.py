@@ -120,6 +120,7 @@ def test_a_process_without_agent_says_exactly_what_to_do(daemon: Daemon, tmp_pat
         assert "NONE" in run(daemon, "ps", "--all", "--pid", str(plain.pid)).stdout
 
 
+@pytest.mark.slow
 def test_a_second_trace_of_the_same_process_is_busy(
     daemon: Daemon, child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_second_trace_of_the_same_process_is_busy(
     assert "[BUSY]" in second.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_recorded_and_the_process_can_be_traced_again(
     daemon: Daemon, child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_killed_process_leaves_a_partial_trace_and_code_4(
     assert any("crunch_numbers" in name for name in traced_functions(path))
 
 
+@pytest.mark.slow
 def test_a_capture_cancelled_by_somebody_else_is_code_8(
     daemon: Daemon, child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_capture_cancelled_by_somebody_else_is_code_8(
     assert process.returncode == 8
 
 
+@pytest.mark.slow
 def test_a_day_is_refused_by_the_daemon_with_its_limit(
     daemon: Daemon, child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
@@ -180,6 +184,7 @@ def test_a_day_is_refused_by_the_daemon_with_its_limit(
     assert "kinetod --max-duration" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_daemon_that_restarts_does_not_lose_the_capture(tmp_path: Path) -> None:
     with running_daemon() as own, program(crunching(), own, quiet=True) as child:
         wait_for_agent(own, child.pid)
@@ -197,6 +202,7 @@ def test_the_host_knows_its_agents(daemon: Daemon, child: subprocess.Popen[str])
     assert host["agent_socket"] == str(daemon.agent_socket)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be another user")
 def test_a_process_of_another_user_is_denied(tmp_path: Path) -> None:
     nobody = 65534

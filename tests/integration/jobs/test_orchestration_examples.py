@@ -62,11 +62,13 @@ def test_the_first_example(run: Callable[..., dict[str, Any]], tmp_path: Path) -
     assert traces(tmp_path / "traces") >= HOSTS * AGENTS
 
 
+@pytest.mark.slow
 def test_the_watchdog(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     run("def on_slow_step")["on_slow_step"]("4242", ["n1", "n2"])
     assert traces(tmp_path / "traces/slow") >= HOSTS * AGENTS
 
 
+@pytest.mark.slow
 def test_the_actor_of_ray(run: Callable[..., dict[str, Any]]) -> None:
     nodes = [{"NodeManagerAddress": f"10.0.0.{number}", "Alive": number < 2} for number in range(3)]
     ray = SimpleNamespace(remote=lambda kind: kind, nodes=lambda: nodes)
@@ -74,6 +76,7 @@ def test_the_actor_of_ray(run: Callable[..., dict[str, Any]]) -> None:
     assert traces(Path(folder)) >= HOSTS * AGENTS
 
 
+@pytest.mark.slow
 def test_the_task_of_airflow(run: Callable[..., dict[str, Any]]) -> None:
     names = {"task": lambda **_: lambda function: function, "AirflowException": RuntimeError}
     trace_job = run("@task(retries=2)", **names)["trace_job"]

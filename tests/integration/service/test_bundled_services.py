@@ -51,6 +51,7 @@ def test_a_method_that_nobody_answers_is_no_error_of_the_daemon(daemon: Daemon) 
     assert "Traceback" not in daemon.log()
 
 
+@pytest.mark.slow
 def test_no_damaged_request_of_reflection_or_health_leaves_a_traceback(daemon: Daemon) -> None:
     rng = random.Random(5)
     whole = [

@@ -16,7 +16,8 @@ SECOND_NS = 10**9
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def mortal() -> Iterator[Daemon]:
+    """One for a test that ends it."""
     with running_daemon() as started:
         yield started
 
@@ -103,7 +104,7 @@ def test_a_forked_child_does_not_hide_the_death_of_the_target(daemon: Daemon) ->
         agent.process.kill()  # the child still holds the socket and the memory
         agent.process.wait()
         target = end_of(daemon, capture_id)
-        assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents == 0
+        until(lambda: daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).agents == 0, "no agent is connected")
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "TARGET_EXITED")
 
 
@@ -131,27 +132,27 @@ def has_records(event: pb.CaptureEvent) -> bool:
     return any(counts.records for target in (event.target, *event.snapshot.targets) for counts in target.counts)
 
 
-def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(daemon: Daemon) -> None:
-    with RemoteAgent(daemon.agent_socket) as recorded, RemoteAgent(daemon.agent_socket) as empty:
+def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(mortal: Daemon) -> None:
+    with RemoteAgent(mortal.agent_socket) as recorded, RemoteAgent(mortal.agent_socket) as empty:
         recorded.do("hello")
         empty.do("hello")
         pids = pb.Selector(pids=[recorded.pid, empty.pid])
         spec = pb.CaptureSpec(selector=pids, duration_ns=60 * SECOND_NS, labels={"kept": "yes"})
-        stub = daemon.stub()
+        stub = mortal.stub()
         request = pb.CreateCaptureRequest(spec=spec, idempotency_key="before")
         capture_id = stub.CreateCapture(request, timeout=10).id
         events = stub.WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
         recorded.do("collect", "record 100")
         empty.do("await_start", "state WARMUP")
-        written = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{recorded.pid}-*/raw/*/buffers.bin")
+        written = (mortal.state_dir / "captures" / capture_id).glob(f"targets/{recorded.pid}-*/raw/*/buffers.bin")
         next(event for event in events if has_records(event))
         assert [path.stat().st_size > 0 for path in written] == [True]
-        leftover = daemon.state_dir / "captures" / capture_id / "targets" / ".half.tmp"
+        leftover = mortal.state_dir / "captures" / capture_id / "targets" / ".half.tmp"
         leftover.write_bytes(b"half")
-        (daemon.state_dir / "captures" / "never-recorded").mkdir()
-        daemon.kill()
-        daemon.start()
-        stub = daemon.stub()
+        (mortal.state_dir / "captures" / "never-recorded").mkdir()
+        mortal.kill()
+        mortal.start()
+        stub = mortal.stub()
         capture = watch_to_end(stub, capture_id)
     ends = {target.pid: (target.verdict, target.reason_code, len(target.files)) for target in capture.targets}
     assert ends == {
@@ -160,59 +161,62 @@ def test_a_daemon_killed_in_the_middle_gives_a_true_verdict_after_its_restart(da
     }
     assert capture.status == pb.CAPTURE_STATUS_PARTIAL
     assert not leftover.exists()
-    assert not (daemon.state_dir / "captures" / "never-recorded").exists()
+    assert not (mortal.state_dir / "captures" / "never-recorded").exists()
     assert stub.CreateCapture(request, timeout=10).id == capture_id
     listed = stub.ListCaptures(pb.ListCapturesRequest(labels={"kept": "yes"}), timeout=10).captures
     assert [each.status for each in listed] == [pb.CAPTURE_STATUS_PARTIAL]
 
 
-def test_records_that_ended_two_daemons_are_kept_and_not_decoded_again(daemon: Daemon) -> None:
-    with traced(daemon, "collect", "record 100") as (agent, capture_id):
-        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+@pytest.mark.slow
+def test_records_that_ended_two_daemons_are_kept_and_not_decoded_again(mortal: Daemon) -> None:
+    with traced(mortal, "collect", "record 100") as (agent, capture_id):
+        events = mortal.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
         next(event for event in events if has_records(event))
-        daemon.kill()
-        (raw,) = (daemon.state_dir / "captures" / capture_id).glob(f"targets/{agent.pid}-*/raw")
+        mortal.kill()
+        (raw,) = (mortal.state_dir / "captures" / capture_id).glob(f"targets/{agent.pid}-*/raw")
         for _ in range(decode_tries.MAX_TRIES):
             assert decode_tries.begin(raw.parent)
-        daemon.start()
-        target = end_of(daemon, capture_id)
+        mortal.start()
+        target = end_of(mortal, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DECODE_FAILED")
     assert f"after 2 tries it is not tried again; the raw records are kept in {raw}" in target.reason
     assert list(raw.glob("*/buffers.bin"))
 
 
-def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(daemon: Daemon) -> None:
-    with ScriptedAgent(daemon.agent_socket) as agent:
+@pytest.mark.slow
+def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(mortal: Daemon) -> None:
+    with ScriptedAgent(mortal.agent_socket) as agent:
         agent.hello()
-        capture_id = create(daemon, os.getpid())
-        daemon.kill()
-        (daemon.state_dir / "captures" / capture_id).rename(daemon.root / "moved")
-        daemon.start()
-        target = end_of(daemon, capture_id)
+        capture_id = create(mortal, os.getpid())
+        mortal.kill()
+        (mortal.state_dir / "captures" / capture_id).rename(mortal.root / "moved")
+        mortal.start()
+        target = end_of(mortal, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "DAEMON_RESTARTED")
     assert "the target's folder is gone" in target.reason
 
 
-def test_a_stopped_daemon_keeps_what_was_recorded(daemon: Daemon) -> None:
-    with ScriptedAgent(daemon.agent_socket) as agent:
+def test_a_stopped_daemon_keeps_what_was_recorded(mortal: Daemon) -> None:
+    with ScriptedAgent(mortal.agent_socket) as agent:
         agent.hello()
-        capture_id = create(daemon, os.getpid())
+        capture_id = create(mortal, os.getpid())
         agent.collect()
         agent.record(100)
-        assert daemon.process is not None
-        daemon.process.terminate()
+        assert mortal.process is not None
+        mortal.process.terminate()
         agent.cancelled(capture_id)
-        assert daemon.stop() == 0
-    daemon.start()
-    target = end_of(daemon, capture_id)
+        assert mortal.stop() == 0
+    mortal.start()
+    target = end_of(mortal, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_STOPPED")
     assert len(target.files) == 1
 
 
-def test_a_killed_daemon_leaves_no_worker_behind(daemon: Daemon) -> None:
-    workers = psutil.Process(daemon.pid).children()
+@pytest.mark.slow
+def test_a_killed_daemon_leaves_no_worker_behind(mortal: Daemon) -> None:
+    workers = psutil.Process(mortal.pid).children()
     assert len(workers) >= 2
-    daemon.kill()
+    mortal.kill()
     _, alive = psutil.wait_procs(workers, timeout=scaled(10))
     assert alive == []
 
@@ -224,11 +228,12 @@ def test_a_second_daemon_on_the_same_state_folder_is_refused(daemon: Daemon) -> 
         second.start()
 
 
-def test_a_second_daemon_on_the_same_sockets_is_refused(daemon: Daemon) -> None:
-    second = Daemon(daemon.root, state_dir=daemon.root / "other-state")
+@pytest.mark.slow
+def test_a_second_daemon_on_the_same_sockets_is_refused(mortal: Daemon) -> None:
+    second = Daemon(mortal.root, state_dir=mortal.root / "other-state")
     with pytest.raises(DaemonFailed, match="already uses the agent socket"):
         second.start()
-    assert daemon.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
+    assert mortal.stub().GetHost(pb.GetHostRequest(), timeout=10).version == "0.1.0"
 
 
 def with_verdict(events: Iterator[pb.CaptureEvent], pid: int) -> pb.Target:
@@ -237,21 +242,22 @@ def with_verdict(events: Iterator[pb.CaptureEvent], pid: int) -> pb.Target:
     return next(target for target in targets if target.pid == pid and target.verdict)
 
 
-def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon: Daemon) -> None:
-    with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
+@pytest.mark.slow
+def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(mortal: Daemon) -> None:
+    with RemoteAgent(mortal.agent_socket) as first, RemoteAgent(mortal.agent_socket) as second:
         first.do("hello")
         second.do("hello")
-        capture_id = create(daemon, first.pid, second.pid)
+        capture_id = create(mortal, first.pid, second.pid)
         first.do("capture 10")
-        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        events = mortal.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
         with_verdict(events, first.pid)
-        raw = daemon.state_dir / "captures" / capture_id / "targets"
+        raw = mortal.state_dir / "captures" / capture_id / "targets"
         until(lambda: not list(raw.glob(f"{first.pid}-*/raw")), "the verdict is stored and the raw records are gone")
-        daemon.kill()
+        mortal.kill()
         (folder,) = raw.glob(f"{first.pid}-*")
         (folder / "raw").mkdir()
-        daemon.start()
-        capture = watch_to_end(daemon.stub(), capture_id)
+        mortal.start()
+        capture = watch_to_end(mortal.stub(), capture_id)
     ends = {target.pid: (target.verdict, target.reason_code) for target in capture.targets}
     assert ends == {
         first.pid: (pb.VERDICT_DONE, ""),
@@ -260,19 +266,20 @@ def test_a_daemon_killed_after_the_verdict_ends_the_capture_and_tidies_up(daemon
     assert not (folder / "raw").exists()
 
 
-def test_a_daemon_killed_after_a_failure_leaves_nothing_of_it(daemon: Daemon) -> None:
-    with RemoteAgent(daemon.agent_socket) as first, RemoteAgent(daemon.agent_socket) as second:
+@pytest.mark.slow
+def test_a_daemon_killed_after_a_failure_leaves_nothing_of_it(mortal: Daemon) -> None:
+    with RemoteAgent(mortal.agent_socket) as first, RemoteAgent(mortal.agent_socket) as second:
         first.do("hello")
         second.do("hello")
-        capture_id = create(daemon, first.pid, second.pid)
+        capture_id = create(mortal, first.pid, second.pid)
         first.do("await_start", "announce", "state WARMUP")
         first.kill()
-        events = daemon.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
+        events = mortal.stub().WatchCapture(pb.WatchCaptureRequest(id=capture_id), timeout=20)
         failed = with_verdict(events, first.pid)
-        folder = daemon.state_dir / "captures" / capture_id / "targets" / f"{failed.pid}-{failed.start_time_ns}"
+        folder = mortal.state_dir / "captures" / capture_id / "targets" / f"{failed.pid}-{failed.start_time_ns}"
         until(lambda: not folder.exists(), "the verdict is stored and the folder is gone")
-        daemon.kill()
+        mortal.kill()
         (folder / "raw").mkdir(parents=True)
-        daemon.start()
-        watch_to_end(daemon.stub(), capture_id)
+        mortal.start()
+        watch_to_end(mortal.stub(), capture_id)
     assert not folder.exists()

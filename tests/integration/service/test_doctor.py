@@ -59,11 +59,13 @@ def test_what_is_no_pid_is_refused(daemon: Daemon, pid: int) -> None:
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
 
 
+@pytest.mark.slow
 def test_a_daemon_that_attaches_to_nobody_says_so() -> None:
     with running_daemon("--no-attach") as daemon, subjects.python() as pid:
         assert problems(diagnose(daemon, pid)) == ["agent", "method"]
 
 
+@pytest.mark.slow
 @root_only
 def test_a_daemon_of_another_user_does_not_look() -> None:
     with running_daemon(uid=12345) as daemon, subjects.python() as pid:

@@ -65,6 +65,7 @@ def test_a_host_is_looked_at_and_dcgm_is_found_and_asked(tmp_path: Path) -> None
         assert {each["name"] for each in host["checks"]} == set(found)
 
 
+@pytest.mark.slow
 def test_a_store_that_takes_no_captures_is_a_problem_with_its_own_exit_code(tmp_path: Path) -> None:
     with running_daemon(environ={"KINETOD_STORE_START_FREE_BYTES": str(1 << 60)}) as daemon:
         result = run_process(["doctor"], daemon.client_environ())
@@ -80,6 +81,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 @root_only
 def test_pids_of_other_users_profilers_are_told_to_those_who_may_see_them(open_folder: Path) -> None:
     with running_daemon() as daemon, host_engine(open_folder, uid=ADA) as pid, CallsAs(ADA) as ada, CallsAs(BOB) as bob:

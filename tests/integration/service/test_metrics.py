@@ -104,6 +104,7 @@ def test_promtool_finds_no_fault_with_the_metrics(daemon: Daemon) -> None:
     assert [line for line in done.stderr.splitlines() if "camelCase" not in line] == []  # modelName is DCGM's label
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_costs_a_scrape_its_gpus_only(gpus: FakeGpus, daemon: Daemon) -> None:
     def without_gpus() -> dict[tuple[str, ...], float] | None:
         found = samples(page(daemon))

@@ -23,6 +23,7 @@ def test_where_nobody_listens_nothing_is_well(tmp_path: Path, capsys: pytest.Cap
     assert f"unix:{tmp_path}/kinetod.sock: " in said and f"{tmp_path}/attach.sock: " in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_helper_that_answers_is_well_and_logs_nothing_of_it() -> None:
     with attach_service.running() as service:

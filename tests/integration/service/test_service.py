@@ -80,6 +80,7 @@ def reload(daemon: Daemon) -> None:
     assert any(re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", each) for each in daemon.notified[before:])
 
 
+@pytest.mark.slow
 def test_the_watchdog_is_fed_while_all_parts_work_only(daemon: Daemon) -> None:
     healthy = "STATUS=0 agents, 0 captures running"
     assert daemon.notified[0] == f"READY=1\n{healthy}"
@@ -136,6 +137,7 @@ def test_a_broken_file_keeps_the_running_configuration(daemon: Daemon, file: Pat
     assert host(daemon).max_duration_ns == 300 * 10**9
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
     keeper, terminal = pty.openpty()
     command = [sys.executable, "-m", "kinetod", "--listen", f"unix:{tmp_path}/r", "--agent-socket", f"{tmp_path}/a"]
@@ -158,6 +160,7 @@ def test_a_daemon_whose_terminal_is_closed_stops(tmp_path: Path) -> None:
     assert process.wait(scaled(20)) == 0
 
 
+@pytest.mark.slow
 def test_the_journal_gets_priorities(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("wb") as journal:
         status = os.fstat(journal.fileno())

@@ -100,6 +100,7 @@ def test_every_kernel_has_its_launch_and_its_flow(daemon: Daemon, app: subproces
     assert set(kernels) <= ends
 
 
+@pytest.mark.slow
 def test_gpu_and_python_are_on_one_clock(daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path) -> None:
     _, target = trace(daemon, app, tmp_path, "--duration", "500ms")
     rows = events(tmp_path)
@@ -113,6 +114,7 @@ def test_gpu_and_python_are_on_one_clock(daemon: Daemon, app: subprocess.Popen[s
     assert names == {"void gemm<float, 128, 64>", "softmax_warp_forward", "layer_norm"}
 
 
+@pytest.mark.slow
 def test_a_program_that_has_profiled_itself_before_is_traced_as_exactly(
     daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -80,6 +80,7 @@ def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
         assert abs(sum(sizes)) <= 1000
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_process_without_cuda_is_refused_with_the_reason(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITHOUT_CUDA) as pid:

@@ -10,7 +10,6 @@ from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import running_daemon
 from support.waiting import scaled
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 TRAINING = Path(__file__).parents[2] / "support" / "targets" / "seeded_training.py"

@@ -70,6 +70,7 @@ def collecting(*options: str, state_dir: Path | None = None) -> Iterator[tuple[P
         yield stub, agent, capture_id
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_capture_that_fills_the_disk_keeps_what_fitted(small_disk: Path) -> None:
     with collecting("--min-free-bytes", "12MiB", state_dir=small_disk / "state") as (stub, agent, capture_id):
@@ -107,6 +108,7 @@ def _fill(fd: int) -> None:
         return
 
 
+@pytest.mark.slow
 def test_a_capture_needs_room_before_the_disk_is_full() -> None:
     with (
         running_daemon(environ={"KINETOD_STORE_START_FREE_BYTES": "8000TiB"}) as daemon,
@@ -127,6 +129,7 @@ def test_the_limit_per_target_ends_a_capture() -> None:
     assert "the limit of 64 KiB" in target.reason
 
 
+@pytest.mark.slow
 def test_too_many_captures_at_once_are_refused() -> None:
     with running_daemon("--max-captures", "1") as daemon, ScriptedAgent(daemon.agent_socket) as agent:
         agent.hello()
@@ -146,6 +149,7 @@ def test_a_process_of_another_user_is_refused() -> None:
         assert daemon.rpc_socket.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 @needs_nobody
 def test_a_store_that_becomes_unwritable_refuses_captures() -> None:
     with running_daemon(uid=NOBODY) as daemon, RemoteAgent(daemon.agent_socket, prefix=as_user(NOBODY)) as agent:
@@ -165,6 +169,7 @@ def test_a_daemon_does_not_start_on_a_store_that_it_cannot_write() -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_store_of_another_version_is_refused() -> None:
     with running_daemon() as daemon:
         daemon.stop()
@@ -175,6 +180,7 @@ def test_a_store_of_another_version_is_refused() -> None:
             daemon.start()
 
 
+@pytest.mark.slow
 @needs_root
 def test_agents_and_callers_of_every_user_may_connect_to_the_daemon_of_root() -> None:
     with running_daemon() as daemon:

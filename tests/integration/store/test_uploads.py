@@ -19,8 +19,6 @@ from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import FILE, put_capture
 from support.waiting import until
 
-pytestmark = pytest.mark.slow
-
 LARGE = random.Random(1).randbytes(2 * PART_BYTES + 1000)  # three parts
 SMALL = b"a small trace"
 KEY = "prefix/gpu-7/c{number}"
@@ -115,6 +113,7 @@ def test_a_capture_is_uploaded_verified_and_fetched_from_there(s3: S3, proxy: Pr
         assert SECRET not in daemon.log()
 
 
+@pytest.mark.slow
 def test_cut_connections_lose_nothing(s3: S3, proxy: Proxy) -> None:
     proxy.cut_after, proxy.cuts = PART_BYTES // 2, 4
     with uploading(proxy, LARGE) as daemon:
@@ -124,6 +123,7 @@ def test_cut_connections_lose_nothing(s3: S3, proxy: Proxy) -> None:
     assert s3.unfinished() == []
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_goes_on_with_the_missing_parts(s3: S3, proxy: Proxy) -> None:
     with uploading(proxy, LARGE, upload_max_bytes_per_second="8MiB") as daemon:
         until(lambda: 2 in proxy.parts, "the second part is sent", state=daemon.log)
@@ -139,6 +139,7 @@ def test_a_killed_daemon_goes_on_with_the_missing_parts(s3: S3, proxy: Proxy) ->
         assert fetched(daemon) == LARGE
 
 
+@pytest.mark.slow
 def test_an_unreachable_store_is_shown_and_tried_again(s3: S3, proxy: Proxy) -> None:
     proxy.blocked = True
     with uploading(proxy, SMALL, SMALL, store_max_bytes="1") as daemon:
@@ -162,6 +163,7 @@ def test_an_unreachable_store_is_shown_and_tried_again(s3: S3, proxy: Proxy) -> 
         assert SECRET not in daemon.log()
 
 
+@pytest.mark.slow
 def test_damage_is_told_and_the_uploaded_copy_helps(s3: S3, proxy: Proxy) -> None:
     with uploading(proxy, SMALL) as daemon:
         uploaded = await_uploaded(daemon)
@@ -184,6 +186,7 @@ def test_damage_is_told_and_the_uploaded_copy_helps(s3: S3, proxy: Proxy) -> Non
         assert capture(daemon).targets[0].files[0].damage == ""
 
 
+@pytest.mark.slow
 def test_delete_takes_the_uploaded_copy_along_unless_told_otherwise(s3: S3, proxy: Proxy) -> None:
     with uploading(proxy, SMALL, SMALL, SMALL) as daemon:
         stub = daemon.stub()

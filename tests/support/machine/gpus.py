@@ -1,7 +1,14 @@
-"""A host with NVIDIA GPUs: the fake libnvidia-ml.so.1 (tests/fakes/fake_nvml.c) and the file that steers it."""
+"""A host with NVIDIA GPUs: the fake libnvidia-ml.so.1 (tests/fakes/fake_nvml.c) and the file that steers it.
 
+For tests on real ones: `torch_with_driver`.
+"""
+
+import ctypes
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from support.machine.native import FAKES, build
 
@@ -11,6 +18,15 @@ NAME = "libnvidia-ml.so.1"
 def fake_nvml() -> Path:
     """The library, under the name that the driver installs."""
     return build(NAME, [FAKES / "fake_nvml.c"], ["-O2", "-fPIC", "-shared", f"-Wl,-soname,{NAME}"])
+
+
+def torch_with_driver() -> Any:
+    """torch, for a module of tests on real GPUs; skips that without NVIDIA's driver, and without importing torch."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+    return pytest.importorskip("torch")
 
 
 class FakeGpus:

@@ -62,6 +62,7 @@ def test_what_is_known_is_named_and_ends_with_1(tmp_path: Path, capsys: pytest.C
     ]
 
 
+@pytest.mark.slow
 def test_nothing_known_ends_with_0_once_every_package_was_looked_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

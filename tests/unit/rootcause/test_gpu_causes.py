@@ -11,6 +11,7 @@ from rootcause.__main__ import main
 from rootcause.gpu_causes import GPU_CAUSES
 
 
+@pytest.mark.slow
 def test_each_cause_is_planted_in_its_program() -> None:
     pytest.importorskip("torch")
     for cause in GPU_CAUSES:

@@ -1,5 +1,6 @@
 """The agent of a live attach and the one after it, in a process that keeps the modules."""
 
+import pytest
 from support.agent.python_child import run_python
 
 TWO_AGENTS = """
@@ -35,6 +36,7 @@ print(live_attach._agent)
 """
 
 
+@pytest.mark.slow
 def test_an_agent_begins_only_once_that_of_the_attach_before_has_ended() -> None:
     ran = run_python(["-c", TWO_AGENTS])
     assert (ran.stdout.splitlines(), ran.stderr) == (

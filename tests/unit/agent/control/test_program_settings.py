@@ -136,6 +136,7 @@ def test_optimizers_tell_their_parameters_and_how_they_update_them() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_real_optimizer_that_has_stepped_is_known() -> None:
     import torch

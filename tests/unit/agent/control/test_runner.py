@@ -51,7 +51,7 @@ class Process:
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
+def process(tmp_path: Path, soon_back: None) -> Iterator[Process]:
     process = Process(str(tmp_path / "agent.sock"))
     yield process
     process.end()

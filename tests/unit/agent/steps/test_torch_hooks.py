@@ -417,6 +417,7 @@ print(profile.step.__module__)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torchs_profiler_scaler_and_compiled_optimizers_are_counted() -> None:
     done = torch_forks.run("-c", REAL_TORCH, env=environment())

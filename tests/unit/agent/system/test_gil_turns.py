@@ -276,7 +276,7 @@ def test_a_forked_child_has_no_such_thread_and_begins_one_of_its_own() -> None:
 
 
 @with_gil
-@pytest.mark.parametrize("_again", range(4))
+@pytest.mark.parametrize("_again", [0, *(pytest.param(again, marks=pytest.mark.slow) for again in range(1, 4))])
 def test_an_interpreter_with_threads_ends_in_the_middle_of_it(_again: int) -> None:
     done = run_python(["-c", ENDS])
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

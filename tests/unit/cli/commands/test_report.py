@@ -281,6 +281,7 @@ def test_a_trace_that_cannot_be_read_is_missing_and_the_exit_code_says_so(
     assert "note: rank 7 is missing: " in result.stderr
 
 
+@pytest.mark.slow
 def test_several_processes_give_what_one_gives(run: Run, traces: Path) -> None:
     alone = run("report", str(traces), "--view", "kernels", "-o", "json").json()
     done = run_process(["report", str(traces), "--view", "kernels", "--workers", "2", "-o", "json"], environment())

@@ -132,6 +132,7 @@ def test_an_api_server_that_does_not_answer_is_a_refusal_that_says_so(cluster: f
     assert reason == "KUBERNETES_UNAVAILABLE" and "did not answer within 0.2 s" in message
 
 
+@pytest.mark.slow
 def test_who_has_very_many_pods_asked_about_keeps_no_other_user_waiting(cluster: fake.ApiServer) -> None:
     cluster.users["mallory-s"] = {"username": "mallory"}
     cluster.pods += [fake.pod(f"p{number}", uid=f"uid-p{number}") for number in range(80)]

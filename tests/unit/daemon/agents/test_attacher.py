@@ -209,6 +209,7 @@ def test_an_agent_that_came_by_itself_never_leaves_by_itself() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_introduce_itself_in_time_is_sent_away() -> None:
     async def scenario(parts: Parts) -> None:
         with pytest.raises(AttachError) as caught:

@@ -139,6 +139,7 @@ def test_an_api_server_that_answers_byte_by_byte_is_given_up_and_holds_no_end_up
         cluster.port = real
 
 
+@pytest.mark.slow
 def test_calls_that_drip_leave_threads_to_others(cluster: fake.ApiServer) -> None:
     cluster.users["secret"] = ADA
 

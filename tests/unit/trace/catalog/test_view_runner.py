@@ -204,6 +204,7 @@ def test_a_pool_has_no_more_workers_than_fit_into_memory(tmp_path: Path, monkeyp
     assert view_runner.text_bytes(Source(path=tmp_path / "gone", rank=0)) == 0
 
 
+@pytest.mark.slow
 def test_large_traces_are_worked_on_by_fresh_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = ranks(tmp_path, 3, 4)
     monkeypatch.setattr(view_runner, "SMALL_JOB_BYTES", 0)

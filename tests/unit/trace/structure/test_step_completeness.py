@@ -89,6 +89,7 @@ def test_the_rest_that_torch_profiler_ends_itself_is_incomplete(work: Sequence[i
     assert all(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_loop_that_ends_before_the_schedule_of_torch_profiler_does_leaves_a_rest(tmp_path: Path) -> None:
     import torch

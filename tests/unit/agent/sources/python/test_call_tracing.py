@@ -315,6 +315,7 @@ def test_a_process_may_end_while_a_recording_is_on(end: str, expected: int) -> N
     run("recording = Recording()\nfor _ in range(1000): len([])\n" + end, expected)
 
 
+@pytest.mark.slow
 def test_many_recordings_beside_busy_threads_leave_nothing() -> None:
     found = run(
         """

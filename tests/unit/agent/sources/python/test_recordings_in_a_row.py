@@ -67,7 +67,7 @@ for _ in range(4):
 
 
 @pytest.mark.parametrize("source", [CALLS, STACKS], ids=["calls", "stacks"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_record_is_its_threads_in_each_of_several_recordings_and_in_forked_children(
     source: str, seed: int
 ) -> None:

@@ -72,7 +72,7 @@ def test_without_the_gils_place_its_holder_is_left_out(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="CPython itself tells where that is")
-@pytest.mark.parametrize("collects", [False, True])
+@pytest.mark.parametrize("collects", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_without_the_collectors_place_its_runs_are_left_out(monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
     if not collects:
         changed(monkeypatch, lambda right: right._replace(interpreter_collecting=right.interpreter_collecting + 8))

@@ -167,6 +167,7 @@ def test_a_full_table_of_stacks_is_counted_and_said(record: Record, monkeypatch:
     assert "the table of stacks is full" in recorder.outcome.warnings[0]
 
 
+@pytest.mark.slow
 def test_a_sampler_that_costs_too_much_slows_down_and_says_so(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOAD_PPM", 100)
     recorder = record(stack_sample_hz=1000)

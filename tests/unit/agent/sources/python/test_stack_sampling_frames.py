@@ -92,6 +92,7 @@ def test_a_class_body_and_a_comprehension_are_frames_where_python_has_them(recor
     assert inner(recorder, "body") == ("body", "Made", "rest")
 
 
+@pytest.mark.slow
 def test_stacks_of_code_that_calls_all_the_time_are_true(recorder: Recorder) -> None:
     """f calls g calls h, every 50 ns or so. A look takes longer than a call, and `other` has the place that f had.
 
@@ -156,6 +157,7 @@ def misjudged(recorder: Recorder) -> float:
     return abs(seen["calls"] / sum(seen.values()) - truth)
 
 
+@pytest.mark.slow
 def test_shares_of_short_functions_are_those_of_their_time() -> None:
     """A sampler that drops what it cannot read in time would misjudge them."""
     found = []
@@ -167,6 +169,7 @@ def test_shares_of_short_functions_are_those_of_their_time() -> None:
     assert sorted(found)[1] < 0.12
 
 
+@pytest.mark.slow
 def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> None:
     ids = set()
 
@@ -187,6 +190,7 @@ def test_threads_that_come_and_go_are_survived_and_named(recorder: Recorder) -> 
     assert roots["_bootstrap"] >= 0.98 * sum(roots.values()), roots
 
 
+@pytest.mark.slow
 def test_recursion_at_all_depths_is_read(recorder: Recorder) -> None:
     def down(depth: int) -> int:
         if depth == 0:

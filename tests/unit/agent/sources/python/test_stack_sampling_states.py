@@ -109,6 +109,7 @@ def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder
     assert sum(count > 1 for count in holders.values()) < 0.05 * len(holders)
 
 
+@pytest.mark.slow
 def test_a_thread_in_which_the_garbage_collector_runs_waits_for_it() -> None:
     kept = [[] for _ in range(500_000)]  # type: List[List[object]]
     with no_collections(), contextlib.closing(Recorder(stack_sample_hz=200)) as recorder:
@@ -164,6 +165,7 @@ def test_a_c_call_that_keeps_the_gil_is_sampled_all_the_time(recorder: Recorder)
     assert all(sample.holds_gil for sample in sleeping[1:-1])
 
 
+@pytest.mark.slow
 def test_a_loop_that_releases_the_gil_all_the_time_is_shown_as_it_is(recorder: Recorder) -> None:
     spent = {"heavy": 0.0, "light": 0.0}
 
@@ -248,6 +250,7 @@ def test_a_read_that_waits_is_input(recorder: Recorder) -> None:
     os.close(writer)
 
 
+@pytest.mark.slow
 def test_threads_that_share_one_cpu_are_ready_and_not_idle(recorder: Recorder) -> None:
     data = b"x" * (4 << 20)
 

@@ -38,7 +38,12 @@ def spoken(plan: str, tmp_path: Path, **variables: str) -> Dict[str, str]:
 
 @pytest.mark.parametrize(
     ("variables", "level"),
-    [({}, 4), ({"KINETO_LOG_LEVEL": ""}, 4), ({"KINETO_LOG_LEVEL": "0"}, 0), ({"KINETO_LOG_LEVEL": "2"}, 2)],
+    [
+        ({}, 4),
+        pytest.param({"KINETO_LOG_LEVEL": ""}, 4, marks=pytest.mark.slow),
+        pytest.param({"KINETO_LOG_LEVEL": "0"}, 0, marks=pytest.mark.slow),
+        ({"KINETO_LOG_LEVEL": "2"}, 2),
+    ],
 )
 def test_the_first_use_of_kineto_is_silent_and_leaves_the_log_level_that_torch_sets(
     variables: Dict[str, str], level: int, tmp_path: Path

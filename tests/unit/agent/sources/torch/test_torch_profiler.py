@@ -142,6 +142,7 @@ print(json.dumps({"small": small, "grown": grown, "events": events, "steps": cou
     assert "pieces" not in found["way"]
 
 
+@pytest.mark.slow
 @torch
 def test_a_session_that_takes_too_much_memory_is_ended_and_another_begun(tmp_path: Path) -> None:
     plan = """
@@ -194,6 +195,7 @@ print(json.dumps({"missing": missing, "length": length[0]}))
     assert found["missing"] < found["length"], found
 
 
+@pytest.mark.slow
 @torch
 def test_without_trusted_functions_a_recording_is_cut_into_pieces(tmp_path: Path) -> None:
     found = run(
@@ -265,9 +267,9 @@ print(json.dumps({"steps": result, "refused": refused}))
     [
         ("stack_trace=True", "pass", 0),
         ("", "sys.exit(3)", 3),
-        ("", "raise KeyError('of the program')", 1),
-        ("", "os._exit(4)", 4),
-        ("", "os.kill(os.getpid(), 15)", -15),
+        pytest.param("", "raise KeyError('of the program')", 1, marks=pytest.mark.slow),
+        pytest.param("", "os._exit(4)", 4, marks=pytest.mark.slow),
+        pytest.param("", "os.kill(os.getpid(), 15)", -15, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_may_end_while_a_session_is_on(options: str, end: str, expected: int, tmp_path: Path) -> None:

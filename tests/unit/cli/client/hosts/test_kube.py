@@ -197,7 +197,7 @@ def test_a_list_that_always_goes_on_is_given_up(cluster: fake.ApiServer, monkeyp
 def test_an_api_server_that_forwards_nothing_is_given_up(
     cluster: fake.ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube, "ANSWER_S", 5)
+    monkeypatch.setattr(kube, "ANSWER_S", scaled(1))
 
     async def silent(*_: Any) -> None:
         await asyncio.Event().wait()

@@ -48,6 +48,7 @@ def test_many_threads(tmp_path: Path) -> None:
         target.finish()
 
 
+@pytest.mark.slow
 def test_a_sleeping_main_thread_sleeps_neither_shorter_nor_longer(tmp_path: Path) -> None:
     with engine_target(tmp_path, "asleep") as target:
         for _time in range(5):
@@ -146,6 +147,7 @@ sys.stdin.read()
         target.finish()
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_an_error_and_the_target_goes_on(tmp_path: Path) -> None:
     script = "import ctypes, sys\nprint('up', flush=True)\nctypes.PyDLL(None).sleep(3)\nprint('woke')"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:

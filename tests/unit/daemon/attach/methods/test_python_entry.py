@@ -115,6 +115,7 @@ def test_the_source_runs_on_a_new_thread_with_globals_of_its_own(tmp_path: Path,
         target.finish()
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_before_it_begins_does_nothing(tmp_path: Path) -> None:
     method = PendingCall()
     with engine_target(tmp_path, "asleep bystander") as target:  # its main thread does not run them

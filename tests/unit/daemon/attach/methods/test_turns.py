@@ -71,6 +71,7 @@ def test_a_thread_of_ours_that_gets_nowhere_is_given_the_gil(tmp_path: Path, exe
         target.finish()  # in the middle of it: the interpreter ends as ever
 
 
+@pytest.mark.slow
 @every_python
 def test_an_interpreter_with_threads_ends_in_the_middle_of_it(executable: str) -> None:
     for _ in range(_ENDS):

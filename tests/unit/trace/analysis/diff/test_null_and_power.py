@@ -25,7 +25,6 @@ from kineto_trace.view_api.view import View
 from support.trace_files.h200 import DATA
 from support.trace_files.step_traces import of_steps
 
-VIEWS = (diff_step_times, diff_operators, diff_kernel_names, diff_call_paths)
 RANKS = range(4)
 
 
@@ -45,7 +44,13 @@ def share_of_changes(of: View, samples: StepSamples) -> list[float]:
     return shares
 
 
-@pytest.mark.parametrize("of", VIEWS, ids=lambda view: view.name)
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(view, id=view.name, marks=[] if view is diff_kernel_names else pytest.mark.slow)
+        for view in (diff_step_times, diff_operators, diff_kernel_names, diff_call_paths)
+    ],
+)
 def test_halves_of_a_recording_have_no_more_changes_than_the_error_rate(of: View) -> None:
     shares = [share for rank in RANKS for share in share_of_changes(of, of.partial(recorded(rank)))]
     assert np.mean(shares) <= ERROR_RATE
@@ -61,7 +66,7 @@ def test_kernels_and_step_times_of_ranks_that_do_the_same_differ_within_the_nois
     assert np.mean(shares) <= ERROR_RATE
 
 
-@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in RANKS[1:])])
 def test_a_kernel_that_takes_a_fifth_more_is_found_and_nothing_else(rank: int) -> None:
     samples = diff_kernel_names.partial(recorded(rank))
     noise = samples.us.std(1, ddof=1) / samples.us.mean(1)

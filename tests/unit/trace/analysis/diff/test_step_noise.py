@@ -53,13 +53,17 @@ def test_of_many_probabilities_those_are_found_that_keep_the_rate() -> None:
     assert discoveries(np.array([0.03, 0.9]), 0.05)[0].tolist() == [False, False]
 
 
-@pytest.mark.parametrize("steps", [(3, 3), (4, 5), (6, 30), (12, 40)])
+@pytest.mark.parametrize(
+    "steps", [(3, 3), *(pytest.param(steps, marks=pytest.mark.slow) for steps in ((4, 5), (6, 30), (12, 40)))]
+)
 def test_nothing_is_called_changed_where_nothing_is(steps: tuple[int, int]) -> None:
     share, tries = false_changes(lambda random, shape: random.normal(100, 5, shape), rows=100, steps=steps)
     assert (share <= ERROR_RATE, tries <= 0.15) == (True, True), (share, tries)
 
 
-@pytest.mark.parametrize("steps", [(4, 4), (12, 12), (10, 50)])
+@pytest.mark.parametrize(
+    "steps", [(4, 4), *(pytest.param(steps, marks=pytest.mark.slow) for steps in ((12, 12), (10, 50)))]
+)
 def test_skewed_times_and_single_slow_steps_are_noise(steps: tuple[int, int]) -> None:
     share, _ = false_changes(lambda random, shape: random.lognormal(3, 1, shape), rows=100, steps=steps)
     assert share <= ERROR_RATE

@@ -198,7 +198,7 @@ def test_the_file_tells_lines_states_and_names_to_any_viewer(folder: Path) -> No
     }
 
 
-@pytest.mark.parametrize("name", ["trace.json.gz", "trace.pftrace"])
+@pytest.mark.parametrize("name", [pytest.param("trace.json.gz", marks=pytest.mark.slow), "trace.pftrace"])
 def test_perfetto_reads_lines_and_states(folder: Path, name: str) -> None:
     arguments, lost = trace_processor.query(
         folder / name,

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from kineto_trace.analysis.host_time.host_moments import MAX_MOMENTS, moments
 from kineto_trace.analysis.host_time.step_phase_views import data_loading, hot_lines, step_phase_times
 from kineto_trace.model.context import Context
@@ -50,6 +51,7 @@ def test_exact_calls_count_only_as_far_as_they_lie_in_the_steps() -> None:
     assert (row["time_us"], row["share_pct"]) == (80, 100)
 
 
+@pytest.mark.slow
 def test_a_slice_that_claims_any_number_of_samples_takes_its_share_and_no_more_memory() -> None:
     whole = sampled_trace([FORWARD] * 9 + [(*MAIN, "/job/a.py(3): log")])
     table = whole.table("python_function")

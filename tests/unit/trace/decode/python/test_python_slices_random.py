@@ -98,14 +98,14 @@ def decoded(samples: list[Sample]) -> tuple[Table, list[Slice]]:
 
 
 @given(_ticks)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_slices_are_what_a_plain_reference_says(ticks: list[tuple[int, tuple[tuple[int, int] | None, ...]]]) -> None:
     samples = samples_of(ticks)
     assert decoded(samples)[1] == reference(samples)
 
 
 @given(_ticks)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_slices_of_one_depth_never_overlap_nor_outlast_the_next_sample(
     ticks: list[tuple[int, tuple[tuple[int, int] | None, ...]]],
 ) -> None:
@@ -143,7 +143,7 @@ def nested_operators(drawn: list[tuple[int, int]], thread: int) -> list[tuple[in
 
 
 @given(_ticks, _operators, _operators)
-@settings(max_examples=500)
+@settings(max_examples=100)
 def test_among_operators_slices_cut_none_and_keep_apart(
     ticks: list[tuple[int, tuple[tuple[int, int] | None, ...]]],
     first: list[tuple[int, int]],

@@ -56,7 +56,7 @@ def typed(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, float) else (type(value), value)
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(events, max_size=2),
     st.dictionaries(texts.filter(lambda key: key != "traceEvents"), values, max_size=1),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.python_frames import python_frames
 from kineto_trace.structure.python.python_moments import MAX_SAMPLES, frames_in
@@ -57,6 +58,7 @@ def test_an_estimated_moment_close_to_an_edge_counts_on_neither_side() -> None:
     assert divided(rows, [(8, 12)]) == [(0, "a.py(1): a", 4.0)]
 
 
+@pytest.mark.slow
 def test_a_file_with_a_tiny_period_has_no_more_samples_than_fit_into_memory() -> None:
     rows = [frame("a.py(1): a", 0, 900, samples=2)]
     context = Context(trace({"python_function": rows}, length_ns=1000 * MS, sample_period_ns=1))
