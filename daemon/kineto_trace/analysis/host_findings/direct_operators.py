@@ -55,7 +55,7 @@ def _direct_callers(context: Context, inner: Ints) -> Ints:
     names = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     caller = np.where(inner >= 0, calls.user_slice[inner], NOTHING)
     begun = np.where(inner >= 0, calls.phase_slice[inner], NOTHING)
-    depth = np.append(slices.nested.tree.depth.astype(np.int64), NOTHING)  # the last one is for "none"
+    depth = np.append(slices.depth, NOTHING)  # the last one is for "none"
     direct = (caller != NOTHING) & (depth[begun] <= depth[caller])
     return np.where(direct, names[caller], NOTHING)
 

@@ -6,7 +6,8 @@ Theory of operation
     DataLoader a data set, a module a user's forward(). So the tree is small however deep the stacks are. All slices of
     one depth are numbered at once.
 
-    A slice also has the phase that the innermost function of torch around it began, and the kind of the outermost
+    A slice also has the phase that the innermost function of torch around it began (none in the closure of an
+    optimizer), and the kind of the outermost
     library function of a known kind below the innermost user's function, or a kind that holds for all below it.
 """
 
@@ -15,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, thread_slices
 from kineto_trace.analysis.host_time.step_functions import StepPhase, begun_phases
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.library_calls import CallKind, function_kinds
 
-NOTHING = -1
 STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, also for user's code
 
 Ints = npt.NDArray[np.int64]
@@ -55,7 +55,6 @@ class UserCalls:
 def user_calls(context: Context) -> UserCalls:
     """Returns the tree of the training thread."""
     slices, kinds, begins = context.get(thread_slices), context.get(function_kinds), context.get(begun_phases)
-    tree = slices.nested.tree
     name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     user, own_phase, own_kind = kinds.user[name], begins[name], kinds.call[name]
     count = len(slices)
@@ -67,24 +66,26 @@ def user_calls(context: Context) -> UserCalls:
     opens[-1] = True
     names, parents, users = [], [], []
     made = 0
-    order = np.argsort(tree.depth, kind="stable")
-    bounds = np.searchsorted(tree.depth[order], np.arange(int(tree.depth.max(initial=-1)) + 2))
+    order = np.argsort(slices.depth, kind="stable")
+    bounds = np.append(np.unique(slices.depth[order], return_index=True)[1], len(order))
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
         at = order[first:last]
-        above = tree.parent[at]
+        above = slices.parent[at]
         new = user[at] | opens[above]
         node[at] = node[above]
         groups = group([node[above[new]], name[at[new]]])
         node[at[new]] = groups.number + made
         first_ones = at[new][groups.first]
         names.append(name[first_ones])
-        parents.append(node[tree.parent[first_ones]])
+        parents.append(node[slices.parent[first_ones]])
         users.append(user[first_ones])
         made += len(groups)
         opens[at] = user[at]
         in_user[at] = np.where(user[at], at, in_user[above])
-        in_phase[at] = np.where(own_phase[at] != StepPhase.NONE, at, in_phase[above])
-        phase[at] = np.where(own_phase[at] != StepPhase.NONE, own_phase[at], phase[above])
+        begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE))
+        in_phase[at] = np.where(begins_phase, at, in_phase[above])
+        leaves = (own_phase[at] == StepPhase.CLOSURE) & (phase[above] == StepPhase.OPTIMIZER)
+        phase[at] = np.select([begins_phase, leaves], [own_phase[at], StepPhase.NONE], phase[above])
         loading[at] = loading[above] | (own_phase[at] == StepPhase.LOADING)
         calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
         outer[at] = np.where(user[at], calling, outer[above])
