@@ -11,10 +11,10 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.step_functions import StepPhase
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context

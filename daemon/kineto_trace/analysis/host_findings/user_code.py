@@ -22,9 +22,9 @@ import numpy.typing as npt
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
 from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
+from kineto_trace.analysis.host_time.user_calls import UserCalls, user_calls
 from kineto_trace.analysis.host_time.user_lines import commonest_place, own_lines
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.model.context import Context

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import CodePlace, code_place
