@@ -12,7 +12,8 @@ from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
 from kineto_trace.analysis.host_findings.remedies import EVALUATION
-from kineto_trace.analysis.host_findings.user_code import dominating, heaviest_below, inclusive
+from kineto_trace.analysis.host_findings.subtrees import dominating
+from kineto_trace.analysis.host_time.call_tree import heaviest_below, inclusive
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
 from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_findings.user_code import inclusive, main_kind
+from kineto_trace.analysis.host_findings.user_code import main_kind
+from kineto_trace.analysis.host_time.call_tree import inclusive
 from kineto_trace.analysis.host_time.host_moments import NOTHING, below, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import UserCalls, user_calls

@@ -97,7 +97,7 @@ class ThreadSlices:
     """The Python slices of the training thread, outer ones first. row: of python_function.
 
     parent: place of the caller's slice, as it was recorded; NOTHING: none. By their times, sampled slices may lie
-    inside others: some end too early, and some are moved to where operators begin. depth: larger than that of the caller.
+    inside others: some end too early, and some are moved to where operators begin. depth: larger than the caller's.
     """
 
     nested: Nested

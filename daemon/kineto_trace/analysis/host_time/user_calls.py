@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.host_time.call_tree import CallTree, call_tree, levels
 from kineto_trace.analysis.host_time.host_moments import NOTHING, thread_slices
 from kineto_trace.analysis.host_time.step_functions import StepPhase, begun_phases
-from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.library_calls import CallKind, function_kinds
 
@@ -29,27 +29,21 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class UserCalls:
-    """name, parent, user: of each node; outer ones first. node, phase, kind: of each slice of thread_slices.
+class UserCalls(CallTree):
+    """The nodes, and of each slice of thread_slices:
 
-    phase: innermost StepPhase. outer: the kind of the library that called the innermost user's function. loading:
-    whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice at or above each
-    slice that is of a user's function, or began a phase (a module's forward is one, inside another one, too).
+    phase: innermost StepPhase. kind: CallKind. outer: the kind of the library that called the innermost user's
+    function. loading: whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice
+    at or above each slice that is of a user's function, or began a phase (a module's forward is one, inside another
+    one, too).
     """
 
-    name: Ints
-    parent: Ints
-    user: Flags
-    node: Ints
     phase: npt.NDArray[np.int8]
     kind: npt.NDArray[np.int8]
     outer: npt.NDArray[np.int8]
     loading: Flags
     user_slice: Ints
     phase_slice: Ints
-
-    def __len__(self) -> int:
-        return len(self.name)
 
 
 def user_calls(context: Context) -> UserCalls:
@@ -58,29 +52,10 @@ def user_calls(context: Context) -> UserCalls:
     name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     user, own_phase, own_kind = kinds.user[name], begins[name], kinds.call[name]
     count = len(slices)
-    node = np.full(count + 1, NOTHING, np.int64)  # the last one is for "no caller"
-    phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))
+    phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))  # the last one is for "no caller"
     loading = np.zeros(count + 1, np.bool_)
     in_user, in_phase = (np.full(count + 1, NOTHING, np.int64) for _ in range(2))
-    opens = np.zeros(count + 1, np.bool_)  # a user's function: what it calls is an entry
-    opens[-1] = True
-    names, parents, users = [], [], []
-    made = 0
-    order = np.argsort(slices.depth, kind="stable")
-    bounds = np.append(np.unique(slices.depth[order], return_index=True)[1], len(order))
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        at = order[first:last]
-        above = slices.parent[at]
-        new = user[at] | opens[above]
-        node[at] = node[above]
-        groups = group([node[above[new]], name[at[new]]])
-        node[at[new]] = groups.number + made
-        first_ones = at[new][groups.first]
-        names.append(name[first_ones])
-        parents.append(node[slices.parent[first_ones]])
-        users.append(user[first_ones])
-        made += len(groups)
-        opens[at] = user[at]
+    for at, above in levels(slices):
         in_user[at] = np.where(user[at], at, in_user[above])
         begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE))
         in_phase[at] = np.where(begins_phase, at, in_phase[above])
@@ -92,12 +67,12 @@ def user_calls(context: Context) -> UserCalls:
         kept = np.where(user[at] & ~np.isin(kind[above], STICKY), CallKind.NONE, kind[above])
         stronger = np.isin(own_kind[at], STICKY) & ~np.isin(kept, STICKY)
         kind[at] = np.where((kept == CallKind.NONE) | stronger, own_kind[at], kept)
-    whole = np.empty(0, np.int64)
+    tree = call_tree(slices, name, user, opens=user)
     return UserCalls(
-        np.concatenate([whole, *names]),
-        np.concatenate([whole, *parents]),
-        np.concatenate([whole.astype(np.bool_), *users]),
-        node[:-1],
+        tree.name,
+        tree.parent,
+        tree.user,
+        tree.node,
         phase[:-1],
         kind[:-1],
         outer[:-1],
