@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, FrameworkParts
+from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, FrameworkParts, Part
 from kineto_trace.analysis.host_time.call_tree import CallTree, heaviest_below, inclusive
 from kineto_trace.analysis.host_time.framework_calls import LOOP, TRAINING, framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
@@ -23,6 +23,7 @@ from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_lines import own_lines
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.model.context import Context
+from kineto_trace.structure.python.library_calls import CallKind
 
 WITHOUT = 0.25  # of the operators without a backward: fewer with one are errors of sampling
 
@@ -36,7 +37,8 @@ class Subtree:
     """A subtree of framework_calls (or a line of the loop) with the moments that it has.
 
     named: the node with its best name. entry: of the framework whose loop calls it, or whose loop it is; NOTHING: it is
-    the user's, or called by the user. of_loop: whether it is what a function of that loop does itself.
+    the user's, or called by the user. of_loop: whether it is what a function of that loop does itself. purpose: of a
+    part of a framework's work, if it is known.
     """
 
     named: int
@@ -44,6 +46,7 @@ class Subtree:
     moments: Ints
     entry: int = NOTHING
     of_loop: bool = False
+    purpose: int = CallKind.NONE
 
 
 def trains(context: Context) -> bool:
@@ -66,7 +69,7 @@ def subtrees(context: Context) -> Iterator[Subtree]:
     heaviest, names = heaviest_below(tree, other), frozenset(tree.name[loop].tolist())
     parts = FrameworkParts(context, aside, evaluates, names)
     begins = np.full(len(tree), NOTHING, np.int64)  # the node at which the subtree of a node begins
-    named: dict[int, int] = {}
+    named: dict[int, Part] = {}
     for place in np.flatnonzero(~loop).tolist():
         above = int(tree.parent[place])
         if place in named:
@@ -75,17 +78,18 @@ def subtrees(context: Context) -> Iterator[Subtree]:
             begins[place] = begins[above]
         else:
             begins[place] = place
-            framework = tree.entry[place] not in (NOTHING, place)
-            named |= {part.root: part.named for part in parts.of(place)} if framework else {place: place}
+            framework = tree.entry[place] != NOTHING
+            divided = parts.of(place) if framework else (Part(place, place, CallKind.NONE),)
+            named |= {part.root: part for part in divided}
     mine = np.flatnonzero(aside & (classes.weight > 0))
     of_moment = begins[node[mine]]
     aside_of_loop = of_moment != NOTHING
     outside = mine[aside_of_loop]
     for start, places in places_by_value(of_moment[aside_of_loop]):
-        best = named[start]
+        best = named[start].named
         if tree.entry[best] == NOTHING:
             best = dominating(tree, other, best, heaviest, names)
-        yield Subtree(best, 0, outside[places], int(tree.entry[best]))
+        yield Subtree(best, 0, outside[places], int(tree.entry[best]), purpose=named[start].purpose)
     rest = mine[~aside_of_loop]
     lines = np.where(tree.user[node[rest]], _lines(context, rest), 0)
     keys = node[rest] << 32 | lines

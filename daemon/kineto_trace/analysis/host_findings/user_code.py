@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
+from kineto_trace.analysis.host_findings.framework_parts import EVALUATION
 from kineto_trace.analysis.host_findings.framework_settings import settings_of
 from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
 from kineto_trace.analysis.host_findings.subtrees import Subtree, subtrees, trains
@@ -58,8 +59,8 @@ def user_code(context: Context) -> Iterator[Finding]:
         elif _is_enough(context, rows):
             yield _finding(context, replace(best, moments=rows))
     for entry, several in of_frameworks.items():
-        for rows in _of_framework(context, np.concatenate(several)):
-            yield _finding(context, Subtree(entry, 0, rows, entry))
+        for kind, rows in _of_framework(context, np.concatenate(several)):
+            yield _finding(context, Subtree(entry, 0, rows, entry, purpose=kind))
 
 
 def _key(context: Context, subtree: Subtree) -> str:
@@ -67,7 +68,7 @@ def _key(context: Context, subtree: Subtree) -> str:
     own = [int(tree.name[subtree.named])]
     if not tree.user[subtree.named]:
         own += [int(tree.name[node]) for node in _above(tree, subtree.named) if tree.user[node]][:1]
-    return f"{own} {subtree.line} {subtree.entry} {subtree.of_loop}"
+    return f"{own} {subtree.line} {subtree.entry} {subtree.of_loop} {subtree.purpose}"
 
 
 def _above(tree: CallTree, node: int) -> Iterator[int]:
@@ -81,7 +82,7 @@ def _is_enough(context: Context, rows: Ints) -> bool:
     return is_enough(context, float(context.get(moment_classes).weight[rows].sum()), len(rows))
 
 
-def _of_framework(context: Context, rows: Ints) -> Iterator[Ints]:
+def _of_framework(context: Context, rows: Ints) -> Iterator[tuple[CallKind, Ints]]:
     """Yields those moments of a framework's work that are for the same known purpose, and the rest of them.
 
     What is not enough for a finding is left out.
@@ -91,25 +92,21 @@ def _of_framework(context: Context, rows: Ints) -> Iterator[Ints]:
     rest = []
     for kind, places in places_by_value(kinds):
         if CallKind(kind) in _TITLES and _is_enough(context, rows[places]):
-            yield rows[places]
+            yield CallKind(kind), rows[places]
         else:
             rest.append(rows[places])
     if rest and _is_enough(context, np.concatenate(rest)):
-        yield np.concatenate(rest)
+        yield CallKind.NONE, np.concatenate(rest)
 
 
 def _finding(context: Context, subtree: Subtree) -> Finding:
     rows, tree = subtree.moments, context.get(framework_calls)
-    calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
+    found, classes = context.get(moments), context.get(moment_classes)
     weight = float(classes.weight[rows].sum())
     place = _place(context, subtree)
     share = classes.weight[rows] / max(weight, 1.0)
     idle = float((found.idle[rows] * share).sum())
-    kind = main_kind(calls.kind[found.place[rows]], share)
-    if kind == CallKind.NONE:
-        outer = main_kind(calls.outer[found.place[rows]], share)
-        kind = outer if outer in CALLING_BACK else kind
-    name, what, advice = _judged(context, kind, subtree, share, idle)
+    name, what, advice = _judged(context, _purpose(context, subtree, share), subtree, share, idle)
     shown, way = place.short, ""
     if not tree.user[subtree.named]:
         function = code_place(context.trace.strings[int(tree.name[subtree.named])])
@@ -128,6 +125,18 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
         f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{way}",
         where=str(place),
     )
+
+
+def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
+    """What most of the subtree is for: a CallKind, or EVALUATION."""
+    if subtree.entry != NOTHING:
+        return subtree.purpose
+    calls, classes = context.get(user_calls), context.get(moment_classes)
+    if float(share[np.isin(classes.kind[subtree.moments], (Class.UNLINKED, Class.FORWARD))].sum()) >= MOSTLY:
+        return EVALUATION
+    place = context.get(moments).place[subtree.moments]
+    kind, outer = main_kind(calls.kind[place], share), main_kind(calls.outer[place], share)
+    return outer if kind == CallKind.NONE and outer in CALLING_BACK else kind
 
 
 def _way(context: Context, node: int) -> str:
@@ -150,7 +159,7 @@ def main_kind(kinds: npt.NDArray[np.int8], share: Floats) -> CallKind:
     return CallKind(best) if weights[best] >= MOSTLY else CallKind.NONE
 
 
-_TITLES = {
+_TITLES: dict[int, str] = {
     CallKind.TENSOR_PRINT: "prints tensors",
     CallKind.LOGGING: "writes logs",
     CallKind.CHECKPOINT: "saves a checkpoint",
@@ -174,13 +183,13 @@ _TITLES = {
 }
 
 
-def _judged(context: Context, kind: CallKind, subtree: Subtree, share: Floats, idle: float) -> tuple[str, str, str]:
+def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idle: float) -> tuple[str, str, str]:
     """Returns the finding's name, what the code does, and what to do about it."""
     classes, rows = context.get(moment_classes), subtree.moments
-    forward = np.isin(classes.kind[rows], (Class.UNLINKED, Class.FORWARD))
-    if float(share[forward].sum()) >= MOSTLY:
+    if purpose == EVALUATION:
         return "evaluation_in_the_step", "runs a model without a backward", remedies.EVALUATION
-    if kind in _TITLES:
+    if purpose in _TITLES:
+        kind = CallKind(purpose)
         return f"user_code_{kind.name.lower()}", _TITLES[kind], remedies.REMEDIES[kind]
     op = classes.op[rows]
     if subtree.entry == NOTHING and float(share[op >= 0].sum()) >= MOSTLY:
