@@ -7,6 +7,7 @@ from kineto_trace.analysis.host_findings.user_code import user_code
 from support.trace_files.sampled_stacks import (
     BACKWARD,
     LINEAR,
+    LOADER,
     MAIN,
     MODULE,
     OPTIMIZER,
@@ -54,6 +55,37 @@ def test_a_checkpoint_and_an_evaluation_in_one_function_of_a_framework_are_two_f
         finding.evidence.endswith("called by Trainer._maybe_log_save_evaluate, Trainer._run, Trainer.fit")
         for finding in findings
     )
+
+
+def test_files_and_archives_that_a_function_that_saves_needs_are_the_checkpoint() -> None:
+    callback = (*HOOKS, SITE + "trainers/hooks.py(20): ModelCheckpoint.on_batch_end", SITE + "trainers/io.py(1): write")
+    findings = found(*[(*callback, SITE + "h5py/_hl.py(5): create")] * 20, *[(*callback, "zipfile.py(9): close")] * 20)
+    assert [(finding.title, finding.saving_ns // PERIOD_NS) for finding in findings] == [
+        (f"ModelCheckpoint.on_batch_end of trainers, {CALLED} saves a checkpoint", 40)
+    ]
+
+
+def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_two_findings() -> None:
+    again = (*FIT, TRAINER + "(60): Trainer._epoch", SITE + "trainers/hooks.py(9): Hooks.call")
+    logs = [(*HOOKS, f"{SITE}trainers/hooks.py({number}): Log{number}.print") for number in range(30, 50)]
+    findings = found(*logs, *[again] * 20)
+    assert [(finding.title, finding.guess, finding.saving_ns // PERIOD_NS) for finding in findings] == [
+        (f"Hooks.call of trainers, {CALLED} takes a part of the step beside the training", True, 20),
+        (f"Hooks.call of trainers, {CALLED} writes logs", False, 20),
+    ]
+
+
+def test_an_evaluation_by_a_framework_that_the_program_calls_is_told_with_its_setting() -> None:
+    evaluate = (*MAIN, "/job/train.py(60): check", SITE + "lightning/pytorch/trainer/trainer.py(9): Trainer.validate")
+    engine = {"name": "autograd::engine::evaluate_function: AddmmBackward0", "forward_thread": 1, "scope": 1}
+    ops = [op(0, 25), op(40, 70, sequence=7), {**op(70, 90, sequence=7), **engine}]
+    ops.append({**ops[-1], "name": "AddmmBackward0"})
+    (finding,) = found(*[(*evaluate, MODULE, LINEAR)] * 30, *[(*evaluate, LOADER)] * 10, ops=ops)
+    assert (
+        finding.title == "Trainer.validate of lightning, called in check (train.py:42) runs a model without a backward"
+    )
+    assert finding.advice.endswith("val_check_interval, check_val_every_n_epoch, limit_val_batches.")
+    assert finding.saving_ns == 30 * PERIOD_NS
 
 
 def test_a_function_that_a_framework_calls_back_is_named_before_the_framework() -> None:
