@@ -18,7 +18,7 @@ from rootcause.programs.loops.parts import BATCH, histogram, network, pictures
 OFTEN, SELDOM = 4, 64  # batches of an epoch, after which fastai evaluates and saves
 
 
-class Steps(Callback):  # type: ignore[misc,unused-ignore]
+class Steps(Callback):
     """Ends the training when the clock says so."""
 
     def before_fit(self) -> None:
@@ -29,7 +29,7 @@ class Steps(Callback):  # type: ignore[misc,unused-ignore]
             raise CancelFitException
 
 
-class Weights(Callback):  # type: ignore[misc,unused-ignore]
+class Weights(Callback):
     """Histograms of the weights for a board."""
 
     def after_batch(self) -> None:
