@@ -180,4 +180,28 @@ FRAMEWORKS = (
         ("pl_copies", r"Average|on_train_batch_end|deepcopy", r"cop(?:y|ies)"),
         ("pl_gradients", r"Gradients|on_after_backward", r"item|larger operators|less often|foreach"),
     ),
+    *of_program(
+        "loops.ignite_engine",
+        ("ignite_saves", r"sav|checkpoint", r"checkpoint|sav"),
+        ("ignite_evaluates", r"lambda|evaluat|Engine\.run", r"less often|evaluat"),
+        ("ignite_handler", r"note_weights|histogram", r"vectoris|less often|whole tensors"),
+    ),
+    *of_program(
+        "loops.skorch_net",
+        ("skorch_saves", r"sav|checkpoint", r"checkpoint|sav"),
+        ("skorch_evaluates", r"valid|evaluat|scor", r"less often|evaluat"),
+        ("skorch_callback", r"Weights|on_batch_end|histogram", r"vectoris|less often|whole tensors"),
+    ),
+    *of_program(
+        "loops.keras_model",
+        ("keras_saves", r"sav|checkpoint", r"checkpoint|sav"),
+        ("keras_evaluates", r"evaluat|test", r"less often|evaluat"),
+        ("keras_callback", r"Weights|on_train_batch_end|histogram", r"vectoris|less often|whole tensors"),
+    ),
+    *of_program(
+        "loops.fastai_learner",
+        ("fastai_saves", r"sav|checkpoint", r"checkpoint|sav"),
+        ("fastai_evaluates", r"valid|evaluat", r"less often|evaluat"),
+        ("fastai_callback", r"Weights|after_batch|histogram", r"vectoris|less often|whole tensors"),
+    ),
 )

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 # Nobody can say how much of their time can be saved.
-GUESSES = frozenset({"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions", "busy_function"})
+GUESSES = frozenset(
+    {"kernel_gaps", "queued", "unknown_idle", "unmeasured_convolutions", "busy_function", "framework_work"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,12 @@ from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
 from kineto_trace.analysis.host_findings.remedies import EVALUATION
-from kineto_trace.analysis.host_findings.user_code import dominating, heaviest_below, inclusive
-from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
+from kineto_trace.analysis.host_findings.subtrees import dominating
+from kineto_trace.analysis.host_time.call_tree import heaviest_below, inclusive
+from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches

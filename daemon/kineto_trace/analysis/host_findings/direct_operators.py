@@ -11,10 +11,10 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.step_functions import StepPhase
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -55,7 +55,7 @@ def _direct_callers(context: Context, inner: Ints) -> Ints:
     names = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     caller = np.where(inner >= 0, calls.user_slice[inner], NOTHING)
     begun = np.where(inner >= 0, calls.phase_slice[inner], NOTHING)
-    depth = np.append(slices.nested.tree.depth.astype(np.int64), NOTHING)  # the last one is for "none"
+    depth = np.append(slices.depth, NOTHING)  # the last one is for "none"
     direct = (caller != NOTHING) & (depth[begun] <= depth[caller])
     return np.where(direct, names[caller], NOTHING)
 

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
 from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_findings.user_code import inclusive, main_kind
-from kineto_trace.analysis.host_time.host_moments import below, moments, thread_slices
+from kineto_trace.analysis.host_findings.user_code import main_kind
+from kineto_trace.analysis.host_time.call_tree import inclusive
+from kineto_trace.analysis.host_time.host_moments import NOTHING, below, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
+from kineto_trace.analysis.host_time.user_calls import UserCalls, user_calls
 from kineto_trace.analysis.host_time.user_lines import own_lines
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place, functions_named

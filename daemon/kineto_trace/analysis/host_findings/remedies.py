@@ -42,6 +42,9 @@ REMEDIES = {
     "DistributedDataParallel or FSDP reduce gradients in buckets during the backward, put several small tensors into "
     "one, reduce metrics every so many steps and read them later (async_op=True). What a rank waits for another one "
     "is not gained: the view rank_what_if over all ranks tells it.",
+    CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
+    "that clips), and not at all if their norm never reaches the limit; with gradient accumulation, once for each step "
+    "of the optimizer.",
 }
 BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
@@ -50,6 +53,10 @@ BLOCKED = (
 BUSY = (
     "Look at this line: work on single numbers is faster as operations on whole arrays or tensors; what is computed "
     "again with the same result can be kept, and independent work can run in other processes."
+)
+FRAMEWORK = (
+    "This is what the framework does around the training itself. Leave out callbacks, hooks, metrics and logs that are "
+    "not needed in each step, or let a step do more (a larger batch, several batches for each step of the optimizer)."
 )
 PAGING = (
     "Its memory was swapped out, or belongs to a file mapped into memory (numpy.memmap, Arrow), and is read from "

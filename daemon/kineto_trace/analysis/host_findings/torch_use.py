@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.host_figures import is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import below, host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, below, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_name, optimizer_steps
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context

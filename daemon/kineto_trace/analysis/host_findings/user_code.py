@@ -1,11 +1,10 @@
 """The user's code in the steps that is none of loading, forward, backward and optimizer: the largest functions first.
 
 Theory of operation
-    A node of the tree of calls (user_calls.py) belongs to the loop if phases of the training run below it; all other
-    code hangs below such nodes. Each largest subtree without phases is one finding, for all of its time. It is named
-    after the innermost user's function that has nearly all of that time, so that a wrapper is not named for what it
-    wraps, nor one of several helpers for what they do together. What a function of the loop does
-    itself is told by line.
+    subtrees.py divides it; each subtree is one finding. A function of a framework (train() of a trainer, and what its
+    loop calls) is told like a user's one if it is known what it does: it saves, evaluates, logs, waits. What is not
+    large enough by itself, or belongs to the loop, counts for the framework as a whole, and again only for what is
+    known. The rest of the framework's own work is a guess: nobody can say whether it can be avoided.
 
     Where no part of a training was seen (inference, or a program without PyTorch), all functions may be the work
     itself: each has a finding for what it does itself, whose saving is a guess unless it waits, writes logs or the
@@ -13,200 +12,143 @@ Theory of operation
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings import remedies
+from kineto_trace.analysis.host_findings.framework_parts import EVALUATION
+from kineto_trace.analysis.host_findings.framework_settings import settings_of
 from kineto_trace.analysis.host_findings.host_figures import idleness, is_enough, margin, per_step
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_findings.subtrees import Subtree, subtrees, trains
+from kineto_trace.analysis.host_time.call_tree import CallTree
+from kineto_trace.analysis.host_time.framework_calls import framework_calls
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
-from kineto_trace.analysis.host_time.user_calls import NOTHING, UserCalls, user_calls
-from kineto_trace.analysis.host_time.user_lines import commonest_place, own_lines
+from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.analysis.host_time.user_lines import commonest_place
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 from kineto_trace.structure.python.code_places import CodePlace, code_place
-from kineto_trace.structure.python.library_calls import CallKind
+from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, framework_of
 
-LOOP = 0.05  # of the time of the training below a node: then it belongs to the loop
-WITHOUT = 0.25  # of the operators without a backward: fewer with one are errors of sampling
+WAY = 4  # functions of a framework between the user's code and the one that is named
 DENSE_NS = 100_000  # from the beginning of an operator to the next one's: then operators are what a function does
 AROUND_NS = 500_000  # of a moment, where they are counted
-DOMINATES = 0.8  # of the time of a function in one that it calls: then that one is named
 MOSTLY = 0.4  # of a finding's time: what it calls for most of it
 ASLEEP = 0.5
-CALLING_BACK = (
-    CallKind.LOGGING,
-    CallKind.CHECKPOINT,
-    CallKind.COPY,
-    CallKind.JSON,
-    CallKind.PICKLE,
-)  # libraries that call the user's code
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Subtree:
-    """A subtree (or a line of the loop) with the moments that it has. node: where it begins; named: its best name."""
-
-    node: int
-    named: int
-    line: int
-    moments: Ints
 
 
 def user_code(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function that takes enough of the steps."""
     merged: dict[str, list[Subtree]] = {}
-    for subtree in _subtrees(context):
+    for subtree in subtrees(context):
         merged.setdefault(_key(context, subtree), []).append(subtree)
+    of_frameworks: dict[int, list[Ints]] = {}
     for same in merged.values():
+        best = max(same, key=lambda subtree: len(subtree.moments))
         rows = np.concatenate([subtree.moments for subtree in same])
-        weight = float(context.get(moment_classes).weight[rows].sum())
-        if is_enough(context, weight, len(rows)):
-            best = max(same, key=lambda subtree: len(subtree.moments))
-            yield _finding(context, best, rows, weight)
+        if (best.of_loop and best.entry != NOTHING) or (not _is_enough(context, rows) and best.entry != NOTHING):
+            of_frameworks.setdefault(best.entry, []).append(rows)
+        elif _is_enough(context, rows):
+            yield _finding(context, replace(best, moments=rows))
+    for entry, several in of_frameworks.items():
+        for kind, rows in _of_framework(context, np.concatenate(several)):
+            yield _finding(context, Subtree(entry, 0, rows, entry, purpose=kind))
 
 
 def _key(context: Context, subtree: Subtree) -> str:
-    calls = context.get(user_calls)
-    own = [int(calls.name[subtree.named])]
-    if not calls.user[subtree.named] and calls.parent[subtree.named] != NOTHING:
-        own.append(int(calls.name[calls.parent[subtree.named]]))
-    return f"{own} {subtree.line}"
+    tree = context.get(framework_calls)
+    own = [int(tree.name[subtree.named])]
+    if not tree.user[subtree.named]:
+        own += [int(tree.name[node]) for node in _above(tree, subtree.named) if tree.user[node]][:1]
+    return f"{own} {subtree.line} {subtree.entry} {subtree.of_loop} {subtree.purpose}"
 
 
-def inclusive(calls: UserCalls, own: npt.NDArray[Any]) -> Floats:
-    """Returns for each node the sum over it and all below it. Inner nodes have larger numbers."""
-    total = own.astype(np.float64)
-    for node in range(len(calls) - 1, -1, -1):
-        above = calls.parent[node]
-        if above != NOTHING:
-            total[above] += total[node]
-    return total
+def _above(tree: CallTree, node: int) -> Iterator[int]:
+    """Yields the nodes that called this one, inner ones first."""
+    while tree.parent[node] != NOTHING:
+        node = int(tree.parent[node])
+        yield node
 
 
-def _subtrees(context: Context) -> Iterator[Subtree]:
-    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
-    if not len(calls) or not len(found):
-        return
-    if not _trains(context):
-        yield from _functions(context)
-        return
-    node, count = calls.node[found.place], len(calls)
-    aside = np.isin(classes.kind, (Class.OTHER, Class.UNLINKED)) | _evaluates(context)
-    other = inclusive(calls, np.bincount(node, classes.weight * aside, count))
-    training = inclusive(calls, np.bincount(node, found.weight * ~aside, count))
-    loop = training > LOOP * float((found.weight * ~aside).sum())
-    begins = np.full(count, NOTHING, np.int64)  # the node at which the subtree of a node begins
-    for place in range(count):
-        above = calls.parent[place]
-        if not loop[place]:
-            begins[place] = place if above == NOTHING or begins[above] == NOTHING else begins[above]
-    mine = np.flatnonzero(aside & (classes.weight > 0))
-    of_moment = begins[node[mine]]
-    trains, heaviest = frozenset(calls.name[loop].tolist()), heaviest_below(calls, other)
-    aside_of_loop = of_moment != NOTHING
-    outside = mine[aside_of_loop]
-    for start, places in places_by_value(of_moment[aside_of_loop]):
-        yield Subtree(start, dominating(calls, other, start, heaviest, trains), 0, outside[places])
-    rest = mine[~aside_of_loop]
-    lines = np.where(calls.user[node[rest]], _lines(context, rest), 0)
-    keys = node[rest] << 32 | lines
-    for key, places in places_by_value(keys):
-        yield Subtree(key >> 32, key >> 32, key & 0xFFFFFFFF, rest[places])
+def _is_enough(context: Context, rows: Ints) -> bool:
+    return is_enough(context, float(context.get(moment_classes).weight[rows].sum()), len(rows))
 
 
-def _trains(context: Context) -> bool:
-    """Tells whether a forward with a backward, a backward or an optimizer was seen."""
-    return bool(np.isin(context.get(moment_classes).kind, (Class.FORWARD, Class.BACKWARD, Class.OPTIMIZER)).any())
+def _of_framework(context: Context, rows: Ints) -> Iterator[tuple[CallKind, Ints]]:
+    """Yields those moments of a framework's work that are for the same known purpose, and the rest of them.
 
-
-def _functions(context: Context) -> Iterator[Subtree]:
-    """Yields what each function does itself, or in one function of a library, beside running models."""
-    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
-    mine = np.flatnonzero((classes.kind == Class.OTHER) & (classes.weight > 0))
-    for node, places in places_by_value(calls.node[found.place[mine]].astype(np.int64)):
-        if node != NOTHING:
-            yield Subtree(node, node, 0, mine[places])
-
-
-def _evaluates(context: Context) -> Flags:
-    """Tells which moments of the forward, while no operator runs, are in functions whose operators have no backward."""
-    found, calls, classes = context.get(moments), context.get(user_calls), context.get(moment_classes)
-    node, forward = calls.node[found.place], classes.kind == Class.FORWARD
-    linked = inclusive(calls, np.bincount(node, forward & classes.linked, len(calls)))
-    unlinked = inclusive(calls, np.bincount(node, classes.kind == Class.UNLINKED, len(calls)))
-    without = (unlinked > 0) & (linked < WITHOUT * unlinked)
-    told: Flags = forward & ~classes.linked & without[node]
-    return told
-
-
-def heaviest_below(calls: UserCalls, weight: Floats) -> Ints:
-    """Returns for each node the one directly below it with most weight, of equal ones the first; NOTHING: none."""
-    heaviest = np.full(len(calls) + 1, NOTHING, np.int64)  # the last one is for "no caller"
-    order = np.lexsort((-np.arange(len(calls)), weight))
-    heaviest[calls.parent[order]] = order
-    return heaviest[:-1]
-
-
-def dominating(calls: UserCalls, weight: Floats, start: int, heaviest: Ints, trains: frozenset[int]) -> int:
-    """Returns the innermost user's function below `start` that has nearly all of its time, else `start`.
-
-    heaviest: of heaviest_below. trains: names of functions that train elsewhere, which are not to blame for who else
-    calls them.
+    What is not enough for a finding is left out.
     """
-    named = at = start
-    while True:
-        at = int(heaviest[at])
-        if at == NOTHING or weight[at] < DOMINATES * weight[start]:
-            return named
-        if calls.user[at]:
-            if int(calls.name[at]) in trains:
-                return named
-            named = at
+    calls, found = context.get(user_calls), context.get(moments)
+    kinds = calls.kind[found.place[rows]].astype(np.int64)
+    rest = []
+    for kind, places in places_by_value(kinds):
+        if CallKind(kind) in _TITLES and _is_enough(context, rows[places]):
+            yield CallKind(kind), rows[places]
+        else:
+            rest.append(rows[places])
+    if rest and _is_enough(context, np.concatenate(rest)):
+        yield CallKind.NONE, np.concatenate(rest)
 
 
-def _lines(context: Context, rows: Ints) -> Ints:
-    """The line at which the innermost slice of each of these moments was most often itself; 0: unknown."""
-    slices, found = context.get(thread_slices), context.get(moments)
-    return context.get(own_lines)[slices.row[found.place[rows]]]
-
-
-def _finding(context: Context, subtree: Subtree, rows: Ints, weight: float) -> Finding:
-    calls, found, classes = context.get(user_calls), context.get(moments), context.get(moment_classes)
-    place = _place(context, subtree, rows)
+def _finding(context: Context, subtree: Subtree) -> Finding:
+    rows, tree = subtree.moments, context.get(framework_calls)
+    found, classes = context.get(moments), context.get(moment_classes)
+    weight = float(classes.weight[rows].sum())
+    place = _place(context, subtree)
     share = classes.weight[rows] / max(weight, 1.0)
     idle = float((found.idle[rows] * share).sum())
-    kind = main_kind(calls.kind[found.place[rows]], share)
-    if kind == CallKind.NONE:
-        outer = main_kind(calls.outer[found.place[rows]], share)
-        kind = outer if outer in CALLING_BACK else kind
-    name, what, advice = _judged(context, kind, rows, share, idle)
-    callee = ""
-    if not calls.user[subtree.named]:
-        callee = f", called in {place.short}"
-        shown = code_place(context.trace.strings[int(calls.name[subtree.named])]).shown
-    else:
-        shown = place.short
+    name, what, advice = _judged(context, _purpose(context, subtree, share), subtree, share, idle)
+    shown, way = place.short, ""
+    if not tree.user[subtree.named]:
+        function = code_place(context.trace.strings[int(tree.name[subtree.named])])
+        package = framework_of(function)
+        shown = f"{function.shown}{f' of {package}' if package else ''}, called in {place.short}"
+        way = _way(context, subtree.named)
+        advice = f"{advice} {settings_of(package, name)}".rstrip()
     steps = len(np.unique(found.step[rows]))
     told = f" in {steps} of {len(context.get(host_steps).start)} steps" if context.get(host_steps).told else ""
     return Finding(
         name=name,
-        title=f"{shown}{callee} {what}",
+        title=f"{shown} {what}",
         saving_ns=int(weight),
         advice=advice,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}; seen at {len(rows)} of {len(found)} moments"
-        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}",
+        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{way}",
         where=str(place),
     )
+
+
+def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
+    """What most of the subtree is for: a CallKind, or EVALUATION."""
+    if subtree.entry != NOTHING:
+        return subtree.purpose
+    calls, classes = context.get(user_calls), context.get(moment_classes)
+    if float(share[np.isin(classes.kind[subtree.moments], (Class.UNLINKED, Class.FORWARD))].sum()) >= MOSTLY:
+        return EVALUATION
+    place = context.get(moments).place[subtree.moments]
+    kind, outer = main_kind(calls.kind[place], share), main_kind(calls.outer[place], share)
+    return outer if kind == CallKind.NONE and outer in CALLING_BACK else kind
+
+
+def _way(context: Context, node: int) -> str:
+    """The functions of frameworks through which the user's code called this one, innermost first."""
+    tree, way = context.get(framework_calls), list[str]()
+    for above in _above(tree, node):
+        place = code_place(context.trace.strings[int(tree.name[above])])
+        if tree.user[above] or len(way) == WAY:
+            break
+        if framework_of(place):
+            way.append(place.shown)
+    return f"; called by {', '.join(way)}" if way else ""
 
 
 def main_kind(kinds: npt.NDArray[np.int8], share: Floats) -> CallKind:
@@ -217,7 +159,7 @@ def main_kind(kinds: npt.NDArray[np.int8], share: Floats) -> CallKind:
     return CallKind(best) if weights[best] >= MOSTLY else CallKind.NONE
 
 
-_TITLES = {
+_TITLES: dict[int, str] = {
     CallKind.TENSOR_PRINT: "prints tensors",
     CallKind.LOGGING: "writes logs",
     CallKind.CHECKPOINT: "saves a checkpoint",
@@ -237,29 +179,32 @@ _TITLES = {
     CallKind.ITEM: "reads single numbers of tensors",
     CallKind.GARBAGE: "collects garbage",
     CallKind.COLLECTIVE: "waits in collectives",
+    CallKind.CLIP: "clips gradients",
 }
 
 
-def _judged(context: Context, kind: CallKind, rows: Ints, share: Floats, idle: float) -> tuple[str, str, str]:
+def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idle: float) -> tuple[str, str, str]:
     """Returns the finding's name, what the code does, and what to do about it."""
-    classes = context.get(moment_classes)
-    forward = np.isin(classes.kind[rows], (Class.UNLINKED, Class.FORWARD))
-    if float(share[forward].sum()) >= MOSTLY:
+    classes, rows = context.get(moment_classes), subtree.moments
+    if purpose == EVALUATION:
         return "evaluation_in_the_step", "runs a model without a backward", remedies.EVALUATION
-    if kind in _TITLES:
+    if purpose in _TITLES:
+        kind = CallKind(purpose)
         return f"user_code_{kind.name.lower()}", _TITLES[kind], remedies.REMEDIES[kind]
     op = classes.op[rows]
-    if float(share[op >= 0].sum()) >= MOSTLY:
+    if subtree.entry == NOTHING and float(share[op >= 0].sum()) >= MOSTLY:
         return _by_ops(context, op[op >= 0])
     waits = _wait(context, rows)
     if waits is not None and idle > MOSTLY:
         return waits
     if idle > ASLEEP:
         return "user_code_blocked", "waits", remedies.BLOCKED
+    if subtree.entry != NOTHING:
+        return "framework_work", "takes a part of the step beside the training", remedies.FRAMEWORK
     around = _ops_around(context, rows)
     if len(around) * DENSE_NS > 2 * AROUND_NS * len(rows):
         return _by_ops(context, around)
-    if not _trains(context):
+    if not trains(context):
         return "busy_function", "takes a part of the time", remedies.BUSY
     return "user_code", "takes a part of the step that trains nothing", remedies.REMEDIES[CallKind.NONE]
 
@@ -289,7 +234,7 @@ def _by_ops(context: Context, op: Ints) -> tuple[str, str, str]:
         return "user_code_item", _TITLES[CallKind.ITEM], remedies.REMEDIES[CallKind.ITEM]
     if names and names[0] in ("aten::copy_", "aten::clone", "aten::_to_copy", "aten::to", "aten::contiguous"):
         return "user_code_copies", "copies tensors", remedies.COPIES
-    what = "runs operators that train nothing" if _trains(context) else "runs many operators"
+    what = "runs operators that train nothing" if trains(context) else "runs many operators"
     return "user_code_operators", what, remedies.SMALL_OPERATORS
 
 
@@ -319,15 +264,15 @@ def _ops_text(context: Context, rows: Ints) -> str:
     return f"; {100 * share:.0f} % in operators, most in {', '.join(listed)}" if listed and share > 0.1 else ""
 
 
-def _place(context: Context, subtree: Subtree, rows: Ints) -> CodePlace:
+def _place(context: Context, subtree: Subtree) -> CodePlace:
     """The user's function, and the line at which it was most often."""
-    calls, found, slices = context.get(user_calls), context.get(moments), context.get(thread_slices)
-    node = subtree.named
-    while not calls.user[node] and calls.parent[node] != NOTHING:
-        node = int(calls.parent[node])
-    text = context.trace.strings[int(calls.name[node])]
+    calls, tree, found = context.get(user_calls), context.get(framework_calls), context.get(moments)
+    slices, rows = context.get(thread_slices), subtree.moments
+    above = (node for node in (subtree.named, *_above(tree, subtree.named)) if tree.user[node])
+    node = next(above, subtree.named)
+    text = context.trace.strings[int(tree.name[node])]
     if subtree.line:
         return code_place(text, subtree.line)
     inner = context.trace.table("python_function")["name"][slices.row[calls.user_slice[found.place[rows]]]]
-    own = rows[inner == calls.name[node]]
+    own = rows[inner == tree.name[node]]
     return commonest_place(context, own, np.ones(len(own))) or code_place(text)

@@ -25,6 +25,7 @@ from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_co
 from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000
+NOTHING = -1
 MAX_MOMENTS = 2_000_000  # pieces of exact calls, or samples; of more, each stands for several
 
 Ints = npt.NDArray[np.int64]
@@ -93,10 +94,16 @@ def host_steps(context: Context) -> TrainingSteps:
 
 @dataclass(frozen=True, slots=True)
 class ThreadSlices:
-    """The Python slices of the training thread, outer ones first. row: of python_function."""
+    """The Python slices of the training thread, outer ones first. row: of python_function.
+
+    parent: place of the caller's slice, as it was recorded; NOTHING: none. By their times, sampled slices may lie
+    inside others: some end too early, and some are moved to where operators begin. depth: larger than the caller's.
+    """
 
     nested: Nested
     row: Ints
+    parent: Ints
+    depth: Ints
 
     def __len__(self) -> int:
         return len(self.row)
@@ -105,7 +112,13 @@ class ThreadSlices:
 def thread_slices(context: Context) -> ThreadSlices:
     """Returns the slices of the thread of host_steps."""
     nested = context.get(python_tree).of_thread(context.get(host_steps).thread)
-    return ThreadSlices(nested, nested.order.astype(np.int64))
+    table, row = context.trace.table("python_function"), nested.order.astype(np.int64)
+    place = np.full(len(table) + 1, NOTHING, np.int64)  # the last one is for "no caller"
+    place[row] = np.arange(len(row))
+    depth = table["depth"][row].astype(np.int64)
+    parent = place[np.clip(table["parent"][row], NOTHING, len(table))]
+    inner = np.append(depth, np.iinfo(np.int64).max)[parent] < depth  # files may claim anything
+    return ThreadSlices(nested, row, np.where(inner, parent, NOTHING), depth)
 
 
 def below(context: Context, names: Flags) -> Flags:

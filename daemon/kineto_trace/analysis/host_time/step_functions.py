@@ -1,6 +1,7 @@
-"""The functions of torch in which the parts of a training step begin, told by their names.
+"""The functions of torch and Keras in which the parts of a training step begin, told by their names.
 
-A phase begins in a function of torch: the DataLoader's iterators, the call of a module, backward(), an optimizer.
+A phase begins in a library's function: the DataLoader's iterators, the call of a module, backward(), an optimizer. An
+optimizer that is given a closure calls the whole step: what runs below the closure is not the optimizer's.
 """
 
 import re
@@ -15,18 +16,32 @@ from kineto_trace.structure.python.library_calls import function_kinds
 
 
 class StepPhase(IntEnum):
-    """The parts of a training step on the host."""
+    """The parts of a training step on the host. CLOSURE: called by an optimizer, for the loss and its gradients."""
 
     NONE = 0
     LOADING = 1
     FORWARD = 2
     BACKWARD = 3
     OPTIMIZER = 4
+    CLOSURE = 5
 
 
+_CLOSURE = r": (?:.*\.)?(?:_wrap_)?closure$|: Closure\.__call__$"  # Lightning's, and that of torch's documentation
+_NO_OPTIMIZER = r"(?!\w+\.(?:__|state_dict|load_state|register_))"
+_NO_FORWARD = (
+    r"(?!\w+\.(?:__(?!call__)|_apply|_?named_|parameters|buffers|children|modules|state_dict|load_state|_save_to|_load_from"
+    r"|train$|eval$|to$|zero_grad|requires_grad|register_)|Parameter(?:Dict|List)\.)"
+)
 _BEGINS = (
-    (StepPhase.LOADING, r"(?:^|/)torch/utils/data/[^:]*: "),
-    (StepPhase.OPTIMIZER, r"(?:^|/)torch/optim/[^:]*: |(?:^|/)torch/amp/grad_scaler\.py: "),
+    (
+        StepPhase.LOADING,
+        r"(?:^|/)torch/utils/data/[^:]*: |(?:^|/)keras/(?:[^:]*/)?(?:epoch_iterator\.py|data_adapters/[^:]*): ",
+    ),
+    (
+        StepPhase.OPTIMIZER,
+        rf"(?:^|/)torch/optim/[^:]*: {_NO_OPTIMIZER}|(?:^|/)torch/amp/grad_scaler\.py: "
+        r"|(?:^|/)keras/(?:[^:]*/)?optimizers/[^:]*: .*(?:apply|step)\w*$",
+    ),
     (
         StepPhase.BACKWARD,
         r"(?:^|/)torch/_tensor\.py: (?:Tensor\.)?backward$"
@@ -34,8 +49,7 @@ _BEGINS = (
     ),
     (
         StepPhase.FORWARD,
-        r"(?:^|/)torch/nn/(?:modules/|functional\.py|parallel/)[^:]*: (?!Module\.(?:_apply|__init__|named_|parameters"
-        r"|state_dict|load_state|train|eval|zero_grad|__getattr__|__setattr__|register_))|^nn\.Module: ",
+        rf"(?:^|/)torch/nn/(?:modules/|functional\.py|parallel/)[^:]*: {_NO_FORWARD}|^nn\.Module: ",
     ),
 )
 
@@ -44,7 +58,7 @@ def begun_phases(context: Context) -> npt.NDArray[np.int8]:
     """Returns for each string of the trace the StepPhase that it begins as the name of a Python function."""
     begins = np.zeros(len(context.trace.strings), np.int8)
     user = context.get(function_kinds).user
-    names = {number: place.name for number, place in context.get(function_places).items() if not user[number]}
-    for number, name in names.items():
-        begins[number] = next((phase for phase, text in _BEGINS if re.search(text, name)), StepPhase.NONE)
+    for number, place in context.get(function_places).items():
+        known = ((StepPhase.CLOSURE, _CLOSURE), *(() if user[number] else _BEGINS))
+        begins[number] = next((phase for phase, text in known if re.search(text, place.name)), StepPhase.NONE)
     return begins

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, moments, thread_slices
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.step_phases import OTHER, STEP_PHASES, step_phases
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import user_lines
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context

@@ -6,7 +6,8 @@ Theory of operation
     DataLoader a data set, a module a user's forward(). So the tree is small however deep the stacks are. All slices of
     one depth are numbered at once.
 
-    A slice also has the phase that the innermost function of torch around it began, and the kind of the outermost
+    A slice also has the phase that the innermost function of torch around it began (none in the closure of an
+    optimizer), and the kind of the outermost
     library function of a known kind below the innermost user's function, or a kind that holds for all below it.
 """
 
@@ -15,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import thread_slices
+from kineto_trace.analysis.host_time.call_tree import CallTree, call_tree, levels
+from kineto_trace.analysis.host_time.host_moments import NOTHING, thread_slices
 from kineto_trace.analysis.host_time.step_functions import StepPhase, begun_phases
-from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.library_calls import CallKind, function_kinds
 
-NOTHING = -1
 STICKY = (CallKind.COMPILE, CallKind.ANOMALY, CallKind.RESET)  # hold for everything below, also for user's code
 
 Ints = npt.NDArray[np.int64]
@@ -29,18 +29,15 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class UserCalls:
-    """name, parent, user: of each node; outer ones first. node, phase, kind: of each slice of thread_slices.
+class UserCalls(CallTree):
+    """The nodes, and of each slice of thread_slices:
 
-    phase: innermost StepPhase. outer: the kind of the library that called the innermost user's function. loading:
-    whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice at or above each
-    slice that is of a user's function, or began a phase (a module's forward is one, inside another one, too).
+    phase: innermost StepPhase. kind: CallKind. outer: the kind of the library that called the innermost user's
+    function. loading: whether the slice is below the DataLoader. user_slice, phase_slice: place of the innermost slice
+    at or above each slice that is of a user's function, or began a phase (a module's forward is one, inside another
+    one, too).
     """
 
-    name: Ints
-    parent: Ints
-    user: Flags
-    node: Ints
     phase: npt.NDArray[np.int8]
     kind: npt.NDArray[np.int8]
     outer: npt.NDArray[np.int8]
@@ -48,55 +45,34 @@ class UserCalls:
     user_slice: Ints
     phase_slice: Ints
 
-    def __len__(self) -> int:
-        return len(self.name)
-
 
 def user_calls(context: Context) -> UserCalls:
     """Returns the tree of the training thread."""
     slices, kinds, begins = context.get(thread_slices), context.get(function_kinds), context.get(begun_phases)
-    tree = slices.nested.tree
     name = context.trace.table("python_function")["name"][slices.row].astype(np.int64)
     user, own_phase, own_kind = kinds.user[name], begins[name], kinds.call[name]
     count = len(slices)
-    node = np.full(count + 1, NOTHING, np.int64)  # the last one is for "no caller"
-    phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))
+    phase, kind, outer = (np.zeros(count + 1, np.int8) for _ in range(3))  # the last one is for "no caller"
     loading = np.zeros(count + 1, np.bool_)
     in_user, in_phase = (np.full(count + 1, NOTHING, np.int64) for _ in range(2))
-    opens = np.zeros(count + 1, np.bool_)  # a user's function: what it calls is an entry
-    opens[-1] = True
-    names, parents, users = [], [], []
-    made = 0
-    order = np.argsort(tree.depth, kind="stable")
-    bounds = np.searchsorted(tree.depth[order], np.arange(int(tree.depth.max(initial=-1)) + 2))
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
-        at = order[first:last]
-        above = tree.parent[at]
-        new = user[at] | opens[above]
-        node[at] = node[above]
-        groups = group([node[above[new]], name[at[new]]])
-        node[at[new]] = groups.number + made
-        first_ones = at[new][groups.first]
-        names.append(name[first_ones])
-        parents.append(node[tree.parent[first_ones]])
-        users.append(user[first_ones])
-        made += len(groups)
-        opens[at] = user[at]
+    for at, above in levels(slices):
         in_user[at] = np.where(user[at], at, in_user[above])
-        in_phase[at] = np.where(own_phase[at] != StepPhase.NONE, at, in_phase[above])
-        phase[at] = np.where(own_phase[at] != StepPhase.NONE, own_phase[at], phase[above])
+        begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE))
+        in_phase[at] = np.where(begins_phase, at, in_phase[above])
+        leaves = (own_phase[at] == StepPhase.CLOSURE) & (phase[above] == StepPhase.OPTIMIZER)
+        phase[at] = np.select([begins_phase, leaves], [own_phase[at], StepPhase.NONE], phase[above])
         loading[at] = loading[above] | (own_phase[at] == StepPhase.LOADING)
         calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
         outer[at] = np.where(user[at], calling, outer[above])
         kept = np.where(user[at] & ~np.isin(kind[above], STICKY), CallKind.NONE, kind[above])
         stronger = np.isin(own_kind[at], STICKY) & ~np.isin(kept, STICKY)
         kind[at] = np.where((kept == CallKind.NONE) | stronger, own_kind[at], kept)
-    whole = np.empty(0, np.int64)
+    tree = call_tree(slices, name, user, opens=user)
     return UserCalls(
-        np.concatenate([whole, *names]),
-        np.concatenate([whole, *parents]),
-        np.concatenate([whole.astype(np.bool_), *users]),
-        node[:-1],
+        tree.name,
+        tree.parent,
+        tree.user,
+        tree.node,
         phase[:-1],
         kind[:-1],
         outer[:-1],

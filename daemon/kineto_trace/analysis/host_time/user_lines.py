@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import moments, thread_slices
-from kineto_trace.analysis.host_time.user_calls import NOTHING, user_calls
+from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import CodePlace, code_place
@@ -39,10 +39,9 @@ def user_lines(context: Context) -> Ints:
     inner = calls.user_slice[found.place]
     row = slices.row[inner]
     samples = table["samples"][slices.row].astype(np.int64)
-    entry = _child_toward(found.place, inner, slices.nested.tree.parent)
+    entry = _child_toward(found.place, inner, slices.parent)
     sure = (samples[inner] <= FEW) | (2 * samples[entry] > samples[inner])
-    called_by_it = table["parent"][slices.row[entry]] == row  # else a slice between them ended too early for nesting
-    told = np.where(called_by_it, table["call_line"][slices.row[entry]], 0)
+    told = table["call_line"][slices.row[entry]]
     called = np.where(told > 0, told, np.where(sure, table["line"][row], 0))
     lines: Ints = np.where(inner == found.place, context.get(own_lines)[row], called)
     return np.where(inner == NOTHING, 0, lines)
@@ -66,7 +65,7 @@ def commonest_place(context: Context, rows: Ints, weight: npt.NDArray[np.float64
     return code_place(context.trace.strings[int(names[best])], int(lines[known][best]))
 
 
-def _child_toward(place: Ints, inner: Ints, parent: npt.NDArray[np.int32]) -> Ints:
+def _child_toward(place: Ints, inner: Ints, parent: Ints) -> Ints:
     """The slice directly below `inner` on the way to `place`; `place` itself where they are the same."""
     at = place.copy()
     while True:

@@ -57,6 +57,16 @@ class CallKind(IntEnum):
     PIN = 24
     RESET = 25
     COLLECTIVE = 26
+    CLIP = 27
+
+
+CALLING_BACK = (
+    CallKind.LOGGING,
+    CallKind.CHECKPOINT,
+    CallKind.COPY,
+    CallKind.JSON,
+    CallKind.PICKLE,
+)  # libraries that call the user's code
 
 
 class FrameKind(IntEnum):
@@ -83,6 +93,7 @@ _PACKAGES = (
     "matplotlib yaml simplejson orjson cloudpickle dill loguru albumentations imageio kornia h5py pyarrow zstandard "
     "kineto_agent"
 )
+_NO_FRAMEWORKS = frozenset({"torch", "functorch", "numpy", *sys.stdlib_module_names})
 _ROOTS = "|".join(sorted({*_PACKAGES.split(), *sys.stdlib_module_names}))
 _LIBRARY = re.compile(
     rf"^(?:<|(?:{_ROOTS})(?:/|\.py: ))|/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|/kineto_agent/"
@@ -143,6 +154,8 @@ _TABLE = (
                 r"wandb/",
                 r"mlflow/",
                 r"tqdm/",
+                r"(?:lightning/pytorch|pytorch_lightning)/core/module\.py: LightningModule\.log(?:_dict)?$",
+                r"(?:lightning/pytorch|pytorch_lightning)/trainer/connectors/logger_connector/",
             ),
             _BUILT_IN + r"print\b",
         ),
@@ -157,6 +170,7 @@ _TABLE = (
         FrameKind.RUNNING,
         (r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives)\.py",),
     ),
+    _Row(CallKind.CLIP, FrameKind.RUNNING, (r"torch/nn/utils/clip_grad\.py",)),
     _Row(CallKind.COPY, FrameKind.RUNNING, (r"copy\.py: ",)),
     _Row(CallKind.JSON, FrameKind.RUNNING, (r"json/", r"yaml/", r"simplejson/", r"orjson")),
     _Row(
@@ -231,6 +245,13 @@ def is_users(place: CodePlace) -> bool:
     if _TYPED.fullmatch(place.file):
         return place.file != "<string>" or _GENERATED.match(f"{place.line}: {place.function}") is None
     return bool(place.file) and _LIBRARY.search(place.name) is None
+
+
+def framework_of(place: CodePlace) -> str:
+    """Returns the package of a library's function; "" for those of torch, numpy or Python, or without a file."""
+    package = re.split(r"/(?:site|dist)-packages/", place.path)[-1].partition("/")[0].removesuffix(".py")
+    found = package != place.path.partition("/")[0] or package in _PACKAGES.split()
+    return package if found and package not in _NO_FRAMEWORKS else ""
 
 
 def library_call(place: CodePlace) -> tuple[CallKind, FrameKind]:

@@ -2,7 +2,20 @@
 
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.user_code import user_code
-from support.trace_files.sampled_stacks import BACKWARD, FORWARD, LINEAR, MAIN, MODULE, PERIOD_NS, SITE, Sample, sampled
+from kineto_trace.model.context import Context
+from support.trace_files.sampled_stacks import (
+    BACKWARD,
+    FORWARD,
+    LINEAR,
+    MAIN,
+    MODULE,
+    OPTIMIZER,
+    PERIOD_NS,
+    SITE,
+    Sample,
+    sampled,
+    sampled_trace,
+)
 
 STDLIB = "/usr/lib/python3.11/"
 TRAINING: list[Sample] = [*[FORWARD] * 40, *[(*MAIN, BACKWARD)] * 40]
@@ -41,6 +54,22 @@ def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
     )
     (finding,) = found(*[stack] * 20)
     assert (finding.title, finding.name) == ("publish (board.py:42) writes or reads JSON", "user_code_json")
+
+
+def test_what_a_slice_that_ends_too_early_has_called_is_still_its_own() -> None:
+    publish = "/job/board.py(3): publish"
+    stack = (*MAIN, publish, STDLIB + "json/__init__.py(183): dumps")
+    trace = sampled_trace([*TRAINING, *[stack] * 20], steps=10)
+    table = trace.table("python_function")
+    table["duration"][table["name"] == trace.strings.index(publish)] = 0
+    (finding,) = user_code(Context(trace))
+    assert finding.title == "publish (board.py:42) writes or reads JSON"
+
+
+def test_what_an_optimizer_calls_in_its_closure_is_not_the_optimizer() -> None:
+    steps = (*MAIN, OPTIMIZER, "/job/train.py(30): main.<locals>.closure")
+    (finding,) = found(*[(*steps, MODULE, LINEAR)] * 20, *[(*steps, "/job/board.py(3): publish")] * 20)
+    assert (finding.where, finding.saving_ns) == ("publish (/job/board.py:42)", 200_000_000)
 
 
 def test_a_function_that_waits_for_a_lock_of_torch_distributed_waits_in_collectives() -> None:
