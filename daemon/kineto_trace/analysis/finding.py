@@ -14,7 +14,8 @@ class Finding:
 
     causes: the causes of view time_causes whose time it would take away; it never claims more than they have. op: row
     of cpu_op that shows it best; frame: likewise of python_function; -1: none. kernels: names, the longest first.
-    where: function, file and line of the program's own code; "": none.
+    where: function, file and line of the program's own code; "": none. replayed: whether the saving was found by
+    running the steps again without what the finding names, and without what recording cost.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Finding:
     frame: int = -1
     kernels: tuple[str, ...] = ()
     where: str = ""
+    replayed: bool = False
 
     @property
     def guess(self) -> bool:

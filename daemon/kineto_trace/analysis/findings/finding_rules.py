@@ -6,13 +6,16 @@ Theory of operation
     kernels it is a part of their time that is stated with the finding, since what another kernel would take is not in
     the trace. Savings of different causes add up; those of kernels may overlap with each other.
 
+    What can be left out of the steps (a wait, a function, an allocation) is left out, and the steps are run again
+    (analysis/replay): that is its saving. Savings are shares of the time that the steps take without being recorded.
+
     Each finder gives findings, or none. What saves less than LEAST of the steps' time is left out, and so is all that
     happens in the steps of the warm-up. A process with several GPUs is judged by their mean. What may not be saved at
     all comes last.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +23,7 @@ import numpy as np
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.aside_functions import aside_functions, covered
 from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES, small_collectives
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import (
@@ -43,6 +47,7 @@ from kineto_trace.analysis.findings.idle_findings import (
 )
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.findings.processor_findings import host_without_cores, workers_without_cores
+from kineto_trace.analysis.findings.replayed_savings import recording_note, without_recording
 from kineto_trace.analysis.findings.time_slices import time_slices
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
@@ -76,13 +81,14 @@ class TraceFindings:
     """The findings of a trace, the largest saving first.
 
     window_ns: the time of the measured steps. steps: their number; 0: the trace has none. warm_up: what is to be said
-    of steps that were left out.
+    of steps that were left out. recording: what is to be said of the cost of recording.
     """
 
     findings: tuple[Finding, ...]
     window_ns: int
     steps: int
     warm_up: str | None
+    recording: str | None
 
 
 def findings(context: Context) -> TraceFindings:
@@ -90,10 +96,11 @@ def findings(context: Context) -> TraceFindings:
     found = context.get(time_causes)
     window = found.steps.measured_ns
     every = [_capped(context, finding) for finder in FINDERS for finding in finder(context)]
-    every = _without_parts(every)
+    every = _without_parts(finding for finding in every if not covered(context, finding))
+    every = _largest_of_each_place(without_recording(context, finding) for finding in every)
     every = [finding for finding in every if finding.saving_ns > LEAST * window]
     every.sort(key=lambda finding: (finding.guess, -finding.saving_ns))
-    return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note())
+    return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note(), recording_note(context))
 
 
 def uncertainty(context: Context, finding: Finding) -> float | None:
@@ -112,8 +119,23 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
 
-def _without_parts(every: Sequence[Finding]) -> list[Finding]:
+def _largest_of_each_place(every: Iterable[Finding]) -> list[Finding]:
+    """Returns the findings, of several that leave out the same place of the program only the largest."""
+    found = list(every)
+    most: dict[str, int] = {}
+    for finding in found:
+        if finding.replayed and finding.where:
+            most[finding.where] = max(most.get(finding.where, 0), finding.saving_ns)
+    return [
+        finding
+        for finding in found
+        if not finding.replayed or not finding.where or finding.saving_ns >= most[finding.where]
+    ]
+
+
+def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings, the host's time in launches without what is in small collectives."""
+    every = list(findings)
     part = sum(finding.saving_ns for finding in every if finding.name == SMALL_COLLECTIVES)
     found = []
     for finding in every:
@@ -288,7 +310,14 @@ def on_the_host(context: Context) -> Iterator[Finding]:
             yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
 
 
+def functions_aside(context: Context) -> Iterator[Finding]:
+    """Functions of the program that train nothing."""
+    for each in context.get(aside_functions):
+        yield each.finding
+
+
 FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
+    functions_aside,
     host_functions,
     annotations,
     host_bound,

@@ -64,8 +64,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             for kind, missing in _EVIDENCE.items()
             if not len(context.trace.table(kind))
         ]
-    if found.warm_up:
-        notes.append(found.warm_up)
+    notes += [note for note in (found.warm_up, found.recording) if note]
     if len(chosen) < len(found.findings):
         notes.append(f"{len(found.findings) - len(chosen)} more: kinetoctl report --view findings")
     if len(chosen) > 1:

@@ -10,6 +10,7 @@ from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, tim
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.findings.replayed_savings import replayed
 from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
 from kineto_trace.analysis.host_findings.remedies import EVALUATION
 from kineto_trace.analysis.host_findings.subtrees import dominating
@@ -18,6 +19,8 @@ from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, threa
 from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.analysis.replay.function_slots import function_slots
+from kineto_trace.analysis.replay.step_replay import Change
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -198,7 +201,7 @@ def _without_backward(context: Context, named: int, rows: Ints) -> Finding:
     chosen[rows] = True
     devices = max(len(context.get(time_causes).devices), 1)
     time, everything = int(took[rows].sum()), int(took.sum())
-    return Finding(
+    finding = Finding(
         name="evaluation_in_the_step",
         title=f"{place.short} runs a model without a backward",
         saving_ns=time // devices,
@@ -210,3 +213,5 @@ def _without_backward(context: Context, named: int, rows: Ints) -> Finding:
         kernels=longest(context, chosen),
         where=str(place),
     )
+    start = context.trace.table("cpu_op")["start"][activity.op[rows]]
+    return replayed(context, finding, Change(left_out=context.get(function_slots).around(start)))

@@ -14,6 +14,7 @@ import numpy as np
 from kineto_trace.analysis.causes.cause_views import what
 from kineto_trace.analysis.causes.time_causes import CAUSES, GPU_CAUSES, Detail, time_causes
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.aside_functions import aside_time
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.launch_origins import main_origin
 from kineto_trace.analysis.findings.measured_work import (
@@ -25,6 +26,7 @@ from kineto_trace.analysis.findings.measured_work import (
     measured_times,
     op_name,
 )
+from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.idle.idle_gaps import BLOCKING, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import (
@@ -38,6 +40,7 @@ from kineto_trace.analysis.idle.idle_pieces import (
     REASONS,
     idle_pieces,
 )
+from kineto_trace.analysis.replay.step_replay import Change, allocating_calls
 from kineto_trace.base.quantities import ms, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
@@ -163,7 +166,7 @@ def host_bound(context: Context) -> Iterator[Finding]:
     origin, place = main_origin(context, gaps.after[ended], gaps.length[ended])
     top = next(iter(_largest(context, "operators", 0)), None)
     where = f", {ms(top.time_ns / len(gaps.windows))} of it in {what(context, top)}" if top else ""
-    yield Finding(
+    finding = Finding(
         name="host_bound",
         title="The GPU waits for the host to launch work" + (f", most of it for {origin}" if origin else ""),
         saving_ns=saving,
@@ -175,6 +178,10 @@ def host_bound(context: Context) -> Iterator[Finding]:
         kernels=longest(context, kernels),
         where=place,
     )
+    aside = context.get(aside_time)
+    faster = replayed(context, finding, Change(left_out=aside, faster=operators_and_launches(context)), causes)
+    without = replayed(context, finding, Change(left_out=aside)).saving_ns if faster.replayed else 0
+    yield replace(faster, saving_ns=faster.saving_ns - without)
 
 
 def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:
@@ -215,7 +222,7 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             context, called.thread[blocking], (called.start[blocking] + called.end[blocking]) // 2, blocking * 0 + 1
         )
         time = part.time_ns // len(found.devices)
-        yield Finding(
+        finding = Finding(
             name="synchronisation",
             title=f"{shown} waits for the GPU, which then waits for the host",
             saving_ns=time,
@@ -226,6 +233,9 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             frame=frame,
             op=op if op_name(context, op) == shown else -1,
         )
+        waits = np.zeros(len(called), np.bool_)
+        waits[blocking] = True
+        yield replayed(context, finding, Change(unwaited=waits))
 
 
 def _cause(cause: str, name: str, title: str, advice: str, *more: str) -> Callable[[Context], Iterator[Finding]]:
@@ -286,13 +296,21 @@ waiting_for_ranks = _cause(
     "The GPU waits for a collective of the host",
     "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop.",
 )
-allocation = _cause(
+_allocating = _cause(
     "allocation",
     "allocation",
     "The GPU waits while memory is allocated or released",
     "Keep the allocator from going back to CUDA: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no "
     "torch.cuda.empty_cache() in the loop, less peak memory; allocate pinned buffers once.",
 )
+
+
+def allocation(context: Context) -> Iterator[Finding]:
+    """GPU idle while CUDA allocates or releases memory."""
+    for finding in _allocating(context):
+        yield replayed(context, finding, Change(calls=context.get(allocating_calls)))
+
+
 _pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
 queued = _cause(
     "queued",

@@ -38,7 +38,7 @@ class Subtree:
 
     named: the node with its best name. entry: of the framework whose loop calls it, or whose loop it is; NOTHING: it is
     the user's, or called by the user. of_loop: whether it is what a function of that loop does itself. purpose: of a
-    part of a framework's work, if it is known.
+    part of a framework's work, if it is known. root: the node at which it begins; NOTHING: it is of the loop.
     """
 
     named: int
@@ -47,6 +47,7 @@ class Subtree:
     entry: int = NOTHING
     of_loop: bool = False
     purpose: int = CallKind.NONE
+    root: int = NOTHING
 
 
 def trains(context: Context) -> bool:
@@ -89,7 +90,7 @@ def subtrees(context: Context) -> Iterator[Subtree]:
         best = named[start].named
         if tree.entry[best] == NOTHING:
             best = dominating(tree, other, best, heaviest, names)
-        yield Subtree(best, 0, outside[places], int(tree.entry[best]), purpose=named[start].purpose)
+        yield Subtree(best, 0, outside[places], int(tree.entry[best]), purpose=named[start].purpose, root=start)
     rest = mine[~aside_of_loop]
     lines = np.where(tree.user[node[rest]], _lines(context, rest), 0)
     keys = node[rest] << 32 | lines

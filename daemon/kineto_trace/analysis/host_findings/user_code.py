@@ -13,6 +13,7 @@ Theory of operation
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,25 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+class FoundFunction(NamedTuple):
+    """A finding, and the nodes of framework_calls at which its calls begin; none: it is what a loop does itself."""
+
+    finding: Finding
+    roots: tuple[int, ...] = ()
+
+
 def user_code(context: Context) -> Iterator[Finding]:
     """Yields a finding for each function that takes enough of the steps."""
+    for found in context.get(found_functions):
+        yield found.finding
+
+
+def found_functions(context: Context) -> tuple[FoundFunction, ...]:
+    """Returns these findings, and where their time is."""
+    return tuple(_found(context))
+
+
+def _found(context: Context) -> Iterator[FoundFunction]:
     merged: dict[str, list[Subtree]] = {}
     for subtree in subtrees(context):
         merged.setdefault(_key(context, subtree), []).append(subtree)
@@ -57,10 +75,11 @@ def user_code(context: Context) -> Iterator[Finding]:
         if (best.of_loop and best.entry != NOTHING) or (not _is_enough(context, rows) and best.entry != NOTHING):
             of_frameworks.setdefault(best.entry, []).append(rows)
         elif _is_enough(context, rows):
-            yield _finding(context, replace(best, moments=rows))
+            roots = tuple(subtree.root for subtree in same if subtree.root != NOTHING)
+            yield FoundFunction(_finding(context, replace(best, moments=rows)), roots)
     for entry, several in of_frameworks.items():
         for kind, rows in _of_framework(context, np.concatenate(several)):
-            yield _finding(context, Subtree(entry, 0, rows, entry, purpose=kind))
+            yield FoundFunction(_finding(context, Subtree(entry, 0, rows, entry, purpose=kind)))
 
 
 def _key(context: Context, subtree: Subtree) -> str:

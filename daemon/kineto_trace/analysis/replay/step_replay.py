@@ -1,0 +1,276 @@
+"""What would the steps of a process take if something were left out of them: host and GPU, run again.
+
+Theory of operation
+    The host is a chain of calls: those that launch work, wait for the GPU or allocate, of all threads in the order of
+    their beginnings (a thread that trains waits while autograd's launches). The GPU is a chain of activities. Between
+    two calls the host works for as long as it did; an activity begins once the one before it is over and its launch
+    was LAUNCH_NS ago, and covers as much time as it did. A call that waited for the GPU ends once the activity that
+    ended last in it is over. What else delayed an activity (an event, another stream) delays it again by as much.
+
+    So the steps take as long as the longest path through this graph, which gives the time that they took. If a part of
+    the host's time, of its calls or of the GPU's work is left out, whatever waited for it comes earlier: a wait that is
+    taken away lets the host run ahead again; a function that is taken away saves nothing as long as the GPU is behind.
+
+    Recording makes the host slower: each operator and each call costs some more time. Where the agent measured how
+    much longer iterations took than before (step_ratio), the cost of one event is the one with which the steps without
+    it take as long as they did before; and all savings are those of the program that is not recorded.
+
+    There is no replay of a trace without calls, and of a process with several GPUs. A model that is off by more than
+    MAX_ERROR predicts nothing.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
+from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls
+from kineto_trace.arrays.intervals import Union
+from kineto_trace.arrays.longest_paths import Edges, longest
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.kernel_traits.kernel_types import matches
+from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu
+
+LAUNCH_NS = 5_000  # from a launch to the earliest beginning of its work
+HINDERED = 3.0  # times as long as the fastest tenth of its name takes a call that waited, such as for a full queue
+HINDERED_NS = 20_000  # and by so much longer
+WAIT_NS = 2_000  # what a call that waits takes itself
+MAX_ACTIVITIES = 30_000  # as many whole steps as have no more are run again
+MAX_ERROR = 0.02
+MOST_COST_NS = 5_000.0  # of recording one event
+LEAST_LEFT = 0.2  # of the host's time between two calls, and in one, whatever recording cost
+SEARCHES = 12
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+_NO_TIME = Union(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+class Change(NamedTuple):
+    """What is changed. All of it is optional.
+
+    left_out: times of the host (Unix ns) that go, with the calls in them and the work that these launch. faster: times
+    of the host that go, while their work stays. calls: flags of parts.Calls that go. unwaited: of those that no longer
+    wait for the GPU.
+    """
+
+    left_out: Union = _NO_TIME
+    faster: Union = _NO_TIME
+    calls: Flags | None = None
+    unwaited: Flags | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """The chain of calls. row: place in parts.Calls. own: time since the call before (ns); took: in it.
+
+    before: when the call before had ended (Unix ns). waits: place of the activity that it waited for; NOTHING: none.
+    after: from the end of that activity to its own.
+    """
+
+    row: Ints
+    start: Ints
+    end: Ints
+    before: Ints
+    own: Ints
+    took: Ints
+    waits: Ints
+    after: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """The chain of activities. call: place in _Host; NOTHING: launched before. covers: time that only it fills (ns).
+
+    launch: from its launch at least; delay: what came on top.
+    """
+
+    call: Ints
+    covers: Ints
+    launch: Ints
+    delay: Ints
+
+
+class StepReplay:
+    """The steps from `low` to `high` (Unix ns).
+
+    recorded_ns: what they took; event_cost_ns: what recording one event took; base_ns: what they take without that.
+    """
+
+    def __init__(self, context: Context, low: int, high: int) -> None:
+        self.low, self.high = low, high
+        self._host, self._gpu = _chains(context, low, high)
+        self.recorded_ns = high - low
+        self.base_ns = self._run(Change(), self._host)
+        self.error = abs(self.base_ns - self.recorded_ns) / self.recorded_ns
+        self.event_cost_ns = 0.0
+        ratio = context.trace.target.step_ratio
+        if ratio > 1:
+            self._leave_recording_out(_events(context, low, high), int(self.base_ns / ratio))
+
+    def share(self, change: Change) -> float:
+        """Returns the share (0 to 1) of the steps' time, without what recording took, that a change would save."""
+        return max(1 - self._run(change, self._host) / self.base_ns, 0.0) if self.base_ns else 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long the steps took as without being recorded."""
+        return self.recorded_ns / self.base_ns if self.base_ns else 1.0
+
+    @property
+    def busy_ns(self) -> int:
+        """The time in which the GPU worked."""
+        return int(self._gpu.covers.sum())
+
+    def _leave_recording_out(self, events: Ints, target_ns: int) -> None:
+        host = self._host
+        between, inside = (
+            np.searchsorted(events, high) - np.searchsorted(events, low)
+            for low, high in ((host.before, host.start), (host.start, host.end))
+        )
+
+        def at(cost: float) -> tuple[_Host, int]:
+            own = np.maximum(host.own - (cost * between).astype(np.int64), (LEAST_LEFT * host.own).astype(np.int64))
+            took = np.maximum(host.took - (cost * inside).astype(np.int64), (LEAST_LEFT * host.took).astype(np.int64))
+            cheaper = _Host(host.row, host.start, host.end, host.before, own, took, host.waits, host.after)
+            return cheaper, self._run(Change(), cheaper)
+
+        low, high = 0.0, MOST_COST_NS
+        for _ in range(SEARCHES):
+            middle = (low + high) / 2
+            low, high = (middle, high) if at(middle)[1] > target_ns else (low, middle)
+        self.event_cost_ns = high
+        self._host, self.base_ns = at(high)
+
+    def _run(self, change: Change, host: _Host) -> int:
+        """Returns how long the steps take (ns) with a change."""
+        work = self._gpu
+        count, size = len(host.row), len(work.call)
+        own, took, waits = host.own.copy(), host.took.copy(), host.waits >= 0
+        rest = self.high - int(host.end.max(initial=self.low))
+        for gone in (change.left_out, change.faster):
+            if len(gone.start):
+                own -= _scaled(own, gone.within(host.before, host.start), host.start - host.before)
+                rest -= int(gone.within(np.array([self.high - rest]), np.array([self.high]))[0])
+        inside = 2 * change.left_out.within(host.start, host.end) >= np.maximum(host.end - host.start, 1)
+        if change.calls is not None:
+            inside |= change.calls[host.row]
+        quick = inside | (2 * change.faster.within(host.start, host.end) >= np.maximum(host.end - host.start, 1))
+        took[quick] = 0
+        waits &= ~inside
+        if change.unwaited is not None:
+            waits &= ~change.unwaited[host.row]
+        covers, delay = work.covers.copy(), work.delay.copy()
+        gone_work = np.append(inside, False)[work.call]
+        covers[gone_work] = delay[gone_work] = 0
+        # nodes: the source, beginnings and ends of calls, beginnings and ends of activities, the end of the steps
+        begins, ends, first, last, end = 1, 1 + count, 1 + 2 * count, 1 + 2 * count + size, 1 + 2 * (count + size)
+        call, activity, known = np.arange(count), np.arange(size), work.call >= 0
+        parts = (
+            (np.where(call > 0, ends + call - 1, 0), begins + call, own),
+            (begins + call, ends + call, took),
+            (last + host.waits[waits], ends + call[waits], host.after[waits]),
+            (np.where(activity > 0, last + activity - 1, 0), first + activity, delay),
+            (begins + work.call[known], first + activity[known], (work.launch + delay)[known]),
+            (first + activity, last + activity, covers),
+            ([begins + 2 * count - 1 if count else 0], [end], [max(rest, 0)]),
+            ([last + size - 1 if size else 0], [end], [0]),
+        )
+        edges = Edges(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
+        return int(edges.weight[longest(end + 1, edges)].sum())
+
+
+def step_replay(context: Context) -> StepReplay | None:
+    """Returns the replay of the measured steps, or None if there can be none."""
+    activity = context.get(gpu)
+    if len(np.unique(activity.device)) != 1 or not (activity.call >= 0).any():
+        return None
+    low, high = _window(context.get(measured_steps), np.sort(activity.start))
+    if high <= low:
+        return None
+    replay = StepReplay(context, low, high)
+    return replay if replay.error <= MAX_ERROR else None
+
+
+def _window(steps: MeasuredSteps, starts: Ints) -> tuple[int, int]:
+    """Returns the time of as many measured steps, from the first one on, as have no more than MAX_ACTIVITIES."""
+    low, high = steps.start[~steps.warm_up], steps.end[~steps.warm_up]
+    if not len(low):
+        return 0, 0
+    many = np.searchsorted(starts, high) - np.searchsorted(starts, low[0])
+    kept = max(int(np.searchsorted(many, MAX_ACTIVITIES, side="right")), 1)
+    return int(low[0]), int(high[kept - 1])
+
+
+def _chains(context: Context, low: int, high: int) -> tuple[_Host, _Gpu]:
+    activity, called = context.get(gpu), context.get(calls)
+    rows, blocks = _calls(context, low, high)
+    start, end = called.start[rows], called.end[rows]
+    work = np.flatnonzero((activity.start < high) & (activity.end > low))
+    work = work[np.argsort(activity.start[work], kind="stable")]
+    began, over = activity.start[work], activity.end[work]
+    place = np.full(len(called) + 1, NOTHING)
+    place[rows] = np.arange(len(rows))
+    of_call = place[activity.call[work]]
+    reached = np.concatenate([[low], np.maximum(np.maximum.accumulate(over), low)[:-1]]) if len(work) else over
+    launched = np.where(of_call >= 0, np.append(start, 0)[of_call], low)
+    launch = np.minimum(LAUNCH_NS, np.maximum(began - launched, 0))
+    begins = np.maximum(began, reached)
+    allowed = np.maximum(reached, np.where(of_call >= 0, launched + launch, low))
+    chain = _Gpu(of_call, np.maximum(over - begins, 0), launch, np.maximum(begins - allowed, 0))
+    done = np.maximum.accumulate(end)
+    before = np.minimum(np.concatenate([[low], done[:-1]]), start) if len(rows) else start
+    usual = _usual(called.name[rows], end - start)
+    order = np.argsort(over, kind="stable")
+    last = np.searchsorted(over[order], end, side="right") - 1
+    waits = np.where(last >= 0, np.append(order, NOTHING)[last], NOTHING)
+    ended = np.where(waits >= 0, np.append(over, 0)[waits], low)
+    waits = np.where((ended > start) & (blocks | (end - start > usual)), waits, NOTHING)
+    after = np.where(waits >= 0, end - ended, 0)
+    itself = np.where(blocks, np.minimum(end - start, after + WAIT_NS), np.minimum(end - start, usual))
+    took = np.where(waits >= 0, itself, end - start)
+    return _Host(rows, start, end, before, start - before, took, waits, after), chain
+
+
+def _calls(context: Context, low: int, high: int) -> tuple[Ints, Flags]:
+    """The calls of the chain, and which of them wait for the GPU; copies too, from which the host came back after."""
+    activity, called = context.get(gpu), context.get(calls)
+    blocks = context.get(blocking_calls).copy()
+    copies = np.flatnonzero((activity.kind == MEMCPY) & (activity.call >= 0))
+    of_copy = activity.call[copies]
+    blocks[of_copy[called.end[of_copy] >= activity.end[copies]]] = True
+    chosen = blocks | context.get(allocating_calls)
+    chosen[activity.call[activity.call >= 0]] = True
+    rows = np.flatnonzero(chosen & (called.start >= low) & (called.start < high))
+    rows = rows[np.argsort(called.start[rows], kind="stable")]
+    return rows, blocks[rows]
+
+
+def allocating_calls(context: Context) -> Flags:
+    """Returns for each of parts.Calls whether it allocates or releases memory."""
+    found: Flags = matches(context.trace.strings, ALLOCATING)[context.get(calls).name]
+    return found
+
+
+def _usual(names: npt.NDArray[np.int32], took: Ints) -> Ints:
+    """Returns for each call the longest time that calls of its name take without having waited."""
+    groups = group([names.astype(np.int64)])
+    order = np.lexsort((took, groups.number))
+    count = np.bincount(groups.number, minlength=len(groups))
+    fastest = took[order][np.cumsum(count) - count + count // 10] if len(took) else took
+    return (HINDERED * fastest).astype(np.int64)[groups.number] + HINDERED_NS
+
+
+def _events(context: Context, low: int, high: int) -> Ints:
+    """When the operators and calls of the time began that were recorded, ascending."""
+    found = np.concatenate([context.trace.table("cpu_op")["start"], context.get(calls).start])
+    return np.sort(found[(found >= low) & (found < high)])
+
+
+def _scaled(own: Ints, gone: Ints, whole: Ints) -> Ints:
+    """The part of each time of the host that goes, also where recording has been left out of it."""
+    share = gone / np.maximum(whole, 1)
+    return np.minimum((own * share).astype(np.int64), own)
