@@ -9,6 +9,7 @@ Theory of operation
     What the GPU's idle time tells of the same functions is a part of that, and no finding of its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,9 +18,11 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.host_findings.user_code import FoundFunction, found_functions
+from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
+from kineto_trace.analysis.host_findings.user_code import found_functions
+from kineto_trace.analysis.host_time.call_tree import below
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
-from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments
+from kineto_trace.analysis.host_time.host_moments import host_steps, moments
 from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import Change, StepReplay, step_replay
 from kineto_trace.arrays.intervals import Union, union
@@ -37,13 +40,26 @@ class AsideFunction(NamedTuple):
     time: Union
 
 
+def functions_aside(context: Context) -> Iterator[Finding]:
+    """Functions of the program that train nothing."""
+    if context.get(step_replay) is None:
+        yield from (each.finding for each in context.get(models_without_backward))
+    yield from (each.finding for each in context.get(aside_functions))
+
+
 def aside_functions(context: Context) -> tuple[AsideFunction, ...]:
     """Returns those whose part of the steps is known; none where the steps cannot be run again."""
-    replay = context.get(step_replay)
+    replay, tree = context.get(step_replay), context.get(framework_calls)
     if replay is None:
         return ()
-    told = (_aside(context, replay, found) for found in context.get(found_functions) if found.roots)
-    return tuple(each for each in told if each is not None)
+    told: list[AsideFunction] = []
+    for finding, function in context.get(models_without_backward):
+        told += _aside(context, replay, finding, tree.name == function)
+    for finding, roots in context.get(found_functions):
+        nodes = np.isin(np.arange(len(tree)), roots)
+        if roots and not any(set(tree.name[nodes].tolist()) & each.names for each in told):
+            told += _aside(context, replay, finding, nodes)
+    return tuple(told)
 
 
 def aside_time(context: Context) -> Union:
@@ -66,25 +82,22 @@ def covered(context: Context, finding: Finding) -> bool:
     )
 
 
-def _aside(context: Context, replay: StepReplay, found: FoundFunction) -> AsideFunction | None:
+def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags) -> Iterator[AsideFunction]:
+    """begins: the nodes of framework_calls with which the function begins."""
     tree, told = context.get(framework_calls), context.get(moments)
-    nodes = np.zeros(len(tree), np.bool_)
-    nodes[list(found.roots)] = True
-    for place in range(len(tree)):  # outer ones have smaller numbers
-        nodes[place] |= tree.parent[place] != NOTHING and nodes[tree.parent[place]]
+    nodes = below(tree, begins)
     slots = context.get(function_slots).of(nodes)
     length = int(slots.within(np.array([replay.low]), np.array([replay.high]))[0])
     if not length:
-        return None
+        return
     # a sample stands for its share of the time; slots can be too many
     sampled = float(told.weight[nodes[tree.node[told.place]]].sum()) / context.get(host_steps).total_ns
     surplus = max(length / (replay.high - replay.low) / max(sampled, 1e-9), 1.0)
     share = replay.share(Change(left_out=slots)) / surplus
     window = context.get(time_causes).steps.measured_ns
-    taken = found.finding.evidence.split(";")[0]
     evidence = (
         f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
-        f"{ms(sampled * window)}, of that without the training's operators {taken}"
+        f"{ms(sampled * window)}; {finding.evidence}"
     )
-    finding = replace(found.finding, saving_ns=int(share * window), evidence=evidence, causes=CAUSES, replayed=True)
-    return AsideFunction(finding, frozenset(tree.name[nodes].tolist()), slots)
+    replayed = replace(finding, saving_ns=int(share * window), evidence=evidence, causes=CAUSES, replayed=True)
+    yield AsideFunction(replayed, frozenset(tree.name[nodes].tolist()), slots)

@@ -15,7 +15,7 @@ Theory of operation
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,14 +23,13 @@ import numpy as np
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.aside_functions import aside_functions, covered
+from kineto_trace.analysis.findings.aside_functions import covered, functions_aside
 from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES, small_collectives
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
     exposed_pinned_copies,
     layout_changes,
-    models_without_backward,
     unmeasured_convolutions,
 )
 from kineto_trace.analysis.findings.idle_findings import (
@@ -47,12 +46,20 @@ from kineto_trace.analysis.findings.idle_findings import (
 )
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.findings.processor_findings import host_without_cores, workers_without_cores
-from kineto_trace.analysis.findings.replayed_savings import recording_note, without_recording
+from kineto_trace.analysis.findings.replayed_savings import (
+    operators_and_launches,
+    recording_note,
+    replayed,
+    without_recording,
+)
+from kineto_trace.analysis.findings.small_kernel_findings import optimizer_kernels, small_kernels_of_functions
 from kineto_trace.analysis.findings.time_slices import time_slices
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
+from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
+from kineto_trace.analysis.replay.step_replay import Change
 from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -64,11 +71,13 @@ from kineto_trace.kernel_traits.tensor_cores import (
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
+from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_frames import python_frames
 
-HOST_BOUND = "host_bound"
+HOST_BOUND, GRAPH_BREAKS = "host_bound", "graph_breaks"
+COMPILING = ("recompilation", "compiled_in_the_loop")
 LEAST = 0.005  # of the time of the measured steps
-SPEED_UP = 2.0  # of matrix products by tensor cores, at least: TF32 against FP32 on any GPU that has it
+SPEED_UP = 4.0  # of matrix products by tensor cores: half of what the peaks of their GPUs differ by
 MIN_STEPS = 3  # for an uncertainty
 NORMAL_95 = 1.96  # deviations
 FUSED = 0.5  # of the time of elementwise kernels: a fused one reads and writes once what two read and write twice
@@ -97,7 +106,7 @@ def findings(context: Context) -> TraceFindings:
     window = found.steps.measured_ns
     every = [_capped(context, finding) for finder in FINDERS for finding in finder(context)]
     every = _without_parts(finding for finding in every if not covered(context, finding))
-    every = _largest_of_each_place(without_recording(context, finding) for finding in every)
+    every = [without_recording(context, finding) for finding in _without_compiling(context, every)]
     every = [finding for finding in every if finding.saving_ns > LEAST * window]
     every.sort(key=lambda finding: (finding.guess, -finding.saving_ns))
     return TraceFindings(tuple(every), window, found.steps.steps, found.steps.note(), recording_note(context))
@@ -119,31 +128,27 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
 
-def _largest_of_each_place(every: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings, of several that leave out the same place of the program only the largest."""
-    found = list(every)
-    most: dict[str, int] = {}
-    for finding in found:
-        if finding.replayed and finding.where:
-            most[finding.where] = max(most.get(finding.where, 0), finding.saving_ns)
-    return [
-        finding
-        for finding in found
-        if not finding.replayed or not finding.where or finding.saving_ns >= most[finding.where]
-    ]
-
-
 def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings, the host's time in launches without what is in small collectives."""
+    """Returns the findings, the host's time in launches without what another one names the cause of."""
     every = list(findings)
-    part = sum(finding.saving_ns for finding in every if finding.name == SMALL_COLLECTIVES)
+    part = sum(finding.saving_ns for finding in every if finding.name in (SMALL_COLLECTIVES, GRAPH_BREAKS))
     found = []
     for finding in every:
         less = min(part, finding.saving_ns) if finding.name == HOST_BOUND else 0
         part -= less
-        evidence = f"{finding.evidence}; {ms(less)} of it in small collectives is another finding" if less else ""
+        evidence = f"{finding.evidence}; {ms(less)} of it is in another finding" if less else ""
         found.append(replace(finding, saving_ns=finding.saving_ns - less, evidence=evidence) if less else finding)
     return found
+
+
+def _without_compiling(context: Context, every: Sequence[Finding]) -> Iterator[Finding]:
+    """Yields the findings but those of idle time in functions that another one says to compile meanwhile."""
+    names, strings = context.trace.table("python_function")["name"], context.trace.strings
+    compiling = {finding.where: finding.saving_ns for finding in every if finding.name in COMPILING and finding.where}
+    for finding in every:
+        where = str(code_place(strings[int(names[finding.frame])])) if finding.frame >= 0 and compiling else ""
+        if finding.saving_ns > 1.05 * compiling.get(where, 0):
+            yield finding
 
 
 def _capped(context: Context, finding: Finding) -> Finding:
@@ -306,14 +311,17 @@ def on_the_host(context: Context) -> Iterator[Finding]:
     scale = context.get(time_causes).steps.measured_ns / total_ns(context)
     causes = IDLE_CAUSES if len(context.get(gpu)) else ()
     for found in context.get(host_findings):
-        if not causes or found.name in USES_OF_TORCH:
+        if causes and found.name == GRAPH_BREAKS:
+            yield _launches_between_pieces(context, replace(found, saving_ns=int(found.saving_ns * scale)))
+        elif not causes or found.name in USES_OF_TORCH:
             yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
 
 
-def functions_aside(context: Context) -> Iterator[Finding]:
-    """Functions of the program that train nothing."""
-    for each in context.get(aside_functions):
-        yield each.finding
+def _launches_between_pieces(context: Context, found: Finding) -> Finding:
+    """Graph breaks with the time in which the GPU waits for the host to launch: one piece would launch ahead."""
+    whole = replayed(context, found, Change(faster=operators_and_launches(context)))
+    saving = int(whole.saving_ns * (1 - 1 / compiled_pieces(context))) if whole.replayed else 0
+    return whole if saving <= found.saving_ns else replace(whole, saving_ns=saving)
 
 
 FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
@@ -333,9 +341,10 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     exposed_pageable_copies,
     exposed_pinned_copies,
     layout_changes,
-    models_without_backward,
     no_tensor_cores,
     elementwise,
+    small_kernels_of_functions,
+    optimizer_kernels,
     small_grids,
     kernel_gaps,
     queued,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,6 @@ from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, tim
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
-from kineto_trace.analysis.findings.replayed_savings import replayed
 from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
 from kineto_trace.analysis.host_findings.remedies import EVALUATION
 from kineto_trace.analysis.host_findings.subtrees import dominating
@@ -19,8 +19,6 @@ from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, threa
 from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import user_calls
-from kineto_trace.analysis.replay.function_slots import function_slots
-from kineto_trace.analysis.replay.step_replay import Change
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -110,13 +108,24 @@ def unmeasured_convolutions(context: Context) -> Iterator[Finding]:
     )
 
 
-def models_without_backward(context: Context) -> Iterator[Finding]:
+class ModelWithoutBackward(NamedTuple):
+    """function: the one that runs it, a number into Trace.strings."""
+
+    finding: Finding
+    function: int
+
+
+def models_without_backward(context: Context) -> tuple[ModelWithoutBackward, ...]:
     """Functions of a training program that run a model on the GPU and no backward for it: an evaluation, a teacher.
 
     Which functions these are is told by the operators at the moments of the samples, when the stack is certain; how
     much they take, by the kernels of operators without a backward in their slices. Forward operators after the last
     backward of the trace do not count: theirs is not recorded.
     """
+    return tuple(_models(context))
+
+
+def _models(context: Context) -> Iterator[ModelWithoutBackward]:
     tree, took = context.get(user_calls), context.get(measured_times)
     rows, node, linked = _launched(context)
     weight = took[rows]
@@ -192,7 +201,7 @@ def _below(parent: Ints, start: int) -> Flags:
     return found
 
 
-def _without_backward(context: Context, named: int, rows: Ints) -> Finding:
+def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutBackward:
     activity, took, tree = context.get(gpu), context.get(measured_times), context.get(user_calls)
     while not tree.user[named] and tree.parent[named] != NOTHING:
         named = int(tree.parent[named])
@@ -213,5 +222,4 @@ def _without_backward(context: Context, named: int, rows: Ints) -> Finding:
         kernels=longest(context, chosen),
         where=str(place),
     )
-    start = context.trace.table("cpu_op")["start"][activity.op[rows]]
-    return replayed(context, finding, Change(left_out=context.get(function_slots).around(start)))
+    return ModelWithoutBackward(finding, int(tree.name[named]))

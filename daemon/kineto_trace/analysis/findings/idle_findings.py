@@ -27,6 +27,7 @@ from kineto_trace.analysis.findings.measured_work import (
     op_name,
 )
 from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
+from kineto_trace.analysis.findings.small_kernel_findings import small_kernels
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.idle.idle_gaps import BLOCKING, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import (
@@ -178,9 +179,10 @@ def host_bound(context: Context) -> Iterator[Finding]:
         kernels=longest(context, kernels),
         where=place,
     )
-    aside = context.get(aside_time)
-    faster = replayed(context, finding, Change(left_out=aside, faster=operators_and_launches(context)), causes)
-    without = replayed(context, finding, Change(left_out=aside)).saving_ns if faster.replayed else 0
+    small = context.get(small_kernels)
+    others = Change(left_out=context.get(aside_time), work=small.work if small is not None else None)
+    faster = replayed(context, finding, others._replace(faster=operators_and_launches(context)), causes)
+    without = replayed(context, finding, others).saving_ns if faster.replayed else 0
     yield replace(faster, saving_ns=faster.saving_ns - without)
 
 

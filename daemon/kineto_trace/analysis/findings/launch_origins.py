@@ -38,7 +38,7 @@ class LaunchOrigins:
 def launch_origins(context: Context) -> LaunchOrigins:
     """Returns where the activities come from."""
     activity, called, table = context.get(gpu), context.get(calls), context.trace.table("cpu_op")
-    op = np.append(_asking(context), NOTHING)[activity.op]
+    op = np.append(context.get(asking_operators), NOTHING)[activity.op]
     of_call = activity.call
     start = np.where(op >= 0, np.append(table["start"], 0)[op], np.append(called.start, 0)[of_call])
     thread = np.where(op >= 0, np.append(table["thread"], 0)[op], np.append(called.thread, 0)[of_call])
@@ -72,7 +72,7 @@ def main_origin(context: Context, rows: Ints, weights: Ints) -> tuple[str, str]:
     return place.short, str(place)
 
 
-def _asking(context: Context) -> Ints:
+def asking_operators(context: Context) -> Ints:
     """Returns for each row of cpu_op the row that asked for it: of the forward for those of the backward, else itself.
 
     NOTHING for operators of the backward whose forward is unknown.

@@ -164,7 +164,7 @@ def compilation(context: Context) -> Iterator[Finding]:
 def graph_breaks(context: Context) -> Iterator[Finding]:
     """Compiled code in several pieces for each step, where dynamo has counted graph breaks."""
     counted = context.trace.target.settings.get("dynamo.graph_breaks")
-    pieces = _compiled_pieces(context)
+    pieces = compiled_pieces(context)
     if not isinstance(counted, int) or counted <= 0 or pieces < 2:
         return
     classes, found, slices = context.get(moment_classes), context.get(moments), context.get(thread_slices)
@@ -201,7 +201,7 @@ def _split_function(context: Context, rows: Ints) -> str:
     return _commonest(context, slices.row[places])
 
 
-def _compiled_pieces(context: Context) -> float:
+def compiled_pieces(context: Context) -> float:
     """The number of calls of compiled code for each step, on the training thread."""
     table, steps = context.trace.table("cpu_op"), context.get(host_steps)
     own = matches(context.trace.strings, COMPILED)[table["name"]] & (table["thread"] == steps.thread)

@@ -69,6 +69,14 @@ def inclusive(tree: CallTree, own: npt.NDArray[Any]) -> Floats:
     return total
 
 
+def below(tree: CallTree, begins: Flags) -> Flags:
+    """Tells for each node whether it, or one that called it, is one of these."""
+    found = begins.copy()
+    for node in range(len(tree)):  # outer nodes have smaller numbers
+        found[node] |= tree.parent[node] != NOTHING and found[tree.parent[node]]
+    return found
+
+
 def heaviest_below(tree: CallTree, weight: Floats) -> Ints:
     """Returns for each node the one directly below it with most weight, of equal ones the first; NOTHING: none."""
     heaviest = np.full(len(tree) + 1, NOTHING, np.int64)  # the last one is for "no caller"

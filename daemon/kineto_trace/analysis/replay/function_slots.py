@@ -37,12 +37,6 @@ class FunctionSlots:
     sampled: Ints
     node: Ints
 
-    def around(self, moments: Ints) -> Union:
-        """Returns the time of the operators that run at these moments (Unix ns), each with the time before it."""
-        at = np.unique(np.searchsorted(self.end, moments, side="right"))
-        at = at[at < len(self.end)]
-        return union(self.start[np.maximum(at - 1, 0)], self.end[at])
-
     def of(self, nodes: Flags) -> Union:
         """Returns the time of the slots that belong to these nodes of framework_calls."""
         if not len(self.sampled):

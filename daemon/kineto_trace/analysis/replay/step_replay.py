@@ -54,13 +54,15 @@ class Change(NamedTuple):
 
     left_out: times of the host (Unix ns) that go, with the calls in them and the work that these launch. faster: times
     of the host that go, while their work stays. calls: flags of parts.Calls that go. unwaited: of those that no longer
-    wait for the GPU.
+    wait for the GPU. work: flags of parts.Gpu that go, with the calls that launch nothing else, and the host's time
+    since the call before each.
     """
 
     left_out: Union = _NO_TIME
     faster: Union = _NO_TIME
     calls: Flags | None = None
     unwaited: Flags | None = None
+    work: Flags | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,12 @@ class _Host:
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """The chain of activities. call: place in _Host; NOTHING: launched before. covers: time that only it fills (ns).
+    """The chain of activities. row: place in parts.Gpu. call: place in _Host; NOTHING: launched before.
 
-    launch: from its launch at least; delay: what came on top.
+    covers: time that only it fills (ns). launch: from its launch at least; delay: what came on top.
     """
 
+    row: Ints
     call: Ints
     covers: Ints
     launch: Ints
@@ -158,13 +161,21 @@ class StepReplay:
         inside = 2 * change.left_out.within(host.start, host.end) >= np.maximum(host.end - host.start, 1)
         if change.calls is not None:
             inside |= change.calls[host.row]
+        gone_work = np.zeros(size, np.bool_)
+        if change.work is not None:
+            gone_work = change.work[work.row]
+            launching = np.zeros(count + 1, np.bool_)
+            launching[work.call[gone_work]] = True
+            launching[work.call[~gone_work]] = False
+            own[launching[:-1]] = 0
+            inside |= launching[:-1]
         quick = inside | (2 * change.faster.within(host.start, host.end) >= np.maximum(host.end - host.start, 1))
         took[quick] = 0
         waits &= ~inside
         if change.unwaited is not None:
             waits &= ~change.unwaited[host.row]
         covers, delay = work.covers.copy(), work.delay.copy()
-        gone_work = np.append(inside, False)[work.call]
+        gone_work = gone_work | np.append(inside, False)[work.call]
         covers[gone_work] = delay[gone_work] = 0
         # nodes: the source, beginnings and ends of calls, beginnings and ends of activities, the end of the steps
         begins, ends, first, last, end = 1, 1 + count, 1 + 2 * count, 1 + 2 * count + size, 1 + 2 * (count + size)
@@ -220,7 +231,7 @@ def _chains(context: Context, low: int, high: int) -> tuple[_Host, _Gpu]:
     launch = np.minimum(LAUNCH_NS, np.maximum(began - launched, 0))
     begins = np.maximum(began, reached)
     allowed = np.maximum(reached, np.where(of_call >= 0, launched + launch, low))
-    chain = _Gpu(of_call, np.maximum(over - begins, 0), launch, np.maximum(begins - allowed, 0))
+    chain = _Gpu(work, of_call, np.maximum(over - begins, 0), launch, np.maximum(begins - allowed, 0))
     done = np.maximum.accumulate(end)
     before = np.minimum(np.concatenate([[low], done[:-1]]), start) if len(rows) else start
     usual = _usual(called.name[rows], end - start)
