@@ -11,7 +11,8 @@ Theory of operation
     agent's type hints get distinguishable values (`_typing`), which is all that the agent needs.
     Of four modules the agent gets a copy with the original functions where the program has others: os (from posix),
     time, select and _thread. A built-in module that is made anew has them; up to Python 3.9 some cannot be made twice,
-    there they are found by what still refers to the module.
+    there they are found by what still refers to the module. After gc.freeze() nothing tells that any more: then the
+    agent does not start.
 
     An extension module that cannot be made twice enters sys.modules by itself; what was there before is put back. What
     an extension imports by name (from 3.14 on _ctypes wants ctypes._layout) must stay there, if nothing was.
@@ -283,6 +284,9 @@ def _original(name: str, module: Any) -> Any:
     for function in _referring(module):
         if function.__name__ in replaced:
             made.__dict__[function.__name__] = function
+    missing = [each for each in replaced if not _is_own(name, made.__dict__[each])]
+    if missing:
+        raise RuntimeError("the program has replaced %s.%s, and hides the original (gc.freeze)" % (name, missing[0]))
     return made
 
 

@@ -2,6 +2,7 @@
 
 import builtins
 import copyreg
+import gc
 import importlib.util
 import os
 import re
@@ -143,8 +144,20 @@ def test_a_function_that_the_program_has_replaced_is_the_original(
         raise AssertionError("it is called")
 
     monkeypatch.setattr(module, function, theirs)
+    if sys.version_info < (3, 10):
+        gc.unfreeze()  # as in a program that has not frozen anything
     assert type(getattr(standard.get(name), function)) is type(len)
     assert getattr(module, function) is theirs
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 10), reason="later ones make the module anew")
+def test_a_replaced_function_whose_original_is_frozen_is_not_called_instead(
+    standard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("select.poll", lambda: None)
+    gc.freeze()
+    with pytest.raises(RuntimeError, match=r"the program has replaced select\.poll"):
+        standard.get("select")
 
 
 def test_os_has_the_systems_functions_and_the_programs_environment(
