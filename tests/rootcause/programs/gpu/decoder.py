@@ -11,6 +11,8 @@ from rootcause.programs.clock import Clock
 from rootcause.programs.gpu.devices import prepared
 
 MICRO_STEPS = 2
+SHOWN = 12  # places of each text that the progress bar looks at
+GROUPS = 6  # of each parameter, that are clipped by themselves
 
 
 class Block(nn.Module):
@@ -18,7 +20,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = max(width // 64, 1)
+        self.heads = max(width // 128, 1)
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.projections, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -58,22 +60,27 @@ class Progress:
         self.loss = self.guessed = self.sure = 0.0
 
     def note(self, loss: Tensor, scores: Tensor, wanted: Tensor) -> None:
-        """Adds the loss of a micro-step, and for each text whether its last token was guessed, and how surely."""
+        """Adds the loss of a micro-step, and for each text whether its last tokens were guessed, and how surely."""
         self.loss = 0.9 * self.loss + 0.1 * loss.item()
-        for own, token in zip(scores[:, -1], wanted[:, -1], strict=True):
-            self.guessed = 0.9 * self.guessed + 0.1 * (own.argmax() == token).item()
-            self.sure = 0.9 * self.sure + 0.1 * own.max().item()
+        for own, tokens in zip(scores[:, -SHOWN:], wanted[:, -SHOWN:], strict=True):
+            for chances, token in zip(own, tokens, strict=True):
+                self.guessed = 0.9 * self.guessed + 0.1 * (chances.argmax() == token).item()
+                self.sure = 0.9 * self.sure + 0.1 * chances.max().item()
 
 
 def clip_each(model: nn.Module, limit: float) -> None:
-    """Clips each parameter's gradient by itself."""
+    """Clips groups of each parameter's gradient by themselves."""
     for parameter in model.parameters():
-        if parameter.grad is not None and parameter.grad.norm().item() > limit:
-            parameter.grad.mul_(limit / parameter.grad.norm().item())
+        if parameter.grad is not None:
+            for group in parameter.grad.chunk(GROUPS):
+                if group.norm().item() > limit:
+                    group.mul_(limit / group.norm().item())
 
 
 def show(scores: Tensor, model: Decoder, out: Any) -> None:
-    print(scores[:, -1], model.head.weight.grad, model.norm.weight, file=out)
+    print(scores[:, -1], model.head.weight.grad, file=out)
+    for name, parameter in model.named_parameters():
+        print(name, parameter.grad, file=out)
 
 
 class Trainer:
@@ -82,10 +89,10 @@ class Trainer:
     def __init__(self, planted: str, device: str) -> None:
         full = prepared(device)
         self.planted, self.device = planted, device
-        vocabulary, width, layers = (16384, 1024, 6) if full else (256, 64, 2)
+        vocabulary, width, layers = (16384, 4096, 3) if full else (256, 64, 2)
         self.model = Decoder(vocabulary, width, layers, planted == "float32_head").to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(0, vocabulary, (8, 16, 512) if full else (8, 2, 16), device=device)
+        self.tokens = torch.randint(0, vocabulary, (8, 8, 512) if full else (8, 2, 16), device=device)
         self.progress, self.out = Progress(), tempfile.TemporaryFile("w")  # noqa: SIM115
 
     def loss(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ def main(planted: str, device: str) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:FEW])
     torch.backends.cudnn.benchmark = planted != "cudnn_benchmark_off"
     layout = torch.contiguous_format if planted == "no_channels_last" else torch.channels_last
-    size, batch, workers = (160, 192, WORKERS) if full else (32, 4, 2)
+    size, batch, workers = (160, 512, WORKERS) if full else (32, 4, 2)
     model: Any = make_model((3, 4, 6, 3) if full else (1, 1, 1, 1), 64 if full else 8)
     model = model.to(device, memory_format=layout)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)

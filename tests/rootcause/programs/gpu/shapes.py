@@ -16,11 +16,11 @@ def main(planted: str, device: str) -> None:
     full = prepared(device)
     torch._dynamo.config.recompile_limit = 100_000
     torch._dynamo.config.accumulated_recompile_limit = 100_000
-    width, batch, layers = (1024, 16384, 12) if full else (32, 4096, 2)
+    width, batch, layers = (2048, 8192, 24) if full else (32, 4096, 2)
     model: Any = nn.Sequential(*(Residual(width) for _ in range(layers))).to(device)
     compiled = torch.compile(model, backend="eager", dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    data = torch.randn(batch, width, device=device)
+    data = torch.randn(batch, width, device=device, dtype=torch.bfloat16)
     clock, step, rows = Clock(), 0, batch
     while not clock.over():
         step += 1
@@ -28,7 +28,7 @@ def main(planted: str, device: str) -> None:
             rows = batch - step // EVERY
         part = data[:rows]
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = (compiled(part) - part).square().mean()
+            loss = (compiled(part) - part).float().square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
