@@ -21,7 +21,7 @@ from rootcause.programs.gpu.devices import Prefetched, prepared
 
 CLASSES = 64
 SAVE_EVERY = 3  # steps
-LOGGED_ROWS = 256
+LOGGED_ROWS = 384
 BALANCING_ROUNDS = 100
 
 
@@ -54,17 +54,24 @@ class Classifier(nn.Module):
 
 
 class Confusion:
-    """Which class was taken for which."""
+    """Which class was taken for which, and how often a guess of each sureness is right."""
 
     def __init__(self) -> None:
         self.table = np.zeros((CLASSES, CLASSES), dtype=np.int64)
+        self.right, self.all = [0] * 10, [0] * 10
 
     def update(self, scores: Tensor, labels: Tensor) -> float:
-        """Counts a batch. Returns the accuracy until now."""
-        guesses, truths = scores.argmax(1).cpu().numpy(), labels.cpu().numpy()
-        for truth, guess in zip(truths, guesses, strict=True):
+        """Counts a batch. Returns the mean F1 of the classes until now."""
+        sureness, guesses = (part.cpu().numpy() for part in scores.float().softmax(1).max(1))
+        for truth, guess, sure in zip(labels.cpu().numpy(), guesses, sureness, strict=True):
             self.table[truth, guess] += 1
-        return float(np.trace(self.table) / self.table.sum())
+            self.all[min(int(10 * sure), 9)] += 1
+            self.right[min(int(10 * sure), 9)] += int(truth == guess)
+        shares = [
+            2 * self.table[label, label] / max(self.table[label].sum() + self.table[:, label].sum(), 1)
+            for label in range(CLASSES)
+        ]
+        return float(np.mean(shares))
 
 
 class GradientLogger:

@@ -16,7 +16,7 @@ from rootcause.programs.gpu.devices import Prefetched, prepared
 
 ANSWER_S, PAUSE_S = 0.02, 0.004  # how long the service of metrics takes to answer, and how long it is left alone
 SEGMENT = 4  # tokens
-KEPT = 0.6  # share of tokens that are trained on
+KEPT = 0.4  # share of tokens that are the hardest
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -112,13 +112,13 @@ class Board:
 
 
 class WordPieces:
-    """A tokenizer: words, and their pieces of up to four letters."""
+    """A tokenizer: words, and their pieces of up to four letters. Its texts are longer than what the model takes."""
 
     def __init__(self, vocabulary: int, rows: int, length: int) -> None:
         self.vocabulary, self.length = vocabulary, length
         letters, source = "abcdefghijklmnopqrstuvwxyz", random.Random(7)
         words = ["".join(source.choices(letters, k=source.randint(3, 12))) for _ in range(4096)]
-        self.texts = [" ".join(source.choices(words, k=length)) for _ in range(rows)]
+        self.texts = [" ".join(source.choices(words, k=2 * length)) for _ in range(rows)]
         self.known = {word[:size]: place for place, word in enumerate(words) for size in range(1, 5)}
 
     def pieces(self, word: str) -> list[int]:
@@ -140,11 +140,11 @@ class WordPieces:
 
 
 def hardest_tokens(losses: Tensor) -> Tensor:
-    """1 where a token is among the hardest of its text, otherwise 0."""
+    """1 where a token or the one before it is among the hardest of its text, otherwise 0."""
     mask = []
     for row in losses.detach().tolist():
-        least = sorted(row)[int((1 - KEPT) * len(row))]
-        mask.append([1.0 if loss >= least else 0.0 for loss in row])
+        hardest = set(sorted(range(len(row)), key=row.__getitem__, reverse=True)[: int(KEPT * len(row))])
+        mask.append([1.0 if place in hardest or place - 1 in hardest else 0.0 for place in range(len(row))])
     return torch.tensor(mask).to(losses.device)
 
 
