@@ -90,6 +90,7 @@ rootcause: $(STAMP)
 	cd tests && ../$(BIN)/python -m rootcause $(CAUSES)
 
 # The same on an NVIDIA GPU that nothing else uses (torch with CUDA, JAX): ten minutes. JOBS=2 takes two GPUs.
+# CAUSES=--held-out runs those that were written after the rules.
 JOBS ?= 1
 rootcause-gpu: $(STAMP)
 	cd tests && ../$(BIN)/python -m rootcause --gpu --jobs $(JOBS) $(CAUSES)

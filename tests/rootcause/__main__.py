@@ -1,4 +1,5 @@
-"""usage: python -m rootcause [--held-out | --frameworks | --gpu | --ranks] [--keep FOLDER] [--kept FOLDER] [NAME …]
+"""usage: python -m rootcause [--held-out] [--gpu] [--keep FOLDER] [--kept FOLDER] [NAME …]
+       python -m rootcause --frameworks | --afterthoughts | --ranks [--keep FOLDER] [--kept FOLDER] [NAME …]
 
 Runs each training program with its planted cause and without it, traces both by kinetod with default options, and
 prints whether the findings name the cause. About 12 s for each cause; two cores that nothing else uses. With --gpu the
@@ -17,7 +18,7 @@ from pathlib import Path
 from support.service.daemon import running_daemon
 
 from rootcause.causes import AFTERTHOUGHTS, CAUSES, FRAMEWORKS, HELD_OUT, Cause
-from rootcause.gpu_causes import GPU_CAUSES
+from rootcause.gpu_causes import GPU_CAUSES, GPU_HELD_OUT
 from rootcause.judgement import Verdict
 from rootcause.measure import CPU, Place
 from rootcause.rank_table import run_ranks
@@ -33,7 +34,7 @@ def main() -> int:
     if options.ranks:
         return run_ranks(options.names, options.keep, listing=options.list)
     families = (
-        (options.gpu, GPU_CAUSES),
+        (options.gpu, GPU_HELD_OUT if options.held_out else GPU_CAUSES),
         (options.held_out, HELD_OUT),
         (options.frameworks, FRAMEWORKS),
         (options.afterthoughts, AFTERTHOUGHTS),
@@ -86,8 +87,10 @@ def _arguments() -> argparse.Namespace:
         "--kept", type=Path, metavar="FOLDER", help="run nothing: judge what --keep left in this folder again"
     )
     parser.add_argument("--pairs", action="store_true", help="run the control anew for each cause, not once a program")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the causes that were written after the rules; also with --gpu"
+    )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--held-out", action="store_true", help="the causes that were written after the rules")
     which.add_argument("--afterthoughts", action="store_true", help="the causes that were run after rules were mended")
     which.add_argument(
         "--frameworks", action="store_true", help="the causes in programs of transformers and Lightning, if installed"
@@ -99,7 +102,10 @@ def _arguments() -> argparse.Namespace:
         "--device", choices=("cuda", "cpu"), default="cuda", help="with --gpu: cpu looks for plain errors only"
     )
     parser.add_argument("--list", action="store_true", help="show the names")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.held_out and (options.afterthoughts or options.frameworks or options.ranks):
+        parser.error("--held-out can be combined with --gpu only: the other families have no held-out causes")
+    return options
 
 
 def _gpus(jobs: int, device: str) -> tuple[str, list[Place]]:

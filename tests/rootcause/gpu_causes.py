@@ -43,3 +43,61 @@ GPU_CAUSES = (
         ("jit_in_the_loop", r"norms|compil|jit", r"once|outside|compil"),
     ),
 )
+
+# Written after the rules, by somebody who had not read them: `python -m rootcause --gpu --held-out`.
+GPU_HELD_OUT = (
+    *of_program(
+        "gpu.held_out",
+        (
+            "confusion_in_numpy",
+            r"\bupdate\b|Confusion|numpy",
+            r"results of the GPU|on the (?:GPU|device)|vectoris|less often|bincount",
+        ),
+        (
+            "class_balanced_loss",
+            r"class_balanced|nonzero|masked_select|aten::index\b",
+            r"results of the GPU|vectoris|larger operators|fewer|synchroni[sz]|torch\.where|mask",
+        ),
+        (
+            "balanced_until_converged",
+            r"balanced_targets|is_nonzero|_local_scalar_dense|__bool__",
+            r"results of the GPU|\.item\(\)|synchroni[sz]|fixed number|on the (?:GPU|device)",
+        ),
+        (
+            "predictions_as_json",
+            r"\bappend\b|PredictionLog|json|tolist",
+            r"less often|serialis|JSON|another (?:thread|process)|results of the GPU|tolist",
+        ),
+        (
+            "gradient_histograms",
+            r"log_gradients|GradientLogger|histc|histogram",
+            r"less often|fewer|results of the GPU|tolist|every",
+        ),
+        ("ends_saved", r"save_ends|fsync|torch\.save|serialization", r"checkpoint|sav|less often|another thread"),
+        (
+            "idle_teacher",
+            r"teacher|\bloss\b.*forward|without (?:a )?(?:backward|gradient)|no_grad",
+            r"less often|cache|precomput|smaller|no longer need|not need",
+        ),
+    ),
+    *of_program(
+        "gpu.held_out_lm",
+        (
+            "hard_tokens",
+            r"hardest_tokens|tolist",
+            r"results of the GPU|on the (?:GPU|device)|vectoris|quantile|topk|tolist",
+        ),
+        ("double_loss", r"careful_loss|float64|double", r"float32|bfloat16|precision|dtype"),
+        (
+            "time_loop",
+            r"\brecur\b|Summary|small kernels|tiny|short kernels",
+            r"vectoris|fewer|fuse|larger operators|CUDA graph|torch\.compile|scan",
+        ),
+        (
+            "tokenise_in_step",
+            r"\bencode\b|\bpieces\b|next_tokens|WordPieces",
+            r"num_workers|worker|DataLoader|ahead|another (?:thread|process)|tokeni|once|cache",
+        ),
+        ("metrics_lock", r"\bpublish\b|Board|send_forever", r"\block\b|queue"),
+    ),
+)
