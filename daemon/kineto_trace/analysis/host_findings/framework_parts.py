@@ -90,7 +90,7 @@ class FrameworkParts:
         np.add.at(own, (node, purposes(context, evaluates)[aside]), context.get(moment_classes).weight[aside])
         places = context.get(function_places)
         self._place: list[CodePlace] = [places[name] for name in tree.name.tolist()]
-        self._says = [_purpose_said(place) for place in self._place]
+        self._says = [purpose_said(place) for place in self._place]
         said = np.array(self._below_what_is_said(), np.int64)
         whole = own.sum(axis=1)
         own[said != CallKind.NONE] = 0
@@ -161,7 +161,7 @@ class FrameworkParts:
         return next(saying, own[-1] if own else way[0])
 
 
-def _purpose_said(place: CodePlace) -> int:
+def purpose_said(place: CodePlace) -> int:
     """Returns the one purpose that the words of a framework's function say; NONE: none, several, or the user's."""
     if not framework_of(place):
         return CallKind.NONE
