@@ -54,7 +54,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FrameworkPart:
     """A part of a framework's work. root: the node below which it is; what has another root below that is not of it.
 
     purpose: of most of it; NONE: not known, or the part is a function of the user.
@@ -102,7 +102,7 @@ class FrameworkParts:
             if self._weight[place] > 0:
                 self._below.setdefault(above, []).append(place)
 
-    def of(self, start: int) -> Iterator[Part]:
+    def of(self, start: int) -> Iterator[FrameworkPart]:
         """Yields the parts of a subtree; the first one has it for its root."""
         todo = [start]
         while todo:
@@ -110,10 +110,10 @@ class FrameworkParts:
             way, apart, left = self._followed(root)
             todo += apart
             if self._tree.user[way[-1]]:
-                yield Part(root, way[-1], CallKind.NONE)
+                yield FrameworkPart(root, way[-1], CallKind.NONE)
             else:
                 purpose = main_purpose(left)
-                yield Part(root, self._named(way, purpose), purpose)
+                yield FrameworkPart(root, self._named(way, purpose), purpose)
 
     def _below_what_is_said(self) -> list[int]:
         """Returns for each node the purpose that it or the innermost function of a framework around it says."""
