@@ -65,6 +65,11 @@ def test_files_and_archives_that_a_function_that_saves_needs_are_the_checkpoint(
     ]
 
 
+def test_an_evaluation_that_is_told_by_a_name_alone_is_not_said_to_run_a_model() -> None:
+    (finding,) = found(*[(*HOOKS, SITE + "trainers/hooks.py(9): EpochScoring.on_epoch_end")] * 40)
+    assert finding.title == f"EpochScoring.on_epoch_end of trainers, {CALLED} evaluates"
+
+
 def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_two_findings() -> None:
     again = (*FIT, TRAINER + "(60): Trainer._epoch", SITE + "trainers/hooks.py(9): Hooks.call")
     logs = [(*HOOKS, f"{SITE}trainers/hooks.py({number}): Log{number}.print") for number in range(30, 50)]
