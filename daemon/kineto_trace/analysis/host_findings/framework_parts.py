@@ -31,6 +31,7 @@ from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, 
 
 DOMINATES = 0.8  # of the time of a function in one that it calls: then that one is named
 MOSTLY = 0.6  # of a part's time: its purpose
+MOST = 0.5  # of a part's time in the one function of the user that it calls back: then it is there for that
 PART = 0.25  # of the time of a function that has a purpose, in one that it calls for another: then that is a part
 EVALUATION = len(CallKind)  # a purpose beside those of CallKind
 _WORDS: tuple[tuple[int, frozenset[str]], ...] = tuple(
@@ -126,33 +127,55 @@ class FrameworkParts:
     def _followed(self, root: int) -> tuple[list[int], list[int], Floats]:
         """Returns the nodes from the root down that have nearly all of its time, and those below that are apart.
 
-        The last part is what is left for each purpose.
+        The last part is what is left for each purpose. The user's function that is the only one called back, and has
+        most of the time, is the end of the way.
         """
-        left, way, apart = self._spent[root].copy(), [root], list[int]()
-        while not self._tree.user[way[-1]]:
-            below = sorted(self._below.get(way[-1], ()), key=lambda node: -self._weight[node])
-            if below and self._is_users(below[0]) and self._weight[below[0]] >= DOMINATES * left.sum():
-                return [*way, below[0]], apart, left
-            others = [node for node in below if self._is_apart(node, left)]
-            for node in others:
-                left -= self._spent[node]
-            apart += others
-            inner = next((node for node in below if node not in others), NOTHING)
-            if inner == NOTHING or self._weight[inner] < DOMINATES * left.sum() or self._tree.user[inner]:
-                break
+        apart = self._called_back(root)
+        if len(apart) == 1 and self._weight[apart[0]] >= MOST * self._weight[root]:
+            return [root, apart[0]], [], self._spent[root]
+        way, gone = [root], self._gone(root, apart)
+        while True:
+            below = [node for node in self._below.get(way[-1], ()) if node not in apart]
+            around = self._spent[way[-1]] - gone.get(way[-1], 0.0)
+            left = {node: self._spent[node] - gone.get(node, 0.0) for node in below}
+            apart += [node for node in below if self._is_apart(node, left[node], around)]
+            gone = self._gone(root, apart)
+            whole = self._spent[root] - gone.get(root, 0.0)
+            rest = [node for node in below if node not in apart]
+            inner = max(rest, key=lambda node: float(left[node].sum()), default=NOTHING)
+            if inner == NOTHING or left[inner].sum() < DOMINATES * whole.sum() or self._tree.user[inner]:
+                return way, apart, whole
             way.append(inner)
-        return way, apart, left
+
+    def _called_back(self, root: int) -> list[int]:
+        """Returns the user's functions with enough time that the framework calls back below this node."""
+        found, todo = [], [root]
+        while todo:
+            node = todo.pop()
+            if self._is_users(node):
+                found.append(node)
+            elif not self._tree.user[node]:
+                todo += [below for below in self._below.get(node, ()) if self._weight[below] >= self._least]
+        return found
+
+    def _gone(self, root: int, apart: list[int]) -> dict[int, Floats]:
+        """Returns what of the time of each node from the root down is below one of those that are apart."""
+        gone: dict[int, Floats] = {}
+        for node in apart:
+            at = node
+            while at != NOTHING:
+                gone[at] = gone.get(at, 0.0) + self._spent[node]
+                at = int(self._tree.parent[at]) if at != root else NOTHING
+        return gone
 
     def _is_users(self, node: int) -> bool:
         return bool(self._tree.user[node]) and int(self._tree.name[node]) not in self._trains
 
-    def _is_apart(self, node: int, left: Floats) -> bool:
-        if self._weight[node] < self._least:
+    def _is_apart(self, node: int, own: Floats, around: Floats) -> bool:
+        if self._tree.user[node] or own.sum() < self._least:
             return False
-        if self._tree.user[node]:
-            return self._is_users(node)
-        purpose, whole = main_purpose(self._spent[node]), main_purpose(left)
-        large = whole == CallKind.NONE or self._weight[node] >= PART * left.sum()
+        purpose, whole = main_purpose(own), main_purpose(around)
+        large = whole == CallKind.NONE or own.sum() >= PART * around.sum()
         return purpose not in (CallKind.NONE, whole) and large
 
     def _named(self, way: list[int], purpose: int) -> int:
