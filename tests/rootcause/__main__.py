@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--afterthoughts", action="store_true", help="the causes that were run after rules were mended")
     which.add_argument(
-        "--frameworks", action="store_true", help="the causes in programs of transformers and Lightning, if installed"
+        "--frameworks", action="store_true", help="the causes in programs of frameworks that own the loop, if installed"
     )
     which.add_argument("--gpu", action="store_true", help="the causes of programs that use a GPU")
     which.add_argument("--ranks", action="store_true", help="jobs of two ranks, on two GPUs if there are so many")

@@ -178,6 +178,8 @@ FRAMEWORKS = (
         ("pl_logs", r"training_step|log", r"log|less often"),
         ("pl_metric", r"accuracy", r"item|vectoris"),
         ("pl_copies", r"Average|on_train_batch_end|deepcopy", r"cop(?:y|ies)"),
+        ("pl_saves", r"sav|checkpoint", r"checkpoint|sav"),
+        ("pl_validates", r"validat|evaluat", r"less often|evaluat"),
         ("pl_gradients", r"Gradients|on_after_backward", r"item|larger operators|less often|foreach"),
     ),
     *of_program(

@@ -82,6 +82,11 @@ class Classifier(pl.LightningModule):
             self.log("accuracy", self.accuracy(out, labels))
         return loss
 
+    def validation_step(self, batch: tuple[Tensor, Tensor], number: int) -> None:
+        """The loss of a batch that is held back."""
+        pictures, labels = batch
+        self.log("held_back", nn.functional.cross_entropy(self.net(pictures), labels))
+
     def accuracy(self, out: Tensor, labels: Tensor) -> float:
         """The share of right labels among the first three."""
         right = 0
@@ -154,15 +159,24 @@ def main(planted: str) -> None:
         callbacks.append(Average())
     if planted == "pl_gradients":
         callbacks.append(Gradients())
+    if planted == "pl_saves":
+        callbacks.append(pl.callbacks.ModelCheckpoint(tempfile.mkdtemp(prefix="rootcause-"), every_n_train_steps=1))
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1_000,
         callbacks=callbacks,
         logger=Lines() if planted == "pl_logs" else False,
-        enable_checkpointing=False,
+        enable_checkpointing=planted == "pl_saves",
+        val_check_interval=4 if planted == "pl_validates" else None,
+        num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
         default_root_dir=tempfile.mkdtemp(prefix="rootcause-"),
     )
-    trainer.fit(Classifier(planted), DataLoader(Pictures(planted), BATCH, shuffle=True))
+    held_back = torch.utils.data.Subset(Pictures(planted), range(4 * BATCH))
+    trainer.fit(
+        Classifier(planted),
+        DataLoader(Pictures(planted), BATCH, shuffle=True),
+        DataLoader(held_back, BATCH) if planted == "pl_validates" else None,
+    )

@@ -15,7 +15,7 @@ ALL = (*CAUSES, *HELD_OUT, *FRAMEWORKS, *AFTERTHOUGHTS)
 
 def test_each_cause_is_planted_in_its_program() -> None:
     for cause in (*HELD_OUT, *FRAMEWORKS, *AFTERTHOUGHTS):
-        assert f'"{cause.name}"' in (PROGRAMS / f"{cause.program.replace(chr(46), chr(47))}.py").read_text(), cause.name
+        assert f'"{cause.name}"' in (PROGRAMS / f"{cause.program.replace('.', '/')}.py").read_text(), cause.name
 
 
 def test_each_cause_has_a_name_of_its_own() -> None:

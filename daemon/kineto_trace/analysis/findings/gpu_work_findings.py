@@ -11,20 +11,23 @@ from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, tim
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
+from kineto_trace.analysis.host_findings import remedies
+from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, EVALUATION, purpose_said
+from kineto_trace.analysis.host_findings.framework_settings import settings_of
 from kineto_trace.analysis.host_findings.host_figures import LEAST_MOMENTS
-from kineto_trace.analysis.host_findings.remedies import EVALUATION
 from kineto_trace.analysis.host_findings.subtrees import dominating
-from kineto_trace.analysis.host_time.call_tree import heaviest_below, inclusive
+from kineto_trace.analysis.host_time.call_tree import below, heaviest_below, inclusive
+from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
-from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
 from kineto_trace.structure.python.code_places import code_place
+from kineto_trace.structure.python.library_calls import framework_of
 from kineto_trace.structure.training_thread import training_thread
 
 COMPUTING = ("matrix_products", "elementwise", "other_kernels")
@@ -126,7 +129,7 @@ def models_without_backward(context: Context) -> tuple[ModelWithoutBackward, ...
 
 
 def _models(context: Context) -> Iterator[ModelWithoutBackward]:
-    tree, took = context.get(user_calls), context.get(measured_times)
+    tree, took = context.get(framework_calls), context.get(measured_times)
     rows, node, linked = _launched(context)
     weight = took[rows]
     if not len(rows) or int(weight[linked].sum()) < TRAINS * int(weight.sum()):
@@ -146,7 +149,8 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
         begins = inside[place] and (above == NOTHING or not inside[above])
         if begins and of_model[place] >= MODEL * without[place]:
             named = dominating(tree, without, place, heaviest, trains)
-            yield _without_backward(context, named, rows[_below(tree.parent, place)[node] & ~linked])
+            named = _saying(context, without, named, heaviest)
+            yield _without_backward(context, named, rows[below(tree, np.arange(count) == place)[node] & ~linked])
 
 
 def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
@@ -154,7 +158,8 @@ def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
 
     Those of the optimizer do.
     """
-    activity, called, roles, tree = context.get(gpu), context.get(calls), context.get(op_roles), context.get(user_calls)
+    activity, called, roles = context.get(gpu), context.get(calls), context.get(op_roles)
+    tree = context.get(framework_calls)
     table, slices, thread = context.trace.table("cpu_op"), context.get(thread_slices), context.get(training_thread)
     if not roles.backward.any() or not len(tree):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
@@ -171,7 +176,7 @@ def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
 
 def _sampled(context: Context) -> tuple[Floats, Floats]:
     """For each node of the calls: samples below it in operators that train, or just before one, and in others."""
-    found, tree, roles = context.get(moments), context.get(user_calls), context.get(op_roles)
+    found, tree, roles = context.get(moments), context.get(framework_calls), context.get(op_roles)
     table, thread = context.trace.table("cpu_op"), context.get(training_thread)
     outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
     rows = np.flatnonzero(outermost & (table["thread"] == thread))
@@ -192,29 +197,37 @@ def _sampled(context: Context) -> tuple[Floats, Floats]:
     return with_backward, without
 
 
-def _below(parent: Ints, start: int) -> Flags:
-    """Tells for each node whether it is this one or below it."""
-    found = np.zeros(len(parent), np.bool_)
-    found[start] = True
-    for place in range(start + 1, len(parent)):
-        found[place] = parent[place] != NOTHING and found[parent[place]]
-    return found
+def _saying(context: Context, weight: Floats, start: int, heaviest: Ints) -> int:
+    """Returns the outermost function of a framework with nearly all of the time that says that it evaluates.
+
+    That is `start` if it is the user's, or if none says so.
+    """
+    tree, at = context.get(framework_calls), start
+    while at != NOTHING and not tree.user[at] and weight[at] >= DOMINATES * weight[start]:
+        if purpose_said(code_place(context.trace.strings[int(tree.name[at])])) == EVALUATION:
+            return at
+        at = int(heaviest[at])
+    return start
 
 
 def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutBackward:
-    activity, took, tree = context.get(gpu), context.get(measured_times), context.get(user_calls)
+    activity, took, tree = context.get(gpu), context.get(measured_times), context.get(framework_calls)
+    number = int(tree.name[named])
+    function = code_place(context.trace.strings[number])
     while not tree.user[named] and tree.parent[named] != NOTHING:
         named = int(tree.parent[named])
     place = code_place(context.trace.strings[int(tree.name[named])])
+    package = "" if function == place else framework_of(function)
+    shown = f"{function.shown} of {package}, called in {place.short}" if package else place.short
     chosen = np.zeros(len(activity), np.bool_)
     chosen[rows] = True
     devices = max(len(context.get(time_causes).devices), 1)
     time, everything = int(took[rows].sum()), int(took.sum())
     finding = Finding(
         name="evaluation_in_the_step",
-        title=f"{place.short} runs a model without a backward",
+        title=f"{shown} runs a model without a backward",
         saving_ns=time // devices,
-        advice=EVALUATION,
+        advice=f"{remedies.EVALUATION} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
         evidence=f"{times(len(rows), 'kernel')}, {ms(time // devices)}, {share(time, everything)} of the GPU's work, "
         "in operators without a backward",
         causes=COMPUTING,
@@ -222,4 +235,4 @@ def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutB
         kernels=longest(context, chosen),
         where=str(place),
     )
-    return ModelWithoutBackward(finding, int(tree.name[named]))
+    return ModelWithoutBackward(finding, number)

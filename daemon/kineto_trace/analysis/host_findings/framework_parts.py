@@ -31,6 +31,7 @@ from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, 
 
 DOMINATES = 0.8  # of the time of a function in one that it calls: then that one is named
 MOSTLY = 0.6  # of a part's time: its purpose
+MOST = 0.5  # of a part's time in the one function of the user that it calls back: then it is there for that
 PART = 0.25  # of the time of a function that has a purpose, in one that it calls for another: then that is a part
 EVALUATION = len(CallKind)  # a purpose beside those of CallKind
 _WORDS: tuple[tuple[int, frozenset[str]], ...] = tuple(
@@ -54,7 +55,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FrameworkPart:
     """A part of a framework's work. root: the node below which it is; what has another root below that is not of it.
 
     purpose: of most of it; NONE: not known, or the part is a function of the user.
@@ -90,7 +91,7 @@ class FrameworkParts:
         np.add.at(own, (node, purposes(context, evaluates)[aside]), context.get(moment_classes).weight[aside])
         places = context.get(function_places)
         self._place: list[CodePlace] = [places[name] for name in tree.name.tolist()]
-        self._says = [_purpose_said(place) for place in self._place]
+        self._says = [purpose_said(place) for place in self._place]
         said = np.array(self._below_what_is_said(), np.int64)
         whole = own.sum(axis=1)
         own[said != CallKind.NONE] = 0
@@ -102,7 +103,7 @@ class FrameworkParts:
             if self._weight[place] > 0:
                 self._below.setdefault(above, []).append(place)
 
-    def of(self, start: int) -> Iterator[Part]:
+    def of(self, start: int) -> Iterator[FrameworkPart]:
         """Yields the parts of a subtree; the first one has it for its root."""
         todo = [start]
         while todo:
@@ -110,10 +111,10 @@ class FrameworkParts:
             way, apart, left = self._followed(root)
             todo += apart
             if self._tree.user[way[-1]]:
-                yield Part(root, way[-1], CallKind.NONE)
+                yield FrameworkPart(root, way[-1], CallKind.NONE)
             else:
                 purpose = main_purpose(left)
-                yield Part(root, self._named(way, purpose), purpose)
+                yield FrameworkPart(root, self._named(way, purpose), purpose)
 
     def _below_what_is_said(self) -> list[int]:
         """Returns for each node the purpose that it or the innermost function of a framework around it says."""
@@ -126,33 +127,55 @@ class FrameworkParts:
     def _followed(self, root: int) -> tuple[list[int], list[int], Floats]:
         """Returns the nodes from the root down that have nearly all of its time, and those below that are apart.
 
-        The last part is what is left for each purpose.
+        The last part is what is left for each purpose. The user's function that is the only one called back, and has
+        most of the time, is the end of the way.
         """
-        left, way, apart = self._spent[root].copy(), [root], list[int]()
-        while not self._tree.user[way[-1]]:
-            below = sorted(self._below.get(way[-1], ()), key=lambda node: -self._weight[node])
-            if below and self._is_users(below[0]) and self._weight[below[0]] >= DOMINATES * left.sum():
-                return [*way, below[0]], apart, left
-            others = [node for node in below if self._is_apart(node, left)]
-            for node in others:
-                left -= self._spent[node]
-            apart += others
-            inner = next((node for node in below if node not in others), NOTHING)
-            if inner == NOTHING or self._weight[inner] < DOMINATES * left.sum() or self._tree.user[inner]:
-                break
+        apart = self._called_back(root)
+        if len(apart) == 1 and self._weight[apart[0]] >= MOST * self._weight[root]:
+            return [root, apart[0]], [], self._spent[root]
+        way, gone = [root], self._gone(root, apart)
+        while True:
+            below = [node for node in self._below.get(way[-1], ()) if node not in apart]
+            around = self._spent[way[-1]] - gone.get(way[-1], 0.0)
+            left = {node: self._spent[node] - gone.get(node, 0.0) for node in below}
+            apart += [node for node in below if self._is_apart(node, left[node], around)]
+            gone = self._gone(root, apart)
+            whole = self._spent[root] - gone.get(root, 0.0)
+            rest = [node for node in below if node not in apart]
+            inner = max(rest, key=lambda node: float(left[node].sum()), default=NOTHING)
+            if inner == NOTHING or left[inner].sum() < DOMINATES * whole.sum() or self._tree.user[inner]:
+                return way, apart, whole
             way.append(inner)
-        return way, apart, left
+
+    def _called_back(self, root: int) -> list[int]:
+        """Returns the user's functions with enough time that the framework calls back below this node."""
+        found, todo = [], [root]
+        while todo:
+            node = todo.pop()
+            if self._is_users(node):
+                found.append(node)
+            elif not self._tree.user[node]:
+                todo += [below for below in self._below.get(node, ()) if self._weight[below] >= self._least]
+        return found
+
+    def _gone(self, root: int, apart: list[int]) -> dict[int, Floats]:
+        """Returns what of the time of each node from the root down is below one of those that are apart."""
+        gone: dict[int, Floats] = {}
+        for node in apart:
+            at = node
+            while at != NOTHING:
+                gone[at] = gone.get(at, 0.0) + self._spent[node]
+                at = int(self._tree.parent[at]) if at != root else NOTHING
+        return gone
 
     def _is_users(self, node: int) -> bool:
         return bool(self._tree.user[node]) and int(self._tree.name[node]) not in self._trains
 
-    def _is_apart(self, node: int, left: Floats) -> bool:
-        if self._weight[node] < self._least:
+    def _is_apart(self, node: int, own: Floats, around: Floats) -> bool:
+        if self._tree.user[node] or own.sum() < self._least:
             return False
-        if self._tree.user[node]:
-            return self._is_users(node)
-        purpose, whole = main_purpose(self._spent[node]), main_purpose(left)
-        large = whole == CallKind.NONE or self._weight[node] >= PART * left.sum()
+        purpose, whole = main_purpose(own), main_purpose(around)
+        large = whole == CallKind.NONE or own.sum() >= PART * around.sum()
         return purpose not in (CallKind.NONE, whole) and large
 
     def _named(self, way: list[int], purpose: int) -> int:
@@ -161,7 +184,7 @@ class FrameworkParts:
         return next(saying, own[-1] if own else way[0])
 
 
-def _purpose_said(place: CodePlace) -> int:
+def purpose_said(place: CodePlace) -> int:
     """Returns the one purpose that the words of a framework's function say; NONE: none, several, or the user's."""
     if not framework_of(place):
         return CallKind.NONE

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, FrameworkParts, Part
+from kineto_trace.analysis.host_findings.framework_parts import DOMINATES, FrameworkPart, FrameworkParts
 from kineto_trace.analysis.host_time.call_tree import CallTree, heaviest_below, inclusive
 from kineto_trace.analysis.host_time.framework_calls import LOOP, TRAINING, framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
@@ -70,7 +70,7 @@ def subtrees(context: Context) -> Iterator[Subtree]:
     heaviest, names = heaviest_below(tree, other), frozenset(tree.name[loop].tolist())
     parts = FrameworkParts(context, aside, evaluates, names)
     begins = np.full(len(tree), NOTHING, np.int64)  # the node at which the subtree of a node begins
-    named: dict[int, Part] = {}
+    named: dict[int, FrameworkPart] = {}
     for place in np.flatnonzero(~loop).tolist():
         above = int(tree.parent[place])
         if place in named:
@@ -80,7 +80,7 @@ def subtrees(context: Context) -> Iterator[Subtree]:
         else:
             begins[place] = place
             framework = tree.entry[place] != NOTHING
-            divided = parts.of(place) if framework else (Part(place, place, CallKind.NONE),)
+            divided = parts.of(place) if framework else (FrameworkPart(place, place, CallKind.NONE),)
             named |= {part.root: part for part in divided}
     mine = np.flatnonzero(aside & (classes.weight > 0))
     of_moment = begins[node[mine]]

@@ -72,7 +72,7 @@ def _found(context: Context) -> Iterator[FoundFunction]:
     for same in merged.values():
         best = max(same, key=lambda subtree: len(subtree.moments))
         rows = np.concatenate([subtree.moments for subtree in same])
-        if (best.of_loop and best.entry != NOTHING) or (not _is_enough(context, rows) and best.entry != NOTHING):
+        if best.entry != NOTHING and (best.of_loop or not _is_enough(context, rows)):
             of_frameworks.setdefault(best.entry, []).append(rows)
         elif _is_enough(context, rows):
             roots = tuple(subtree.root for subtree in same if subtree.root != NOTHING)
@@ -150,12 +150,17 @@ def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
     """What most of the subtree is for: a CallKind, or EVALUATION."""
     if subtree.entry != NOTHING:
         return subtree.purpose
-    calls, classes = context.get(user_calls), context.get(moment_classes)
-    if float(share[np.isin(classes.kind[subtree.moments], (Class.UNLINKED, Class.FORWARD))].sum()) >= MOSTLY:
+    calls = context.get(user_calls)
+    if _runs_a_model(context, subtree.moments, share):
         return EVALUATION
     place = context.get(moments).place[subtree.moments]
     kind, outer = main_kind(calls.kind[place], share), main_kind(calls.outer[place], share)
     return outer if kind == CallKind.NONE and outer in CALLING_BACK else kind
+
+
+def _runs_a_model(context: Context, rows: Ints, share: Floats) -> bool:
+    forward = np.isin(context.get(moment_classes).kind[rows], (Class.UNLINKED, Class.FORWARD))
+    return float(share[forward].sum()) >= MOSTLY
 
 
 def _way(context: Context, node: int) -> str:
@@ -206,7 +211,8 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
     """Returns the finding's name, what the code does, and what to do about it."""
     classes, rows = context.get(moment_classes), subtree.moments
     if purpose == EVALUATION:
-        return "evaluation_in_the_step", "runs a model without a backward", remedies.EVALUATION
+        what = "runs a model without a backward" if _runs_a_model(context, rows, share) else "evaluates"
+        return "evaluation_in_the_step", what, remedies.EVALUATION
     if purpose in _TITLES:
         kind = CallKind(purpose)
         return f"user_code_{kind.name.lower()}", _TITLES[kind], remedies.REMEDIES[kind]

@@ -7,7 +7,7 @@ import pytest
 from kineto_trace.analysis.findings.finding_rules import findings
 from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
 from kineto_trace.model.context import Context
-from support.trace_files.sampled_stacks import BACKWARD, MAIN, MODULE, PERIOD_NS, Sample, stack_rows
+from support.trace_files.sampled_stacks import BACKWARD, MAIN, MODULE, PERIOD_NS, SITE, Sample, stack_rows
 from support.trace_files.traces import START_NS, target, trace
 
 Row = dict[str, Any]
@@ -25,16 +25,16 @@ def operator(name: str, start: float, thread: int = 1, **more: Any) -> Row:
     return span(name, start, start + 0.5, thread=thread, torch_thread=thread, **{"sequence": -1, "scope": 0, **more})
 
 
-def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, times: int = 5, kernels: int = 4) -> Context:
-    """Steps of four samples: forward, `extra` in `stack`, backward in another thread, optimizer.
+def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, loop: Sequence[str] = MAIN) -> Context:
+    """Five steps of four samples in `loop`: forward, `extra` in `stack`, backward in another thread, optimizer.
 
     A kernel of one period follows each operator, from the next sample on.
     """
     samples: list[Sample] = []
     ops, launches, done = [], [], []
-    for step in range(times):
+    for step in range(5):
         at = 4 * step
-        samples += [(*MAIN, MODULE), tuple(stack), (*MAIN, BACKWARD), MAIN]
+        samples += [(*loop, MODULE), tuple(stack), (*loop, BACKWARD), tuple(loop)]
         ops += [
             operator("aten::linear", at, sequence=step),
             operator(extra, at + 1),
@@ -51,7 +51,7 @@ def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, times: int
         "cuda_runtime": launches,
         "kernel": done,
     }
-    length = (4 * times + 1) * PERIOD_NS
+    length = (4 * 5 + 1) * PERIOD_NS
     window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + length}
     return Context(trace(rows, sample_period_ns=PERIOD_NS, target=target(), **window))
 
@@ -62,6 +62,19 @@ def test_a_function_that_runs_a_model_without_a_backward_is_found() -> None:
         "validate (train.py:30) runs a model without a backward",
         "validate (/job/train.py:30)",
     )
+    assert finding.saving_ns == 5 * PERIOD_NS
+
+
+def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() -> None:
+    trainer = SITE + "transformers/trainer.py"
+    loop = (*MAIN, trainer + "(5): Trainer.train")
+    stack = (*loop, trainer + "(70): Trainer._maybe_log_save_evaluate", trainer + "(90): Trainer.evaluate", MODULE)
+    (finding,) = models_without_backward(trained("aten::linear", GEMM, stack, loop))
+    assert (finding.title, finding.where) == (
+        "Trainer.evaluate of transformers, called in main (train.py:10) runs a model without a backward",
+        "main (/job/train.py:10)",
+    )
+    assert finding.advice.endswith("TrainingArguments: eval_strategy, eval_steps.")
     assert finding.saving_ns == 5 * PERIOD_NS
 
 

@@ -65,6 +65,11 @@ def test_files_and_archives_that_a_function_that_saves_needs_are_the_checkpoint(
     ]
 
 
+def test_an_evaluation_that_is_told_by_a_name_alone_is_not_said_to_run_a_model() -> None:
+    (finding,) = found(*[(*HOOKS, SITE + "trainers/hooks.py(9): EpochScoring.on_epoch_end")] * 40)
+    assert finding.title == f"EpochScoring.on_epoch_end of trainers, {CALLED} evaluates"
+
+
 def test_a_function_of_a_framework_that_does_different_things_at_two_places_is_two_findings() -> None:
     again = (*FIT, TRAINER + "(60): Trainer._epoch", SITE + "trainers/hooks.py(9): Hooks.call")
     logs = [(*HOOKS, f"{SITE}trainers/hooks.py({number}): Log{number}.print") for number in range(30, 50)]
@@ -102,6 +107,22 @@ def test_functions_that_a_framework_calls_back_in_one_place_are_findings_of_thei
         ("Board.on_step (/job/board.py:42)", 22),
         ("Sender.on_step (/job/board.py:42)", 18),
     ]
+
+
+def test_functions_that_a_framework_calls_back_deep_inside_are_findings_of_their_own() -> None:
+    one, other = (f"{SITE}trainers/hooks.py({line}): Hooks.{name}" for line, name in ((50, "early"), (60, "late")))
+    log, send = "/job/board.py(3): Board.on_step", "/job/board.py(30): Sender.on_step"
+    findings = found(*[(*HOOKS, one, log)] * 22, *[(*HOOKS, other, send)] * 18)
+    assert [(finding.where, finding.saving_ns // PERIOD_NS) for finding in findings] == [
+        ("Board.on_step (/job/board.py:42)", 22),
+        ("Sender.on_step (/job/board.py:42)", 18),
+    ]
+
+
+def test_the_only_function_that_a_framework_calls_back_is_named_for_what_the_framework_does_for_it() -> None:
+    step = "/job/model.py(3): Net.validation_step"
+    (finding,) = found(*[(*EVALUATE, step)] * 28, *[EVALUATE] * 12)
+    assert (finding.where, finding.saving_ns // PERIOD_NS) == ("Net.validation_step (/job/model.py:42)", 40)
 
 
 def test_what_a_framework_does_itself_beside_the_training_is_a_guess_and_told_once() -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place
-from kineto_trace.structure.python.library_calls import CallKind, FrameKind, function_kinds, is_users, library_call
+from kineto_trace.structure.python.library_calls import (
+    CallKind,
+    FrameKind,
+    framework_of,
+    function_kinds,
+    is_users,
+    library_call,
+)
 from support.trace_files.traces import trace
 
 
@@ -164,6 +171,9 @@ def test_what_compiles_is_told_from_what_calls_compiled_code(compiles: bool, nam
         ("warnings.py(20): _showwarnmsg_impl", CallKind.LOGGING, FrameKind.LOGGING),
         ("<built-in function print>", CallKind.LOGGING, FrameKind.LOGGING),
         ("torch/_tensor_str.py(600): _str", CallKind.TENSOR_PRINT, FrameKind.LOGGING),
+        ("lightning/pytorch/core/module.py(1): LightningModule.log", CallKind.LOGGING, FrameKind.LOGGING),
+        ("lightning/pytorch/core/module.py(1): LightningModule.backward", CallKind.NONE, FrameKind.RUNNING),
+        ("torch/nn/utils/clip_grad.py(1): clip_grad_norm_", CallKind.CLIP, FrameKind.RUNNING),
         ("<built-in function collect>", CallKind.GARBAGE, FrameKind.GARBAGE_COLLECTION),
         ("torch/utils/data/dataloader.py(701): __next__", CallKind.NONE, FrameKind.DATA),
         ("torch/utils/data/dataloader.py(701): _get_data", CallKind.WORKER_WAIT, FrameKind.DATA),
@@ -174,6 +184,26 @@ def test_what_compiles_is_told_from_what_calls_compiled_code(compiles: bool, nam
 )
 def test_a_library_function_is_told_by_its_name(name: str, call: CallKind, frame: FrameKind) -> None:
     assert library_call(code_place(name)) == (call, frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("/venv/lib/python3.11/site-packages/transformers/trainer.py(1): Trainer.train", "transformers"),
+        ("/usr/lib/python3/dist-packages/ignite/engine/engine.py(1): Engine.run", "ignite"),
+        (r"C:\venv\Lib\site-packages\keras\src\models.py(1): fit", "keras"),
+        ("transformers/trainer.py(1): Trainer.train", "transformers"),
+        ("/venv/lib/python3.11/site-packages/single.py(1): f", "single"),
+        ("/venv/lib/python3.11/site-packages/torch/optim/sgd.py(1): SGD.step", ""),
+        ("torch/optim/sgd.py(1): SGD.step", ""),
+        ("/usr/lib/python3.11/copy.py(1): deepcopy", ""),
+        ("copy.py(1): deepcopy", ""),
+        ("/job/train.py(1): main", ""),
+        ("<built-in function print>", ""),
+    ],
+)
+def test_the_package_of_a_framework_is_told_by_the_file(name: str, package: str) -> None:
+    assert framework_of(code_place(name)) == package
 
 
 def test_a_users_file_is_no_library_that_has_the_same_name() -> None:
