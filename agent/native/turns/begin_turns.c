@@ -7,8 +7,8 @@
  *
  *   A sub-interpreter may have a GIL of its own, and the calls are made by the main one: there the agent does without.
  *
- * Threads: the exported functions on the agent's, kc_turns_begin with the GIL: so one at a time. `enter` is the thread
- *   itself, or runs where the interpreter makes the call (gil_turns.c).
+ * Threads: kc_turns_begin on the one that starts the agent's, with the GIL: so one at a time; kc_turns_poll on the
+ *   agent's. `enter` is the thread itself, or runs where the interpreter makes the call (gil_turns.c).
  * Blocks: kc_turns_poll alone.
  */
 #define _GNU_SOURCE

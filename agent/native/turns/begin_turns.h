@@ -8,10 +8,10 @@
 
 #include "common/export.h"
 
-#define KC_TURNS_ABI 1 /* changes with the signature, and with what the agent writes of a struct python_turns */
+#define KC_TURNS_ABI 2 /* changes with the signature, and with what the agent writes of a struct python_turns */
 
 KC_EXPORT uint32_t kc_turns_abi(void);
-/* Begins it for the calling thread, which has the GIL. Returns the address of its struct python_turns, or a negative
+/* Begins it for a thread that is started next, and says then which it is. The caller has the GIL. Returns the address of its struct python_turns, or a negative
  * kc_error; KC_ORDER: the thread of the agent before has not ended yet.
  */
 KC_EXPORT intptr_t kc_turns_begin(void);

@@ -26,7 +26,8 @@ struct python_turns {
     volatile unsigned int queueing; /* just now */
     volatile unsigned int handed;   /* how often the GIL was given away for it */
     volatile unsigned int queued;   /* a call that has not come yet */
-    unsigned int thread, process;   /* the agent's */
+    volatile unsigned int thread;   /* the agent's, who says it itself if it did not run yet at the beginning: 0 */
+    unsigned int process;           /* the agent's */
     unsigned int unused;
     volatile unsigned long cpu_ns; /* the agent's, when it was last looked at */
     struct turns_role_of as_agent, as_thread, as_call;
