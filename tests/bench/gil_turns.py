@@ -8,10 +8,12 @@ hello, that of captures of 200 ms, and that from the loss of the connection to t
 to 1.5 s before it connects again.
 
 Where that is allowed, the program runs at real-time priority, so that other work on the machine does not take the
-processor from the loop: that would give the agent the GIL.
+processor from the loop: that would give the agent the GIL. This process then has a higher one, so as not to see late
+what the agent says.
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -110,6 +112,8 @@ def main() -> int:
     parser.add_argument("--periods-ms", type=float, nargs="+", default=PERIODS_MS)
     parser.add_argument("--times", type=int, default=1, help="programs of each kind")
     arguments = parser.parse_args()
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(11))
     for loops in arguments.loops:
         for period_ms in arguments.periods_ms:
             for _ in range(arguments.times):
