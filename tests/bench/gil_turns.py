@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -74,8 +75,8 @@ def capture(connection: Connection, name: str) -> None:
 def captures_s(connection: Connection, count: int) -> list[float]:
     """The time of each of so many captures."""
     taken_s = []
-    for name in map("c%d".__mod__, range(count)):
-        taken_s.append(timed_s(lambda name=name: capture(connection, name)))
+    for name in ("c%d" % number for number in range(count)):
+        taken_s.append(timed_s(partial(capture, connection, name)))
         connection.send(wire.Release(name))
     return taken_s
 
