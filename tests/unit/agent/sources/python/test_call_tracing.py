@@ -142,6 +142,33 @@ assert outcome.warnings == [text]
     )
 
 
+def test_threads_for_which_there_is_no_room_are_told_as_such() -> None:
+    run(
+        """
+ready, go = threading.Semaphore(0), threading.Semaphore(0)
+def work():
+    ready.release()
+    go.acquire()
+recording = Recording()
+for _ in range(2100):
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.acquire()
+    recording._agent.do(recording.session._native.look)
+    go.release()
+    thread.join()
+outcome, data, names = recording.stop()
+number, text = outcome.warnings[0].split(" ", 1)
+assert 50 < int(number) < 60, number  # some threads are those of this test
+assert text == (
+    "threads were not recorded: a recording of every call has room for 2,048 threads, those that have ended included; "
+    "ask for a shorter one"
+)
+assert outcome.warnings[1:] == []
+"""
+    )
+
+
 def test_an_audit_hook_that_forbids_it_is_obeyed_in_silence() -> None:
     run(
         """
