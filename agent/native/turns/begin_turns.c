@@ -89,6 +89,7 @@ static bool fill(struct python_turns *turns) {
     turns->as_agent = (struct turns_role_of){ROLE_BEGIN, &self};
     turns->as_thread = (struct turns_role_of){ROLE_THREAD, &self};
     turns->as_call = (struct turns_role_of){ROLE_CALL, &self};
+    turns->awaited = 1;
     turns->code = enter;
     turns->attributes = attributes_of;
     turns->stack = stack_size;

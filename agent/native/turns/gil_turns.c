@@ -75,6 +75,7 @@ struct moment {
 static __attribute__((noinline)) void begin(struct python_turns *turns) {
     unsigned long attributes[ATTRIBUTES_BYTES / sizeof(unsigned long)];
     unsigned long thread;
+    turns->thread = turns->awaited != 0 ? 0 : (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
     turns->process = (unsigned int)system_call(SYS_GETPID, 0, 0, 0, 0);
     if (turns->attributes(attributes) == 0 && turns->stack(attributes, STACK_BYTES) == 0) {
         (void)turns->create(&thread, attributes, turns->code, &turns->as_thread);

@@ -26,10 +26,10 @@ struct python_turns {
     volatile unsigned int queueing; /* just now */
     volatile unsigned int handed;   /* how often the GIL was given away for it */
     volatile unsigned int queued;   /* a call that has not come yet */
-    volatile unsigned int thread;   /* the agent's, who says it itself if it did not run yet at the beginning: 0 */
+    volatile unsigned int thread;   /* the agent's, which writes it itself if `awaited`; 0 until then */
     unsigned int process;           /* the agent's */
-    unsigned int unused;
-    volatile unsigned long cpu_ns; /* the agent's, when it was last looked at */
+    unsigned int awaited;           /* 1: the agent's thread is started next; 0: it is the one that begins */
+    volatile unsigned long cpu_ns;  /* the agent's, when it was last looked at */
     struct turns_role_of as_agent, as_thread, as_call;
     turns_code *code;                                    /* turns_enter, or NULL: does without */
     int (*attributes)(void *attributes);                 /* pthread_attr_init */

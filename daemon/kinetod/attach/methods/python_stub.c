@@ -96,7 +96,6 @@ static __attribute__((noinline)) void run(struct python_argument *given) {
         return;
     }
     given->stage = STAGE_WAITS;
-    given->turns.thread = (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
     see_to_turns(given);
     given->acquire(state);
     if (given->enter_tracing != 0) {
