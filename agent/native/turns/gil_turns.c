@@ -23,7 +23,7 @@
  * call for ever.
  *
  * Threads: take_care is the thread's own, without the GIL; give_away runs on the program's main thread, with the GIL;
- *   begin on the one that starts the agent's, or on the agent's, as end.
+ *   begin and end on the agent's, begin also on one that is about to start the agent's.
  * Blocks: take_care sleeps; give_away for PAUSE_NS without the GIL, and until it has the GIL again. begin and end do
  *   not.
  */

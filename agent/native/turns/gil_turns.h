@@ -10,7 +10,7 @@ enum turns_role { ROLE_BEGIN = 1, ROLE_END = 2, ROLE_THREAD = 3, ROLE_CALL = 4 }
 
 struct python_turns;
 
-/* How turns_enter is called: by the agent's thread, as the start routine of the thread, and by the interpreter. */
+/* How turns_enter is called: by the thread that begins it, as the start routine of the thread, and by the interpreter. */
 struct turns_role_of {
     unsigned long role;
     struct python_turns *given;
