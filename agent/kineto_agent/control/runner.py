@@ -102,8 +102,13 @@ class Agent:
     # ------------------------------------------------------------ the program's threads
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = start_thread("kineto-agent", self._main)
+        """Start the thread. Raises RuntimeError."""
+        try:
+            self.turns.begin()
+            self._thread = start_thread("kineto-agent", self._main)
+        except BaseException:  # a signal's handler may raise anything
+            self.turns.end()
+            raise
 
     def work(self) -> Callable[[], None]:
         """Instead of `start`: the function that an existing thread of ours runs until the agent has ended."""
@@ -146,7 +151,7 @@ class Agent:
     def _main(self) -> None:
         failures = 0
         try:
-            self.turns.begin()
+            self.turns.runs()
             while self._stop is None and not self._link.ended and failures < _MAX_FAILURES_IN_A_ROW:
                 try:
                     self._turn()

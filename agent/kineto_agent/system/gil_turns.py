@@ -3,8 +3,9 @@
 Theory of operation
     If the agent gets no processor time although it has work, a native thread makes the program release the GIL for a
     moment (agent/native/turns/gil_turns.c). A live attach brings such a thread along; an agent that starts by itself
-    begins one of its own, from the collector library, on the agent's thread. There is none in a free-threaded build,
-    in a sub-interpreter, where the library is missing, and where the system gives no thread.
+    begins one of its own, from the collector library. It does so before its own thread is started, which needs the
+    GIL for its first step, and counts as one that waits for it until it says which thread it is. There is none in a
+    free-threaded build, in a sub-interpreter, where the library is missing, and where the system gives no thread.
 
     The thread must know when the agent has no work but waits for something else. It looks at the agent's CPU clock, so
     nothing needs to be said before each call that releases the GIL. When a rest ends, the agent first has to get the
@@ -14,6 +15,7 @@ Theory of operation
 """
 
 import _ctypes
+import _thread
 import os
 import select
 import struct
@@ -25,7 +27,7 @@ from kineto_agent.system.c_functions import Function, FunctionWithoutGil, progra
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import wake_waiter
 
-ABI = 1  # KC_TURNS_ABI
+ABI = 2  # KC_TURNS_ABI
 _ENDS = -4  # KC_ORDER: the thread of the agent before this one has not ended yet
 _U32 = 0xFFFFFFFF
 _END_LIMIT_S = 1.0
@@ -33,6 +35,7 @@ _PAUSE_S = 0.0002
 _MOST_MS = (1 << 30) - 1
 _OTHER = 2  # a bit of `rest`
 _DESCRIPTOR = struct.Struct("=ihh")  # struct pollfd
+_THREAD_OFFSET = 20  # in a struct python_turns
 
 
 class _Word(_ctypes._SimpleCData):  # type: ignore[type-arg]
@@ -61,7 +64,7 @@ class Turns:
         self._words = [_Word.from_address(address + 4 * index) for index in range(3)]
 
     def begin(self) -> None:
-        """Begin the thread for the calling one, which is the agent's, if there is none yet."""
+        """Begin the thread, if there is none yet, for one of the agent's that is started next: see `runs`."""
         if self._words is not None or not self._library or "t" in getattr(sys, "abiflags", ""):
             return
         try:
@@ -87,6 +90,11 @@ class Turns:
             address = Function(begin)()
         self._poll = FunctionWithoutGil(poll) if address > 0 else None
         return address
+
+    def runs(self) -> None:
+        """Say that the calling thread is the agent's."""
+        if self._words is not None:
+            _Word.from_address(self._address + _THREAD_OFFSET).value = _thread.get_native_id()
 
     def poll(self, wanted: Sequence[Tuple[int, int]], timeout_ms: Optional[int]) -> List[Tuple[int, int]]:
         """Rest until a descriptor is ready. wanted: descriptors and masks. Returns those of what is ready."""

@@ -163,7 +163,8 @@ static void begin_thread(void *frame, bool frame_is_new) {
     }
     own->cut = false;
     if (own == &crowd) {
-        self.result.others++;
+        self.result.threads--; /* the function was set on it */
+        self.result.crowded++;
         return;
     }
     void *const state = python.this_thread();

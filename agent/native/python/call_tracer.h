@@ -16,7 +16,7 @@
 
 #include "common/export.h"
 
-#define KC_TRACER_ABI 2 /* changes with any signature or structure below */
+#define KC_TRACER_ABI 3 /* changes with any signature or structure below */
 
 struct kc_tracer_config {
     uint64_t buffer_limit_bytes;
@@ -29,6 +29,7 @@ struct kc_tracer_result {
     struct kc_counts counts;
     uint64_t threads;    /* that were recorded */
     uint64_t others;     /* threads left alone: the program's own profile function is set there, or a hook refused */
+    uint64_t crowded;    /* threads left alone: as many as there is room for had been recorded before them */
     uint64_t names_lost; /* calls whose names did not fit the string table */
     uint64_t elsewhere;  /* 1: there were other interpreters, whose threads cannot be recorded; else 0 */
     uint64_t full_ns;    /* Unix ns when no buffer was free: recording ended there; 0: never */

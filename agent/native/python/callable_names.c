@@ -4,7 +4,8 @@
  *   A number stands for a code object, a C function or a module, by its address; it gets its text in the string table
  *   when it is first seen. Odd numbers are of C functions. Code objects are kept until the end of the recording, so
  *   that no other gets the address of one. C functions and modules are not: that would keep the program's objects
- *   alive. A module's address counts with its type.
+ *   alive. A module's address counts with its type, and that of a C function's definition, which some libraries free,
+ *   with the text of its name.
  *
  * Threads: that of on_event (call_tracer.c), with the GIL; python_find and python_names_prepare run on the agent's
  *   without it.
@@ -45,7 +46,7 @@ struct c_function {
 
 struct name {
     uint64_t key;  /* address; 0: empty */
-    uint64_t type; /* modules: of their type */
+    uint64_t type; /* modules: of their type; C functions: a hash of the name */
     uint64_t value;
     bool is_code; /* which is kept */
 };
@@ -159,10 +160,19 @@ static uint32_t name_of_module(struct object *module) {
     return named(slot, text, length);
 }
 
+/* FNV-1a. */
+static uint64_t hash_of(const char *text) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (; text != NULL && *text != 0; text++) {
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
+    }
+    return hash;
+}
+
 uint32_t python_name_of_c_function(const void *object) {
     const struct c_function *function = object;
     const struct method *method = function->method;
-    struct name *slot = slot_of((uint64_t)method, 0);
+    struct name *slot = slot_of((uint64_t)method, hash_of(method->name));
     if (slot == NULL) {
         self.lost++;
         return ARENA_CALL_UNKNOWN | 1;

@@ -7,8 +7,8 @@
  *
  *   A sub-interpreter may have a GIL of its own, and the calls are made by the main one: there the agent does without.
  *
- * Threads: the exported functions on the agent's, kc_turns_begin with the GIL: so one at a time. `enter` is the thread
- *   itself, or runs where the interpreter makes the call (gil_turns.c).
+ * Threads: kc_turns_begin on the one that starts the agent's, with the GIL: so one at a time; kc_turns_poll on the
+ *   agent's. `enter` is the thread itself, or runs where the interpreter makes the call (gil_turns.c).
  * Blocks: kc_turns_poll alone.
  */
 #define _GNU_SOURCE
@@ -17,6 +17,7 @@
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -43,10 +44,24 @@ static void *enter(struct turns_role_of *role) {
 
 static void *thread(void *role) { return enter(role); }
 
+/* Of the program, which should get them itself, as its handlers run on its threads. Faults are nobody else's. */
+static void block_signals(sigset_t *before) {
+    static const int of_faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof of_faults / sizeof *of_faults; i++) {
+        sigdelset(&blocked, of_faults[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, before);
+}
+
 static int make_thread(unsigned long *made, void *attributes, turns_code *code, struct turns_role_of *role) {
     (void)code; /* enter */
+    sigset_t before;
     __atomic_store_n(&runs, true, __ATOMIC_RELAXED);
+    block_signals(&before); /* the new thread never has them open */
     const int error = pthread_create((pthread_t *)made, attributes, thread, role);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0) {
         __atomic_store_n(&runs, false, __ATOMIC_RELAXED);
     }
@@ -74,6 +89,7 @@ static bool fill(struct python_turns *turns) {
     turns->as_agent = (struct turns_role_of){ROLE_BEGIN, &self};
     turns->as_thread = (struct turns_role_of){ROLE_THREAD, &self};
     turns->as_call = (struct turns_role_of){ROLE_CALL, &self};
+    turns->awaited = 1;
     turns->code = enter;
     turns->attributes = attributes_of;
     turns->stack = stack_size;

@@ -8,11 +8,12 @@
 
 #include "common/export.h"
 
-#define KC_TURNS_ABI 1 /* changes with the signature, and with what the agent writes of a struct python_turns */
+#define KC_TURNS_ABI 2 /* changes with the signature, and with what the agent writes of a struct python_turns */
 
 KC_EXPORT uint32_t kc_turns_abi(void);
-/* Begins it for the calling thread, which has the GIL. Returns the address of its struct python_turns, or a negative
- * kc_error; KC_ORDER: the thread of the agent before has not ended yet.
+/* Begins it for the agent's thread, which is started next and then writes into the struct which one it is. The caller
+ * has the GIL. Returns the address of the struct python_turns, or a negative kc_error; KC_ORDER: the thread of the agent
+ * before has not ended yet.
  */
 KC_EXPORT intptr_t kc_turns_begin(void);
 /* poll(2), without the GIL, of an agent that rests meanwhile: it works again before it waits for the GIL. */

@@ -11,10 +11,11 @@
  *
  * into the bytes of turns_code.py, which a live attach copies into the target alone: no data, no relocation, no libc.
  *
- * The thread is begun by the agent's own. It sleeps while the agent waits for something else. Where the agent has had
- * less than WORKS_NS of processor time for TURN_MS although it works, the thread has the interpreter call us: on a
- * thread of the program, between two bytecodes, where any other thread might get the GIL as well. There it is given
- * away for PAUSE_NS. Nothing of Python is run. A call that comes late, or in a forked child, does nothing.
+ * The thread is begun before the agent's own needs the GIL for the first time. It sleeps while the agent waits for
+ * something else. Where the agent has had less than WORKS_NS of processor time for TURN_MS although it works, or has
+ * not come so far yet as to say which thread it is, the thread has the interpreter call us: on a thread of the program,
+ * between two bytecodes, where any other thread might get the GIL as well. There it is given away for PAUSE_NS. Nothing
+ * of Python is run. A call that comes late, or in a forked child, does nothing.
  *
  * The call is queued for the main interpreter by name: Py_AddPendingCall, before 3.12, asks the thread that has the
  * GIL for its interpreter, and that thread may be ending. And for the main thread alone: another one may find the
@@ -22,7 +23,7 @@
  * call for ever.
  *
  * Threads: take_care is the thread's own, without the GIL; give_away runs on the program's main thread, with the GIL;
- *   begin and end on the agent's.
+ *   begin and end on the agent's, begin also on one that is about to start the agent's.
  * Blocks: take_care sleeps; give_away for PAUSE_NS without the GIL, and until it has the GIL again. begin and end do
  *   not.
  */
@@ -70,11 +71,11 @@ struct moment {
     long seconds, ns;
 };
 
-/* On the agent's thread. Where no thread can be made, the agent does without. */
+/* Where no thread can be made, the agent does without. */
 static __attribute__((noinline)) void begin(struct python_turns *turns) {
     unsigned long attributes[ATTRIBUTES_BYTES / sizeof(unsigned long)];
     unsigned long thread;
-    turns->thread = (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
+    turns->thread = turns->awaited != 0 ? 0 : (unsigned int)system_call(SYS_GETTID, 0, 0, 0, 0);
     turns->process = (unsigned int)system_call(SYS_GETPID, 0, 0, 0, 0);
     if (turns->attributes(attributes) == 0 && turns->stack(attributes, STACK_BYTES) == 0) {
         (void)turns->create(&thread, attributes, turns->code, &turns->as_thread);
@@ -95,8 +96,12 @@ static void sleep_while(const volatile void *word, int value, long ns) {
 
 /* Of the agent's thread; 0 if it has ended. */
 static unsigned long cpu_ns(const struct python_turns *turns) {
-    struct moment time = {0, 0};
-    (void)system_call(SYS_CLOCK_GETTIME, ~(long)turns->thread * 8 + 6, (long)&time, 0, 0);
+    const unsigned int thread = turns->thread;
+    struct moment time = {0, 1}; /* before it runs */
+    if (thread != 0) {
+        time.ns = 0;
+        (void)system_call(SYS_CLOCK_GETTIME, ~(long)thread * 8 + 6, (long)&time, 0, 0);
+    }
     return (unsigned long)(time.seconds * NS_PER_S + time.ns);
 }
 

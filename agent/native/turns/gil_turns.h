@@ -10,7 +10,7 @@ enum turns_role { ROLE_BEGIN = 1, ROLE_END = 2, ROLE_THREAD = 3, ROLE_CALL = 4 }
 
 struct python_turns;
 
-/* How turns_enter is called: by the agent's thread, as the start routine of the thread, and by the interpreter. */
+/* How turns_enter is called: by the thread that begins it, as the start routine of the thread, and by the interpreter. */
 struct turns_role_of {
     unsigned long role;
     struct python_turns *given;
@@ -26,9 +26,10 @@ struct python_turns {
     volatile unsigned int queueing; /* just now */
     volatile unsigned int handed;   /* how often the GIL was given away for it */
     volatile unsigned int queued;   /* a call that has not come yet */
-    unsigned int thread, process;   /* the agent's */
-    unsigned int unused;
-    volatile unsigned long cpu_ns; /* the agent's, when it was last looked at */
+    volatile unsigned int thread;   /* the agent's, which writes it itself if `awaited`; 0 until then */
+    unsigned int process;           /* the agent's */
+    unsigned int awaited;           /* 1: the agent's thread is started next; 0: it is the one that begins */
+    volatile unsigned long cpu_ns;  /* the agent's, when it was last looked at */
     struct turns_role_of as_agent, as_thread, as_call;
     turns_code *code;                                    /* turns_enter, or NULL: does without */
     int (*attributes)(void *attributes);                 /* pthread_attr_init */

@@ -153,6 +153,11 @@ class PythonCallsSession:
                 result.others,
                 "%d threads were not recorded: the program has its own profile function or an audit hook there",
             ),
+            (
+                result.crowded,
+                "%d threads were not recorded: a recording of every call has room for 2,048 threads, those that have "
+                "ended included; ask for a shorter one",
+            ),
         ]
         warnings = [text % number for number, text in said if number]
         if result.elsewhere:

@@ -30,6 +30,7 @@ class TracerResult(ctypes.Structure):
     counts: NativeCounts
     threads: int
     others: int
+    crowded: int
     names_lost: int
     elsewhere: int
     full_ns: int
@@ -37,6 +38,7 @@ class TracerResult(ctypes.Structure):
         ("counts", NativeCounts),
         ("threads", ctypes.c_uint64),
         ("others", ctypes.c_uint64),
+        ("crowded", ctypes.c_uint64),
         ("names_lost", ctypes.c_uint64),
         ("elsewhere", ctypes.c_uint64),
         ("full_ns", ctypes.c_uint64),
@@ -47,7 +49,7 @@ class CallTracer(NativeInterface):
     """The one recorder of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_tracer_abi"
-    ABI = 2
+    ABI = 3
     USE = " for calls of Python"
     REASONS = _REASONS
 

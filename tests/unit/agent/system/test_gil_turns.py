@@ -27,10 +27,11 @@ from kineto_agent.system.threads import start_thread
 turns, lock = Turns(library=collector_library.path()), _thread.allocate_lock()
 lock.acquire()
 def waits():
-    turns.begin()
+    turns.runs()
     lock.acquire()
 def handed():
     return ctypes.c_uint.from_address(turns._address + 12).value if turns._address else 0
+turns.begin()
 start_thread("kineto-agent", waits)
 while handed() < 4: os.stat("/")  # releases the GIL for a moment
 """
@@ -45,12 +46,15 @@ if not child:
     print(len(os.listdir("/proc/self/task")), handed() - before, flush=True)
     turns.end()
     turns = Turns(library=collector_library.path())
+    turns.begin()
     start_thread("kineto-agent", waits)
     while handed() < 4: os.stat("/")  # releases the GIL for a moment
     os._exit(0)
 print(os.waitpid(child, 0)[1])
 """
 )
+# The agent's thread has not got the GIL once.
+NEVER_RUNS = WAITS.replace("turns.runs()", "pass")
 # Its interpreter ends with threads that want the GIL.
 ENDS = (
     WAITS
@@ -92,6 +96,7 @@ def own() -> Iterator[Turns]:
     """Turns for this thread."""
     turns = Turns(library=collector_library.path())
     turns.begin()
+    turns.runs()
     yield turns
     turns.end()
     until(lambda: native_threads() == 0, "the thread has ended")
@@ -151,6 +156,7 @@ def test_the_end_waits_for_what_is_being_queued(words: Any) -> None:
 def test_without_such_a_thread_nothing_is_told() -> None:
     turns = Turns()
     turns.begin()
+    turns.runs()
     turns.rest(5)
     turns.work()
     turns.end()
@@ -225,6 +231,7 @@ def test_many_agents_one_after_the_other_leave_nothing() -> None:
     for _ in range(20):
         turns = Turns(library=collector_library.path())
         turns.begin()
+        turns.runs()
         addresses.add(turns._address)
         turns.rest(-1)
         turns.end()
@@ -267,6 +274,18 @@ def test_a_free_threaded_build_has_no_use_for_it(monkeypatch: pytest.MonkeyPatch
 def test_a_thread_that_gets_nowhere_is_given_the_gil() -> None:
     done = run_python(["-c", WAITS + "print('given')"])
     assert (done.stdout, done.stderr, done.returncode) == ("given\n", "", 0)
+
+
+@with_gil
+def test_a_thread_that_has_not_run_yet_is_given_the_gil() -> None:
+    done = run_python(["-c", NEVER_RUNS + "print('given')"])
+    assert (done.stdout, done.stderr, done.returncode) == ("given\n", "", 0)
+
+
+@with_gil
+def test_an_interpreter_ends_before_the_agent_has_run() -> None:
+    done = run_python(["-c", NEVER_RUNS])
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 @with_gil

@@ -142,6 +142,60 @@ assert outcome.warnings == [text]
     )
 
 
+def test_a_c_function_whose_definition_lies_where_a_freed_one_lay_has_its_own_name() -> None:
+    run(
+        """
+import ctypes
+class Definition(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("run", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+new = ctypes.pythonapi.PyCFunction_NewEx
+new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+class Function(ctypes.Structure):
+    _fields_ = [("references", ctypes.c_ssize_t), ("type", ctypes.c_void_p), ("definition", ctypes.POINTER(Definition))]
+text = ctypes.create_string_buffer(b"first")
+found = Function.from_address(id(len)).definition.contents
+definition = Definition(ctypes.cast(text, ctypes.c_char_p), found.run, found.flags, None)
+function = new(ctypes.addressof(definition), None, None)
+recording = Recording()
+function([])
+text.value = b"other"
+function([])
+_outcome, data, names = recording.stop()
+found = [call.name for call in calls(data, names)]
+assert [name for name in found if "first" in name or "other" in name] == [
+    "C<built-in function first>", "C<built-in function other>"
+], found
+"""
+    )
+
+
+def test_threads_for_which_there_is_no_room_are_told_as_such() -> None:
+    run(
+        """
+ready, go = threading.Semaphore(0), threading.Semaphore(0)
+def work():
+    ready.release()
+    go.acquire()
+recording = Recording()
+for _ in range(2100):
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.acquire()
+    recording._agent.do(recording.session._native.look)
+    go.release()
+    thread.join()
+outcome, data, names = recording.stop()
+number, text = outcome.warnings[0].split(" ", 1)
+assert 50 < int(number) < 60, number  # some threads are those of this test
+assert text == (
+    "threads were not recorded: a recording of every call has room for 2,048 threads, those that have ended included; "
+    "ask for a shorter one"
+)
+assert outcome.warnings[1:] == []
+"""
+    )
+
+
 def test_an_audit_hook_that_forbids_it_is_obeyed_in_silence() -> None:
     run(
         """
