@@ -95,10 +95,10 @@ def small_kernels_of_functions(context: Context) -> Iterator[Finding]:
         name="small_kernels",
         title=f"{place.short} launches {len(rows) / steps:,.0f} small kernels in each step",
         saving_ns=int(took[rows].sum()),
-        advice=f"Compute the same with fewer and larger operators: vectorise loops over parts of tensors. "
-        f"{context.get(gpu_abilities).fusing()}",
-        evidence=f"{len(rows):,} kernels of {mean / 1e3:.3g} us on average, backward included; the saving is what they, "
-        f"their launches and the pauses between them take, less {100 * LEFT:.0f} % for kernels in their place",
+        advice="Compute the same with fewer and larger operators: vectorise loops over parts of tensors. "
+        + context.get(gpu_abilities).fusing(),
+        evidence=f"{len(rows):,} kernels of {mean / 1e3:.3g} us on average, backward included; the saving is what "
+        f"they, their launches and the pauses between them take, less {100 * LEFT:.0f} % for kernels in their place",
         causes=CAUSES,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest(context, found.work),
