@@ -28,6 +28,7 @@ from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
+    double_precision,
     exposed_pinned_copies,
     layout_changes,
     unmeasured_convolutions,
@@ -342,6 +343,7 @@ FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     exposed_pinned_copies,
     layout_changes,
     no_tensor_cores,
+    double_precision,
     elementwise,
     small_kernels_of_functions,
     optimizer_kernels,

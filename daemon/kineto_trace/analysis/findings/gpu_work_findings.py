@@ -32,8 +32,11 @@ from kineto_trace.structure.training_thread import training_thread
 
 COMPUTING = ("matrix_products", "elementwise", "other_kernels")
 LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW|batched_transpose_\d", re.IGNORECASE)
+DOUBLE = re.compile(r"[<(]double[,>)*#]|dgemm|d884gemm|f64f64")
+_SCALAR_ONLY = re.compile(r"multi_tensor_apply.*Functor<(?:float|c10)")  # float64 is in their signatures
 _CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
 MEASURED_GAIN = 0.1
+HALF_THE_BYTES = 0.5
 TRAINS = 0.05  # of the GPU's work has a backward: then the program trains
 WITHOUT = 0.25  # of work with a backward beside that without: fewer are errors of samples
 MODEL = 0.3  # of the work in matrix products, convolutions and attention: then it is a model
@@ -83,6 +86,29 @@ def layout_changes(context: Context) -> Iterator[Finding]:
         "by it, too",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
+        kernels=longest(context, chosen),
+    )
+
+
+def double_precision(context: Context) -> Iterator[Finding]:
+    """Kernels that compute in float64."""
+    activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
+    names = matches(strings, DOUBLE) & ~matches(strings, _SCALAR_ONLY)
+    chosen = (activity.kind == KERNEL) & names[activity.name] & (took > 0)
+    if not chosen.any():
+        return
+    time = int(took[chosen].sum()) // len(context.get(time_causes).devices)
+    op = heaviest_op(context, activity.op[chosen], took[chosen])
+    yield Finding(
+        name="double_precision",
+        title="Kernels compute in double precision (float64)",
+        saving_ns=int(time * HALF_THE_BYTES),
+        advice="Use float32 (.float(), dtype=torch.float32): what comes from NumPy is float64 unless it is cast. Sums "
+        "that need more can be float64 alone.",
+        evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
+        "goes with half of the bytes, and most GPUs also compute float64 more slowly",
+        causes=COMPUTING,
+        op=op,
         kernels=longest(context, chosen),
     )
 

@@ -120,7 +120,7 @@ def test_a_slow_first_step_is_no_finding() -> None:
     found = stepping([10_000, 100, 110, 90]).get(findings)
     assert (found.window_ns, found.steps) == (300 * US, 3)
     assert found.findings[0].name == "host_bound"
-    assert found.findings[0].saving_ns == 270 * US
+    assert found.findings[0].saving_ns == 268 * US  # but for the time from a launch to its kernel
 
 
 def test_details_have_a_row_for_each_operator() -> None:

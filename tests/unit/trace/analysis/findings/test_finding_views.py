@@ -61,7 +61,7 @@ def test_a_host_that_is_late_costs_the_idle_time() -> None:
     rows = found(kernels, calls, ops)
     assert list(rows) == ["host_bound"]
     bound = rows["host_bound"]
-    assert (bound["saving_us"], bound["saving_pct"], bound["op"]) == (150.0, 37.5, "aten::slow")
+    assert (bound["saving_us"], bound["saving_pct"], bound["op"]) == (140.0, 35.0, "aten::slow")
     assert bound["evidence"] == "1 gap, 0.15 ms idle, 0.14 ms of it in aten::slow; 2 kernels of 100 us on average"
     assert bound["kernels"] == ["k"]
 
@@ -76,10 +76,10 @@ def test_savings_are_per_step_too_and_sorted() -> None:
     steps = [row(f"ProfilerStep#{n}", 250 * n, 250 * n + 250, thread=1, id=n + 1, finished=1) for n in (0, 1)]
     rows = found(kernels, calls, [row("aten::slow", 90, 299, thread=1, id=9, finished=1)], user_annotation=steps)
     assert [(name, each["place"], each["saving_us"]) for name, each in rows.items()] == [
-        ("host_bound", 1, 200.0),
+        ("host_bound", 1, 195.0),
         ("synchronisation", 2, 10.0),
     ]
-    assert rows["host_bound"]["saving_per_step_us"] == 100.0
+    assert rows["host_bound"]["saving_per_step_us"] == 97.5
     assert rows["synchronisation"]["title"].startswith("cudaStreamSynchronize waits for the GPU")
 
 
@@ -91,8 +91,8 @@ def test_each_operator_that_waits_is_a_finding_of_its_own() -> None:
     ops.append(row("aten::nonzero", 209, 252, thread=1, id=3))
     rows = listed(kernels, calls, ops)
     assert [(each["finding"], each["op"], each["saving_us"]) for each in rows] == [
-        ("synchronisation", "aten::item", 100.0),
-        ("synchronisation", "aten::nonzero", 50.0),
+        ("synchronisation", "aten::item", pytest.approx(76.0, abs=0.01)),  # the host has other work, too
+        ("synchronisation", "aten::nonzero", pytest.approx(38.0, abs=0.01)),
     ]
 
 
@@ -142,8 +142,8 @@ def test_the_uncertainty_is_the_spread_over_the_steps() -> None:
              for n, (low, high) in enumerate([(0, 120), (120, 270), (270, 450)])]  # fmt: skip
     ops = [row("aten::slow", 0, 450, thread=1, id=9, finished=1)]
     bound = found(kernels, calls, ops, user_annotation=steps)["host_bound"]
-    assert bound["saving_us"] == 300.0
-    assert bound["uncertainty_pct"] == pytest.approx(100 * 1.96 * 30 * 3**0.5 / 450)
+    assert bound["saving_us"] == 298.0
+    assert bound["uncertainty_pct"] == pytest.approx(100 * 1.96 * 30 * 3**0.5 / 450, rel=0.01)
     alone = found(kernels[:1], calls[:1], ops, user_annotation=steps[:1])["host_bound"]
     assert alone["uncertainty_pct"] is None
 
@@ -162,7 +162,7 @@ def test_a_share_is_no_further_off_than_100_per_cent() -> None:
 def test_allocation_is_a_finding() -> None:
     kernels = [row("k", 0, 100, correlation=1), row("k", 300, 400, correlation=2)]
     calls = [row("cudaMalloc", 105, 285, thread=1), row("cudaLaunchKernel", 290, 295, thread=1, correlation=2)]
-    assert found(kernels, calls)["allocation"]["saving_us"] == 180.0
+    assert found(kernels, calls)["allocation"]["saving_us"] == pytest.approx(180.0, abs=0.01)
 
 
 def reduces(*spans: tuple[float, float]) -> list[Row]:
@@ -255,7 +255,7 @@ def test_matrix_products_on_ordinary_cores_are_a_finding_where_there_are_others(
     kernels = [row("ampere_sgemm_128x64_nn", 0, 100, correlation=1), row("nvjet_hsh_128x256", 100, 200, correlation=2)]
     calls = [row("cudaLaunchKernel", 10 * n, 10 * n + 5, thread=1, correlation=n) for n in (1, 2)]
     ops = [row("aten::mm", 0, 50, thread=1, id=1)]
-    assert found(kernels, calls, ops, [HOPPER])["no_tensor_cores"]["saving_us"] == 50.0
+    assert found(kernels, calls, ops, [HOPPER])["no_tensor_cores"]["saving_us"] == 75.0
     assert "no_tensor_cores" not in found(kernels, calls, ops, [{**HOPPER, "computeMajor": 6}])
     assert "no_tensor_cores" not in found(kernels, calls, [row("aten::add", 0, 50, thread=1, id=1)], [HOPPER])
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.findings.finding_rules import findings
-from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
+from kineto_trace.analysis.findings.gpu_work_findings import double_precision, models_without_backward
 from kineto_trace.model.context import Context
 from support.trace_files.sampled_stacks import BACKWARD, MAIN, MODULE, PERIOD_NS, SITE, Sample, stack_rows
 from support.trace_files.traces import START_NS, target, trace
@@ -57,7 +57,7 @@ def trained(extra: str, kernel: str, stack: Sequence[str] = VALIDATE, loop: Sequ
 
 
 def test_a_function_that_runs_a_model_without_a_backward_is_found() -> None:
-    (finding,) = models_without_backward(trained("aten::linear", GEMM))
+    ((finding, _function),) = models_without_backward(trained("aten::linear", GEMM))
     assert (finding.title, finding.where) == (
         "validate (train.py:30) runs a model without a backward",
         "validate (/job/train.py:30)",
@@ -69,7 +69,7 @@ def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() 
     trainer = SITE + "transformers/trainer.py"
     loop = (*MAIN, trainer + "(5): Trainer.train")
     stack = (*loop, trainer + "(70): Trainer._maybe_log_save_evaluate", trainer + "(90): Trainer.evaluate", MODULE)
-    (finding,) = models_without_backward(trained("aten::linear", GEMM, stack, loop))
+    ((finding, _function),) = models_without_backward(trained("aten::linear", GEMM, stack, loop))
     assert (finding.title, finding.where) == (
         "Trainer.evaluate of transformers, called in main (train.py:10) runs a model without a backward",
         "main (/job/train.py:10)",
@@ -79,21 +79,42 @@ def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() 
 
 
 def test_elementwise_work_without_a_backward_is_no_model() -> None:
-    assert list(models_without_backward(trained("aten::mul", POINTWISE))) == []
+    assert models_without_backward(trained("aten::mul", POINTWISE)) == ()
 
 
 def test_a_program_that_never_trains_is_no_finding() -> None:
     context = trained("aten::linear", GEMM)
     context.trace.table("cpu_op")["forward_thread"][:] = 0
-    assert list(models_without_backward(context)) == []
+    assert models_without_backward(context) == ()
 
 
 def test_a_forward_whose_backward_may_come_after_the_trace_does_not_count() -> None:
     context = trained("aten::linear", GEMM)
     backward = context.trace.table("cpu_op")["forward_thread"]
     backward[3 * 3 :] = 0  # the last two steps have none
-    (finding,) = models_without_backward(context)
+    ((finding, _function),) = models_without_backward(context)
     assert finding.saving_ns == 3 * PERIOD_NS
+
+
+FUSED_ADAM = (
+    "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>, double, double>"
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "double"),
+    [
+        ("vectorized_elementwise_kernel<2, at::native::CUDAFunctor_add<double>, std::array<char*, 3ul> >", True),
+        ("cunn_SoftMaxForwardReg<double, double, double, LogSoftMaxForwardEpilogue, long, 8>(double*)", True),
+        ("cutlass_80_tensorop_d884gemm_64x64", True),
+        ("vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >", False),
+        (FUSED_ADAM, False),
+    ],
+)
+def test_kernels_in_double_precision_are_found(kernel: str, double: bool) -> None:
+    kernels = [span(name, start, start + 1, correlation=1) for start, name in enumerate((kernel, "sgemm"))]
+    found = list(double_precision(Context(trace({"kernel": kernels}, length_ns=2 * PERIOD_NS))))
+    assert [finding.saving_ns for finding in found] == [PERIOD_NS // 2] * double
 
 
 def copied(kind: str) -> Context:
