@@ -47,10 +47,11 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
     of one function or of the optimizer, and kernels that leave part of the GPU without work. What functions, waits,
     allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
-    other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time that
-    the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow. Steps of the warm-up, and findings that would save less than half a per cent, are left
-    out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the host
-    loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the processors.
+    other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
+    that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
+    Steps of the warm-up, and findings that would save less than half a per cent, are left out; time of which it is not
+    known how much can be saved comes last. Without a GPU, the view looks for what the host loses time on: the program's
+    own functions, loading, the optimizer, threads that share the GIL or the processors.
 
     Options:
     - top: the maximum number of findings.
