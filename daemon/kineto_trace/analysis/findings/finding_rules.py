@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
@@ -58,9 +59,10 @@ from kineto_trace.analysis.findings.time_slices import time_slices
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
+from kineto_trace.analysis.host_time.host_moments import moments
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
-from kineto_trace.analysis.replay.step_replay import Change
+from kineto_trace.analysis.replay.step_replay import Change, step_replay
 from kineto_trace.arrays.intervals import union
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -70,19 +72,21 @@ from kineto_trace.kernel_traits.tensor_cores import (
     uses_tensor_cores,
 )
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
+from kineto_trace.structure.activity_links import KERNEL, MEMCPY, calls, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_frames import python_frames
+from kineto_trace.structure.training_thread import training_thread
 
-HOST_BOUND, GRAPH_BREAKS = "host_bound", "graph_breaks"
+HOST_BOUND, GRAPH_BREAKS, GIL = "host_bound", "graph_breaks", "gil"
+PARTS_OF_LAUNCHES = (SMALL_COLLECTIVES, GRAPH_BREAKS, GIL, "host_without_cores")
 COMPILING = ("recompilation", "compiled_in_the_loop")
 LEAST = 0.005  # of the time of the measured steps
 SPEED_UP = 4.0  # of matrix products by tensor cores: half of what the peaks of their GPUs differ by
 MIN_STEPS = 3  # for an uncertainty
 NORMAL_95 = 1.96  # deviations
 FUSED = 0.5  # of the time of elementwise kernels: a fused one reads and writes once what two read and write twice
-_COMPILED = re.compile(r"^triton_poi_")
+_FUSED = re.compile(r"^triton_poi_|Fused\w*(?:Optimizer|Adam|Adagrad|Sgd|SGD)")
 SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
 
 
@@ -132,7 +136,7 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
 def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings, the host's time in launches without what another one names the cause of."""
     every = list(findings)
-    part = sum(finding.saving_ns for finding in every if finding.name in (SMALL_COLLECTIVES, GRAPH_BREAKS))
+    part = sum(finding.saving_ns for finding in every if finding.name in PARTS_OF_LAUNCHES)
     found = []
     for finding in every:
         less = min(part, finding.saving_ns) if finding.name == HOST_BOUND else 0
@@ -258,10 +262,13 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
 
 
 def elementwise(context: Context) -> Iterator[Finding]:
-    """Elementwise kernels, which move memory most of all, and could be fused; torch.compile has fused its own."""
+    """Elementwise kernels, which move memory most of all, and could be fused, but for those that are.
+
+    These are torch.compile's own, and those of fused optimizers.
+    """
     activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
     every = (activity.kind == KERNEL) & matches(strings, ELEMENTWISE)[activity.name] & (took > 0)
-    chosen = every & ~matches(strings, _COMPILED)[activity.name]
+    chosen = every & ~matches(strings, _FUSED)[activity.name]
     total = context.get(time_causes).total("elementwise")
     time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
     if not time:
@@ -314,8 +321,18 @@ def on_the_host(context: Context) -> Iterator[Finding]:
     for found in context.get(host_findings):
         if causes and found.name == GRAPH_BREAKS:
             yield _launches_between_pieces(context, replace(found, saving_ns=int(found.saving_ns * scale)))
+        elif causes and found.name == GIL and context.get(step_replay) is not None:
+            yield replayed(context, found, Change(pace=_without_gil_waits(context)))
         elif not causes or found.name in USES_OF_TORCH:
             yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
+
+
+def _without_gil_waits(context: Context) -> npt.NDArray[np.float64]:
+    """By what the host's time of each call is to be multiplied if the training thread never waits for the GIL."""
+    found, called = context.get(moments), context.get(calls)
+    waits = float((found.weight * found.waiting).sum())
+    works = float((found.weight * (1 - found.idle)).sum())
+    return np.where(called.thread == context.get(training_thread), 1 - min(waits / max(works, 1.0), 1.0), 1.0)
 
 
 def _launches_between_pieces(context: Context, found: Finding) -> Finding:

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from kineto_trace.analysis.causes.time_causes import time_causes
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.replayed_savings import replayed
 from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.analysis.replay.step_replay import Change
 from kineto_trace.base.quantities import times
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import KernelCounters
@@ -58,7 +62,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
     if waited < max(CROWDED * (cpu + waited), LEAST_WAIT * found.duration_ns):
         return
     share = waited / (cpu + waited)
-    yield Finding(
+    finding = Finding(
         name="host_without_cores",
         title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
         saving_ns=int(idle * share),
@@ -66,6 +70,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
         evidence=f"in {100 * share:.0f} % of the time in which they could have run they had no CPU",
         causes=_HOST_WORKS,
     )
+    yield replayed(context, finding, Change(pace=np.full(len(called), 1 - share)))
 
 
 def _limit(found: KernelCounters) -> str:

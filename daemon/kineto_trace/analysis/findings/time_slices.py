@@ -5,7 +5,7 @@ Theory of operation
     2 ms). What this one misses is a kernel that takes a slice longer than others of its name and grid, or a wait of
     launched work for a slice in which the device does nothing. Both have nearly the same length, whatever the kernel:
     this tells them from kernels with more to do, and from waits for events. Matrix products prove nothing, since some
-    have the same grid whatever their size.
+    have the same grid whatever their size; they are taken to lose as large a part of their time as the other kernels.
 """
 
 from collections.abc import Iterator
@@ -54,16 +54,19 @@ def time_slices(context: Context) -> Iterator[Finding]:
     chosen = np.zeros(len(activity), np.bool_)
     chosen[late] = True
     devices = max(len(context.get(time_causes).devices), 1)
-    saving = int(lost[alike].sum()) // devices
+    # matrix products, whose own lengths prove nothing, lose as much of their time as other kernels
+    works, others = int(took[activity.kind == KERNEL].sum()), int(took[rows].sum())
+    of_kernels = np.arange(len(lost)) < len(late)
+    saving = int(lost[alike & of_kernels].sum() * (works / max(others, 1)) + lost[alike & ~of_kernels].sum()) // devices
     yield Finding(
         name="gpu_shared",
         title="Another program takes turns with this one on the GPU",
         saving_ns=saving,
         advice="Find the other process (kinetoctl top and nvidia-smi list those of each GPU), and run it on another "
         "GPU or at another time. Where programs must share a GPU, MPS or MIG let them run beside each other.",
-        evidence=f"{times(int(alike.sum()), 'slice')} of {ms(slice_ns)}, {ms(saving)} together, are missing: in "
-        f"{times(len(late), 'kernel')} that took so much longer than others alike, and "
-        f"{times(len(waits), 'wait')} of launched work",
+        evidence=f"{times(int(alike.sum()), 'slice')} of {ms(slice_ns)} are missing: in {times(len(late), 'kernel')} "
+        f"that took so much longer than others alike, and {times(len(waits), 'wait')} of launched work; with as large "
+        f"a part of the matrix products, that is {ms(saving)}",
         causes=(*COMPUTING, "queued", "kernel_gaps", "launch_latency"),
         kernels=longest(context, chosen),
     )

@@ -55,7 +55,7 @@ class Change(NamedTuple):
     left_out: times of the host (Unix ns) that go, with the calls in them and the work that these launch. faster: times
     of the host that go, while their work stays. calls: flags of parts.Calls that go. unwaited: of those that no longer
     wait for the GPU. work: flags of parts.Gpu that go, with the calls that launch nothing else, and the host's time
-    since the call before each.
+    since the call before each. pace: for each of parts.Calls by what the host's time in and before it is multiplied.
     """
 
     left_out: Union = _NO_TIME
@@ -63,6 +63,7 @@ class Change(NamedTuple):
     calls: Flags | None = None
     unwaited: Flags | None = None
     work: Flags | None = None
+    pace: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,8 @@ class StepReplay:
         count, size = len(host.row), len(work.call)
         own, took, waits = host.own.copy(), host.took.copy(), host.waits >= 0
         rest = self.high - int(host.end.max(initial=self.low))
+        if change.pace is not None:
+            own, took = ((times * change.pace[host.row]).astype(np.int64) for times in (own, took))
         for gone in (change.left_out, change.faster):
             if len(gone.start):
                 own -= _scaled(own, gone.within(host.before, host.start), host.start - host.before)

@@ -11,7 +11,7 @@ from rootcause.programs.clock import Clock
 from rootcause.programs.gpu.devices import prepared
 
 MICRO_STEPS = 2
-SHOWN = 12  # places of each text that the progress bar looks at
+SHOWN = 32  # places of each text that the progress bar looks at
 GROUPS = 6  # of each parameter, that are clipped by themselves
 
 
@@ -106,6 +106,8 @@ class Trainer:
         """Adds the gradients of some samples."""
         loss, scores = self.loss(tokens)
         (loss / MICRO_STEPS).backward()
+        if self.planted == "empty_cache":
+            torch.cuda.empty_cache()
         if self.planted == "item_each_micro_step":
             self.progress.note(loss.detach(), scores.detach(), tokens[:, 1:])
         return scores.detach()
@@ -128,8 +130,6 @@ class Trainer:
             show(scores, self.model, self.out)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.planted == "empty_cache":
-            torch.cuda.empty_cache()
         if self.planted == "evaluation":
             self.validate()
 
