@@ -399,6 +399,9 @@ class CaptureManager:
 
     async def delete(self, capture_id: str, *, keep_uploaded: bool = False) -> None:
         """Deletes an ended capture. Raises NotFound, and Precondition while it runs or is pinned."""
+        running = self._running.get(capture_id)
+        if running is not None and running.task is not None and running.capture.ended_ns:  # it is being saved
+            await asyncio.wait([running.task], timeout=CANCEL_WAIT_S)
         if capture_id in self._running:
             raise Precondition(
                 Reason.CAPTURE_RUNNING, f"capture {capture_id} is running; cancel it first", capture_id=capture_id

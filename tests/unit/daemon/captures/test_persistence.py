@@ -1,9 +1,10 @@
-"""Verdicts that the disk has no room for: stored once it has."""
+"""Captures at their end: verdicts that the disk has no room for are stored once it has, and what is saved may go."""
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from kinetod.uploads.remote_reader import RemoteReader
 from kinetod.uploads.upload_queue import Uploader
 from kinetod.uploads.worker_client import UploadWorker
 from kinetod.uploads.worker_protocol import WorkerOptions
+from support.waiting import scaled
 
 FULL_S = 60.0  # much longer than one write is tried again
 
@@ -117,6 +119,33 @@ def test_a_verdict_that_the_disk_has_no_room_for_is_stored_once_it_has(
     assert stored.status == pb.CAPTURE_STATUS_FAILED
     assert stored.targets[0] == told.targets[0]
     assert store.unfinished() == []
+
+
+def test_a_capture_that_has_ended_can_be_deleted_while_it_is_being_saved(
+    store: TightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = unfinished(store)
+    save_end, deletes = store.save_end, list[Future[None]]()
+
+    async def scenario() -> int:
+        loop, begun = asyncio.get_running_loop(), threading.Event()
+        with ThreadPoolExecutor(1) as executor:
+            manager = manager_of(store, executor)
+
+            def saved_while_it_is_deleted(ended: pb.Capture) -> None:
+                deletes.append(asyncio.run_coroutine_threadsafe(manager.delete(ended.id), loop))
+                loop.call_soon_threadsafe(lambda: loop.call_soon(begun.set))
+                assert begun.wait(scaled(10))
+                save_end(ended)
+
+            monkeypatch.setattr(store, "save_end", saved_while_it_is_deleted)
+            await manager.recover()
+            await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            return manager.running
+
+    assert asyncio.run(scenario()) == 0
+    deletes[0].result(0)
+    assert store.get(capture.id) is None
 
 
 def _pass_time(monkeypatch: pytest.MonkeyPatch, after_s: float, then: Callable[[], None]) -> None:
