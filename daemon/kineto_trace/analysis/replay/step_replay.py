@@ -38,6 +38,7 @@ from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu
 LAUNCH_NS = 5_000  # from a launch to the earliest beginning of its work
 HINDERED = 3.0  # times as long as the fastest tenth of its name takes a call that waited, such as for a full queue
 HINDERED_NS = 20_000  # and by so much longer
+OWN_NS = 10_000  # of the host before a launch that goes, where the call before stays: the rest is another's
 WAIT_NS = 2_000  # what a call that waits takes itself
 MAX_ACTIVITIES = 30_000  # as many whole steps as have no more are run again; of a first one with more, a part
 MAX_ERROR = 0.02
@@ -56,7 +57,7 @@ class Change(NamedTuple):
     left_out: times of the host (Unix ns) that go, with the calls in them and the work that these launch. faster: times
     of the host that go, while their work stays. calls: flags of parts.Calls that go. unwaited: of those that no longer
     wait for the GPU. work: flags of parts.Gpu that go, with the calls that launch nothing else, and the host's time
-    since the call before each.
+    since the call before each; if that call stays, no more than OWN_NS of it.
     """
 
     left_out: Union = _NO_TIME
@@ -169,7 +170,8 @@ class StepReplay:
             launching = np.zeros(count + 1, np.bool_)
             launching[work.call[gone_work]] = True
             launching[work.call[~gone_work]] = False
-            own[launching[:-1]] = 0
+            together = launching[:-1] & np.concatenate([[False], launching[: max(count - 1, 0)]])[:count]
+            own -= np.where(together, own, np.where(launching[:-1], np.minimum(own, OWN_NS), 0))
             inside |= launching[:-1]
         quick = inside | (2 * change.faster.within(host.start, host.end) >= np.maximum(host.end - host.start, 1))
         took[quick] = 0
