@@ -41,10 +41,12 @@ class AsideFunction(NamedTuple):
 
 
 def functions_aside(context: Context) -> Iterator[Finding]:
-    """Functions of the program that train nothing."""
-    if context.get(step_replay) is None:
-        yield from (each.finding for each in context.get(models_without_backward))
-    yield from (each.finding for each in context.get(aside_functions))
+    """Functions of the program that train nothing; models whose part of the steps is not known, by their kernels."""
+    told = context.get(aside_functions)
+    for finding, function in context.get(models_without_backward):
+        if not any(function in each.names for each in told):
+            yield finding
+    yield from (each.finding for each in told)
 
 
 def aside_functions(context: Context) -> tuple[AsideFunction, ...]:

@@ -159,8 +159,8 @@ def test_graph_breaks_keep_their_saving_where_launches_ahead_would_save_less(mon
     assert less.saving_ns == pytest.approx(idle / 2, abs=20 * US)
 
 
-def named(name: str, saving: int, **more: str) -> Finding:
-    return replace(FINDING, name=name, saving_ns=saving, **more)
+def named(name: str, saving: int, *, where: str = "", evidence: str = "") -> Finding:
+    return replace(FINDING, name=name, saving_ns=saving, where=where, evidence=evidence)
 
 
 def test_the_hosts_launches_lose_what_other_findings_name() -> None:
