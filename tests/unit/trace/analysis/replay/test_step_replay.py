@@ -321,6 +321,7 @@ def test_work_that_outlasts_the_steps_counts_up_to_their_end() -> None:
         start = program.now
         program.host(300 * US)
         program.launch(50 * US)
+        program.host(20 * US)
         program.step(start)
     end = program.now
     program.rows["kernel"][-1]["duration"] = 5000 * US
