@@ -12,8 +12,8 @@ from kineto_trace.analysis.findings.gpu_work_findings import ModelWithoutBackwar
 from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import step_replay
 from kineto_trace.model.context import Context
-from support.trace_files.host_and_gpu import Program
 from support.trace_files.sampled_stacks import BACKWARD, FORWARD, MAIN, PERIOD_NS, Sample, stack_rows
+from support.trace_files.simulated.host_and_gpu import Program
 from support.trace_files.traces import target, trace
 
 STEPS = 20

@@ -16,7 +16,7 @@ from kineto_trace.analysis.findings.replayed_savings import (
 )
 from kineto_trace.analysis.replay.step_replay import Change, step_replay
 from kineto_trace.model.context import Context
-from support.trace_files.host_and_gpu import US, Program, absolute
+from support.trace_files.simulated.host_and_gpu import US, Program, absolute
 from support.trace_files.traces import START_NS
 
 FINDING = Finding(name="x", title="X", saving_ns=100 * US, advice="", evidence="")

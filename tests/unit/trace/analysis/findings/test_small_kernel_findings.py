@@ -15,8 +15,8 @@ from kineto_trace.analysis.findings.small_kernel_findings import (
 )
 from kineto_trace.analysis.replay.step_replay import step_replay
 from kineto_trace.model.context import Context
-from support.trace_files.host_and_gpu import LAUNCH, US, Program
 from support.trace_files.sampled_stacks import FORWARD, MAIN, OPTIMIZER, PERIOD_NS, Sample, stack_rows
+from support.trace_files.simulated.host_and_gpu import LAUNCH, US, Program
 from support.trace_files.traces import target, trace
 
 STEPS = 5

@@ -10,7 +10,7 @@ from kineto_trace.analysis.replay import step_replay as replaying
 from kineto_trace.analysis.replay.step_replay import MAX_ERROR, Change, StepReplay, allocating_calls, step_replay
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
-from support.trace_files.host_and_gpu import LAUNCH, US, Program, absolute
+from support.trace_files.simulated.host_and_gpu import LAUNCH, US, Program, absolute
 from support.trace_files.traces import START_NS, trace
 
 
