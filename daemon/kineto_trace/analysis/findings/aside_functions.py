@@ -28,6 +28,7 @@ from kineto_trace.analysis.replay.step_replay import Change, StepReplay, step_re
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.base.quantities import ms
 from kineto_trace.model.context import Context
+from kineto_trace.structure.training_thread import training_thread
 
 Flags = npt.NDArray[np.bool_]
 
@@ -41,10 +42,12 @@ class AsideFunction(NamedTuple):
 
 
 def functions_aside(context: Context) -> Iterator[Finding]:
-    """Functions of the program that train nothing."""
-    if context.get(step_replay) is None:
-        yield from (each.finding for each in context.get(models_without_backward))
-    yield from (each.finding for each in context.get(aside_functions))
+    """Functions of the program that train nothing; models whose part of the steps is not known, by their kernels."""
+    told = context.get(aside_functions)
+    for finding, function in context.get(models_without_backward):
+        if not any(function in each.names for each in told):
+            yield finding
+    yield from (each.finding for each in told)
 
 
 def aside_functions(context: Context) -> tuple[AsideFunction, ...]:
@@ -93,7 +96,7 @@ def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags
     # a sample stands for its share of the time; slots can be too many
     sampled = float(told.weight[nodes[tree.node[told.place]]].sum()) / context.get(host_steps).total_ns
     surplus = max(length / (replay.high - replay.low) / max(sampled, 1e-9), 1.0)
-    share = replay.share(Change(left_out=slots)) / surplus
+    share = replay.share(Change(left_out=slots, thread=context.get(training_thread))) / surplus
     window = context.get(time_causes).steps.measured_ns
     evidence = (
         f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "

@@ -320,7 +320,8 @@ def on_the_host(context: Context) -> Iterator[Finding]:
     causes = IDLE_CAUSES if len(context.get(gpu)) else ()
     for found in context.get(host_findings):
         if causes and found.name == GRAPH_BREAKS:
-            yield _launches_between_pieces(context, replace(found, saving_ns=int(found.saving_ns * scale)))
+            scaled = replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
+            yield _launches_between_pieces(context, scaled)
         elif causes and found.name == GIL and context.get(step_replay) is not None:
             yield replayed(context, found, Change(pace=_without_gil_waits(context)))
         elif not causes or found.name in USES_OF_TORCH:
@@ -339,7 +340,7 @@ def _launches_between_pieces(context: Context, found: Finding) -> Finding:
     """Graph breaks with the time in which the GPU waits for the host to launch: one piece would launch ahead."""
     whole = replayed(context, found, Change(faster=operators_and_launches(context)))
     saving = int(whole.saving_ns * (1 - 1 / compiled_pieces(context))) if whole.replayed else 0
-    return whole if saving <= found.saving_ns else replace(whole, saving_ns=saving)
+    return found if saving <= found.saving_ns else replace(whole, saving_ns=saving)
 
 
 FINDERS: tuple[Callable[[Context], Iterator[Finding]], ...] = (

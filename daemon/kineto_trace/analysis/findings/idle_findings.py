@@ -47,6 +47,7 @@ from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu
 from kineto_trace.structure.python.python_frames import python_frames
+from kineto_trace.structure.training_thread import training_thread
 
 LEAST_OF_WINDOW = 0.005  # below this, a function is part of what is left
 TOP = 3  # functions, operators and annotations of one cause that are findings of their own
@@ -180,7 +181,8 @@ def host_bound(context: Context) -> Iterator[Finding]:
         where=place,
     )
     small = context.get(small_kernels)
-    others = Change(left_out=context.get(aside_time), work=small.work if small is not None else None)
+    work, thread = small.work if small is not None else None, context.get(training_thread)
+    others = Change(left_out=context.get(aside_time), work=work, thread=thread)
     faster = replayed(context, finding, others._replace(faster=operators_and_launches(context)), causes)
     without = replayed(context, finding, others).saving_ns if faster.replayed else 0
     yield replace(faster, saving_ns=faster.saving_ns - without)

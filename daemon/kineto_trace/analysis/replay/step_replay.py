@@ -2,10 +2,11 @@
 
 Theory of operation
     The host is a chain of calls: those that launch work, wait for the GPU or allocate, of all threads in the order of
-    their beginnings (a thread that trains waits while autograd's launches). The GPU is a chain of activities. Between
-    two calls the host works for as long as it did; an activity begins once the one before it is over and its launch
-    was LAUNCH_NS ago, and covers as much time as it did. A call that waited for the GPU ends once the activity that
-    ended last in it is over. What else delayed an activity (an event, another stream) delays it again by as much.
+    their beginnings (a thread that trains waits while autograd's launches); one that begins while another still lasts
+    follows the beginning of the call before it. The GPU is a chain of activities. Between two calls the host works for
+    as long as it did; an activity begins once the one before it is over and its launch was LAUNCH_NS ago, and covers as
+    much time as it did. A call that waited for the GPU ends once the activity that ended last in it is over. What else
+    delayed an activity (an event, another stream) delays it again by as much.
 
     So the steps take as long as the longest path through this graph, which gives the time that they took. If a part of
     the host's time, of its calls or of the GPU's work is left out, whatever waited for it comes earlier: a wait that is
@@ -19,7 +20,7 @@ Theory of operation
     MAX_ERROR predicts nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
 from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls
-from kineto_trace.arrays.intervals import Union
+from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -37,8 +38,9 @@ from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu
 LAUNCH_NS = 5_000  # from a launch to the earliest beginning of its work
 HINDERED = 3.0  # times as long as the fastest tenth of its name takes a call that waited, such as for a full queue
 HINDERED_NS = 20_000  # and by so much longer
+OWN_NS = 10_000  # of the host before a launch that goes, where the call before stays: the rest is another's
 WAIT_NS = 2_000  # what a call that waits takes itself
-MAX_ACTIVITIES = 30_000  # as many whole steps as have no more are run again
+MAX_ACTIVITIES = 30_000  # as many whole steps as have no more are run again; of a first one with more, a part
 MAX_ERROR = 0.02
 MOST_COST_NS = 5_000.0  # of recording one event
 LEAST_LEFT = 0.2  # of the host's time between two calls, and in one, whatever recording cost
@@ -55,7 +57,8 @@ class Change(NamedTuple):
     left_out: times of the host (Unix ns) that go, with the calls in them and the work that these launch. faster: times
     of the host that go, while their work stays. calls: flags of parts.Calls that go. unwaited: of those that no longer
     wait for the GPU. work: flags of parts.Gpu that go, with the calls that launch nothing else, and the host's time
-    since the call before each. pace: for each of parts.Calls by what the host's time in and before it is multiplied.
+    since the call before each; if that call stays, no more than OWN_NS of it. pace: for each of parts.Calls by what the
+    host's time in and before it is multiplied. thread: whose time is left out; 0: of all.
     """
 
     left_out: Union = _NO_TIME
@@ -64,19 +67,22 @@ class Change(NamedTuple):
     unwaited: Flags | None = None
     work: Flags | None = None
     pace: npt.NDArray[np.float64] | None = None
+    thread: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """The chain of calls. row: place in parts.Calls. own: time since the call before (ns); took: in it.
+    """The chain of calls. row: place in parts.Calls. own: time since `before` (ns); took: in it.
 
-    before: when the call before had ended (Unix ns). waits: place of the activity that it waited for; NOTHING: none.
-    after: from the end of that activity to its own.
+    holder: place of the call before that ended last; NOTHING: there is none, or it still lasts. before: when that call
+    ended, or the call before began if it still lasts (Unix ns). waits: place of the activity that it waited for;
+    NOTHING: none. after: from the end of that activity to its own.
     """
 
     row: Ints
     start: Ints
     end: Ints
+    holder: Ints
     before: Ints
     own: Ints
     took: Ints
@@ -107,6 +113,7 @@ class StepReplay:
     def __init__(self, context: Context, low: int, high: int) -> None:
         self.low, self.high = low, high
         self._host, self._gpu = _chains(context, low, high)
+        self._thread = context.get(calls).thread[self._host.row]
         self.recorded_ns = high - low
         self.base_ns = self._run(Change(), self._host)
         self.error = abs(self.base_ns - self.recorded_ns) / self.recorded_ns
@@ -139,7 +146,7 @@ class StepReplay:
         def at(cost: float) -> tuple[_Host, int]:
             own = np.maximum(host.own - (cost * between).astype(np.int64), (LEAST_LEFT * host.own).astype(np.int64))
             took = np.maximum(host.took - (cost * inside).astype(np.int64), (LEAST_LEFT * host.took).astype(np.int64))
-            cheaper = _Host(host.row, host.start, host.end, host.before, own, took, host.waits, host.after)
+            cheaper = replace(host, own=own, took=took)
             return cheaper, self._run(Change(), cheaper)
 
         low, high = 0.0, MOST_COST_NS
@@ -155,13 +162,14 @@ class StepReplay:
         count, size = len(host.row), len(work.call)
         own, took, waits = host.own.copy(), host.took.copy(), host.waits >= 0
         rest = self.high - int(host.end.max(initial=self.low))
+        mine = np.full(count, not change.thread) | (self._thread == change.thread)
         if change.pace is not None:
             own, took = ((times * change.pace[host.row]).astype(np.int64) for times in (own, took))
-        for gone in (change.left_out, change.faster):
-            if len(gone.start):
-                own -= _scaled(own, gone.within(host.before, host.start), host.start - host.before)
-                rest -= int(gone.within(np.array([self.high - rest]), np.array([self.high]))[0])
-        inside = 2 * change.left_out.within(host.start, host.end) >= np.maximum(host.end - host.start, 1)
+        both = union(*(np.concatenate(part) for part in zip(change.left_out, change.faster, strict=True)))
+        gone = np.where(mine, *(each.within(host.before, host.start) for each in (both, change.faster)))
+        own -= _scaled(own, gone, host.start - host.before)
+        rest -= int(both.within(np.array([self.high - rest]), np.array([self.high]))[0])
+        inside = mine & (2 * change.left_out.within(host.start, host.end) >= np.maximum(host.end - host.start, 1))
         if change.calls is not None:
             inside |= change.calls[host.row]
         gone_work = np.zeros(size, np.bool_)
@@ -170,27 +178,32 @@ class StepReplay:
             launching = np.zeros(count + 1, np.bool_)
             launching[work.call[gone_work]] = True
             launching[work.call[~gone_work]] = False
-            own[launching[:-1]] = 0
+            together = launching[:-1] & np.concatenate([[False], launching[: max(count - 1, 0)]])[:count]
+            own -= np.where(together, own, np.where(launching[:-1], np.minimum(own, OWN_NS), 0))
             inside |= launching[:-1]
         quick = inside | (2 * change.faster.within(host.start, host.end) >= np.maximum(host.end - host.start, 1))
         took[quick] = 0
         waits &= ~inside
         if change.unwaited is not None:
             waits &= ~change.unwaited[host.row]
-        covers, delay = work.covers.copy(), work.delay.copy()
+        covers, delay, launch = work.covers.copy(), work.delay.copy(), work.launch.copy()
         gone_work = gone_work | np.append(inside, False)[work.call]
-        covers[gone_work] = delay[gone_work] = 0
+        covers[gone_work] = delay[gone_work] = launch[gone_work] = 0
         # nodes: the source, beginnings and ends of calls, beginnings and ends of activities, the end of the steps
         begins, ends, first, last, end = 1, 1 + count, 1 + 2 * count, 1 + 2 * count + size, 1 + 2 * (count + size)
         call, activity, known = np.arange(count), np.arange(size), work.call >= 0
+        follows = np.where(host.holder >= 0, ends + host.holder, begins + call - 1)
+        passed = (host.holder >= 0) & (host.holder < call - 1)  # the call before had ended, too, but earlier
+        final = [ends + int(np.argmax(host.end)), ends + count - 1] if count else [0, 0]
         parts = (
-            (np.where(call > 0, ends + call - 1, 0), begins + call, own),
+            (np.where(call > 0, follows, 0), begins + call, own),
+            (ends + call[passed] - 1, begins + call[passed], own[passed]),
             (begins + call, ends + call, took),
             (last + host.waits[waits], ends + call[waits], host.after[waits]),
             (np.where(activity > 0, last + activity - 1, 0), first + activity, delay),
-            (begins + work.call[known], first + activity[known], (work.launch + delay)[known]),
+            (begins + work.call[known], first + activity[known], (launch + delay)[known]),
             (first + activity, last + activity, covers),
-            ([begins + 2 * count - 1 if count else 0], [end], [max(rest, 0)]),
+            (final, [end, end], [rest, rest]),
             ([last + size - 1 if size else 0], [end], [0]),
         )
         edges = Edges(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
@@ -210,22 +223,25 @@ def step_replay(context: Context) -> StepReplay | None:
 
 
 def _window(steps: MeasuredSteps, starts: Ints) -> tuple[int, int]:
-    """Returns the time of as many measured steps, from the first one on, as have no more than MAX_ACTIVITIES."""
+    """Returns the time of as many measured steps, from the first one on, as have no more than MAX_ACTIVITIES.
+
+    starts: of all activities, ascending. If the first step has more, its time ends where the next activity begins.
+    """
     low, high = steps.start[~steps.warm_up], steps.end[~steps.warm_up]
     if not len(low):
         return 0, 0
-    many = np.searchsorted(starts, high) - np.searchsorted(starts, low[0])
-    kept = max(int(np.searchsorted(many, MAX_ACTIVITIES, side="right")), 1)
-    return int(low[0]), int(high[kept - 1])
+    first = int(np.searchsorted(starts, low[0]))
+    kept = int(np.searchsorted(np.searchsorted(starts, high) - first, MAX_ACTIVITIES, side="right"))
+    return int(low[0]), int(high[kept - 1] if kept else starts[first + MAX_ACTIVITIES])
 
 
 def _chains(context: Context, low: int, high: int) -> tuple[_Host, _Gpu]:
     activity, called = context.get(gpu), context.get(calls)
     rows, blocks = _calls(context, low, high)
-    start, end = called.start[rows], called.end[rows]
+    start, end = called.start[rows], np.minimum(called.end[rows], high)
     work = np.flatnonzero((activity.start < high) & (activity.end > low))
     work = work[np.argsort(activity.start[work], kind="stable")]
-    began, over = activity.start[work], activity.end[work]
+    began, over = activity.start[work], np.minimum(activity.end[work], high)
     place = np.full(len(called) + 1, NOTHING)
     place[rows] = np.arange(len(rows))
     of_call = place[activity.call[work]]
@@ -235,18 +251,30 @@ def _chains(context: Context, low: int, high: int) -> tuple[_Host, _Gpu]:
     begins = np.maximum(began, reached)
     allowed = np.maximum(reached, np.where(of_call >= 0, launched + launch, low))
     chain = _Gpu(work, of_call, np.maximum(over - begins, 0), launch, np.maximum(begins - allowed, 0))
-    done = np.maximum.accumulate(end)
-    before = np.minimum(np.concatenate([[low], done[:-1]]), start) if len(rows) else start
-    usual = _usual(called.name[rows], end - start)
-    order = np.argsort(over, kind="stable")
-    last = np.searchsorted(over[order], end, side="right") - 1
-    waits = np.where(last >= 0, np.append(order, NOTHING)[last], NOTHING)
-    ended = np.where(waits >= 0, np.append(over, 0)[waits], low)
+    holder, before = _before(start, end, low)
+    usual = _usual(called.name[rows], called.end[rows] - start)
+    # the last activity that was over, and all before it, when the call ended, and that had been launched by then
+    done, latest = np.maximum.accumulate(over), np.maximum.accumulate(np.where(of_call >= 0, launched, low))
+    last = np.minimum(np.searchsorted(done, end, side="right"), np.searchsorted(latest, end, side="left")) - 1
+    waits = np.where(last >= 0, last, NOTHING)
+    ended = np.where(waits >= 0, np.append(done, 0)[waits], low)
     waits = np.where((ended > start) & (blocks | (end - start > usual)), waits, NOTHING)
     after = np.where(waits >= 0, end - ended, 0)
     itself = np.where(blocks, np.minimum(end - start, after + WAIT_NS), np.minimum(end - start, usual))
     took = np.where(waits >= 0, itself, end - start)
-    return _Host(rows, start, end, before, start - before, took, waits, after), chain
+    return _Host(rows, start, end, holder, before, start - before, took, waits, after), chain
+
+
+def _before(start: Ints, end: Ints, low: int) -> tuple[Ints, Ints]:
+    """Returns _Host.holder and _Host.before of calls in the order of their beginnings."""
+    if not len(start):
+        return start, start
+    done = np.maximum.accumulate(end)
+    place = np.arange(len(end))
+    holder = np.maximum.accumulate(np.where(end == done, place, 0))
+    holder, done = (np.concatenate([[first], found[:-1]]) for first, found in ((NOTHING, holder), (low, done)))
+    lasts = done > start
+    return np.where(lasts, NOTHING, holder), np.where(lasts, np.concatenate([[low], start[:-1]]), done)
 
 
 def _calls(context: Context, low: int, high: int) -> tuple[Ints, Flags]:

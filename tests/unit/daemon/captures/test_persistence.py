@@ -141,10 +141,10 @@ def test_a_capture_that_has_ended_can_be_deleted_while_it_is_being_saved(
             monkeypatch.setattr(store, "save_end", saved_while_it_is_deleted)
             await manager.recover()
             await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+            await asyncio.wrap_future(deletes[0])
             return manager.running
 
     assert asyncio.run(scenario()) == 0
-    deletes[0].result(0)
     assert store.get(capture.id) is None
 
 
