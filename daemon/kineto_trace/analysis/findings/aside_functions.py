@@ -19,16 +19,22 @@ import numpy.typing as npt
 from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
+from kineto_trace.analysis.host_findings.remedies import REMEDIES
 from kineto_trace.analysis.host_findings.user_code import found_functions
 from kineto_trace.analysis.host_time.call_tree import below
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
+from kineto_trace.analysis.idle.idle_gaps import blocking_calls
 from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import Change, StepReplay, step_replay
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.base.quantities import ms
 from kineto_trace.model.context import Context
+from kineto_trace.structure.activity_links import calls
+from kineto_trace.structure.python.library_calls import CallKind
 from kineto_trace.structure.training_thread import training_thread
+
+READS = REMEDIES[CallKind.ITEM]
 
 Flags = npt.NDArray[np.bool_]
 
@@ -102,5 +108,17 @@ def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags
         f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
         f"{ms(sampled * window)}; {finding.evidence}"
     )
-    replayed = replace(finding, saving_ns=int(share * window), evidence=evidence, causes=CAUSES, replayed=True)
+    advice = finding.advice
+    if READS not in advice and _waits(context, slots) >= context.get(time_causes).steps.steps > 0:
+        advice = f"{advice} It also waits for results of the GPU. {READS}"
+    replayed = replace(
+        finding, saving_ns=int(share * window), evidence=evidence, advice=advice, causes=CAUSES, replayed=True
+    )
     yield AsideFunction(replayed, frozenset(tree.name[nodes].tolist()), slots)
+
+
+def _waits(context: Context, time: Union) -> int:
+    """Counts the calls of the training thread in this time that wait for the GPU."""
+    called = context.get(calls)
+    own = context.get(blocking_calls) & (called.thread == context.get(training_thread))
+    return int(np.count_nonzero(time.within(called.start[own], called.start[own] + 1)))

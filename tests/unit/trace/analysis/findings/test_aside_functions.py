@@ -21,7 +21,7 @@ PUBLISH = "/job/board.py(3): publish"
 STEP_NS = 3 * PERIOD_NS
 
 
-def training(kernel: int, *, extra: Sample = (*MAIN, PUBLISH), devices: int = 1) -> Context:
+def training(kernel: int, *, extra: Sample = (*MAIN, PUBLISH), devices: int = 1, waits: bool = False) -> Context:
     """Steps of a sample each in forward, `extra` and backward; forward and backward launch a kernel each."""
     program, samples = Program(), list[Sample]()
     for step in range(STEPS):
@@ -29,6 +29,8 @@ def training(kernel: int, *, extra: Sample = (*MAIN, PUBLISH), devices: int = 1)
         for stack in (FORWARD, extra, (*MAIN, BACKWARD)):
             samples.append(stack)
             until = program.now + PERIOD_NS
+            if stack == extra and waits:
+                program.wait()
             if stack != extra:
                 program.operator("aten::linear" if stack == FORWARD else "AddmmBackward0", PERIOD_NS * 9 // 10)
                 program.host(PERIOD_NS // 10)
@@ -51,6 +53,12 @@ def test_a_function_that_the_gpu_waits_for_costs_its_time() -> None:
     assert each.finding.saving_ns == pytest.approx(STEPS * PERIOD_NS, rel=0.06)
     assert each.finding.evidence.startswith("the steps, run again without it, take ")
     assert {context.trace.strings[name] for name in each.names} == {PUBLISH}
+
+
+def test_a_function_that_waits_for_the_gpu_is_told_to_read_less_of_it() -> None:
+    (silent,), (waiting,) = (training(PERIOD_NS // 10, waits=waits).get(aside_functions) for waits in (False, True))
+    assert aside.READS not in silent.finding.advice
+    assert waiting.finding.advice.endswith(f"It also waits for results of the GPU. {aside.READS}")
 
 
 def test_a_function_while_which_the_gpu_always_works_is_none() -> None:

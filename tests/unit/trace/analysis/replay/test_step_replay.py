@@ -107,6 +107,22 @@ def test_a_function_that_is_left_out_takes_its_calls_and_their_work_with_it() ->
     assert 0 < saved(context, Change(faster=absolute(gone))) <= host
 
 
+def test_time_of_one_thread_that_is_left_out_takes_no_work_of_another_with_it() -> None:
+    program = waiting(count=10, host=50 * US, kernel=100 * US)
+    context = program.context()
+    whole = absolute((0, program.now))
+    assert saved(context, Change(left_out=whole, thread=2)) == 0
+    assert saved(context, Change(left_out=whole, thread=1)) == program.now
+
+
+def test_a_host_of_half_the_pace_takes_half_its_time_and_the_gpu_all_of_it() -> None:
+    program = waiting(count=10, host=50 * US, kernel=100 * US)
+    context = program.context()
+    pace = np.full(len(context.get(calls)), 0.5)
+    assert saved(context, Change(pace=pace)) == pytest.approx(10 * 25 * US, rel=0.1)
+    assert saved(context, Change(pace=np.ones(len(pace)))) == 0
+
+
 def test_time_that_is_both_left_out_and_faster_goes_once() -> None:
     program = Program()
     gone = program.host(100 * US)
