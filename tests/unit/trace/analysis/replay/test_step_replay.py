@@ -207,6 +207,11 @@ def test_recording_never_took_time_of_the_gpu() -> None:
     assert found.slowdown < 1.05
 
 
+def test_recording_that_does_not_explain_the_ratio_took_no_more_than_what_it_explains() -> None:
+    program = recorded_program(kernel=100 * US)  # the GPU is what limits
+    assert recorded(program, 2.0).event_cost_ns < 0.2 * replaying.MOST_COST_NS
+
+
 def test_recording_never_took_all_of_the_hosts_time() -> None:
     program = recorded_program(kernel=US)
     found = recorded(program, 1000.0)
