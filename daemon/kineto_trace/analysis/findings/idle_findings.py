@@ -50,6 +50,7 @@ from kineto_trace.structure.python.python_frames import python_frames
 from kineto_trace.structure.training_thread import training_thread
 
 LEAST_OF_WINDOW = 0.005  # below this, a function is part of what is left
+SAID = 0.8  # of idle time: where a change gains less than that, the evidence says so
 TOP = 3  # functions, operators and annotations of one cause that are findings of their own
 
 # What the host does in a function, and what to do about it.
@@ -185,7 +186,9 @@ def host_bound(context: Context) -> Iterator[Finding]:
     others = Change(left_out=context.get(aside_time), work=work, thread=thread)
     faster = replayed(context, finding, others._replace(faster=operators_and_launches(context)), causes)
     without = replayed(context, finding, others).saving_ns if faster.replayed else 0
-    yield replace(faster, saving_ns=faster.saving_ns - without)
+    gain = faster.saving_ns - without
+    less = f"; a faster host would gain {ms(gain)} of that beside other findings" if gain < SAID * saving else ""
+    yield replace(faster, saving_ns=gain, evidence=f"{finding.evidence}{less}")
 
 
 def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:

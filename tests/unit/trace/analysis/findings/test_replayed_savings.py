@@ -126,6 +126,15 @@ def test_a_host_that_is_late_is_found_with_what_faster_operators_save() -> None:
     assert finding.saving_ns == pytest.approx(made.now - 20 * 50 * US, abs=20 * US)
 
 
+def test_a_host_that_recording_made_late_is_told_with_what_it_would_gain() -> None:
+    def evidence(ratio: float) -> str:
+        context = program(gap=20 * US, kernel=10 * US).context(step_ratio=ratio)
+        return next(each.evidence for each in findings(context).findings if each.name == "host_bound")
+
+    assert "beside other findings" not in evidence(1.0)
+    assert evidence(1.6).endswith(" of that beside other findings")
+
+
 def test_a_host_that_is_ahead_is_no_finding() -> None:
     names = {each.name for each in findings(program(gap=10 * US, kernel=100 * US).context()).findings}
     assert not names & {"host_bound", "synchronisation"}
