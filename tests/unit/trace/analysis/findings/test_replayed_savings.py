@@ -16,8 +16,9 @@ from kineto_trace.analysis.findings.replayed_savings import (
 )
 from kineto_trace.analysis.replay.step_replay import Change, step_replay
 from kineto_trace.model.context import Context
+from support.trace_files.sampled_stacks import MAIN, stack_rows
 from support.trace_files.simulated.host_and_gpu import US, Program, absolute
-from support.trace_files.traces import START_NS
+from support.trace_files.traces import START_NS, target, trace
 
 FINDING = Finding(name="x", title="X", saving_ns=100 * US, advice="", evidence="")
 
@@ -187,6 +188,15 @@ def test_findings_without_functions_stay_beside_one_of_compiling() -> None:
     compiling = named("recompilation", 100, where="f (/job/a.py:1)")
     other = named("host_python", 50)
     assert list(finding_rules._without_compiling(program().context(), [compiling, other])) == [compiling, other]
+
+
+@pytest.mark.parametrize(("saving", "stays"), [(50, False), (100, False), (200, True)])
+def test_idle_time_in_a_function_that_is_compiled_meanwhile_is_told_by_the_compiling(saving: int, stays: bool) -> None:
+    context = Context(trace({"python_function": stack_rows([MAIN])}, target=target()))
+    frame = len(context.trace.table("python_function")) - 1
+    compiling = named("recompilation", 100, where="main (/job/train.py:10)")
+    idle = replace(named("host_python", saving), frame=frame)
+    assert list(finding_rules._without_compiling(context, [compiling, idle])) == [compiling, idle][: 1 + stays]
 
 
 def test_savings_are_shares_of_the_steps_whatever_is_replayed() -> None:
