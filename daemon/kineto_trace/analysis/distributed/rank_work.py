@@ -24,12 +24,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.idle.idle_gaps import blocking_calls
+from kineto_trace.analysis.idle.idle_gaps import blocking_calls, copies_waited_for
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import MEMCPY, calls, gpu
+from kineto_trace.structure.activity_links import calls, gpu
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -210,9 +210,7 @@ def _gaps(found: RankCollectives, work: _Launches, moments: Ints) -> _Gaps:
 def _syncs(context: Context, found: RankCollectives) -> _Syncs:
     """The calls in which the host waited for the GPU; copies too, from which it came back when they were over."""
     activity, called = context.get(gpu), context.get(calls)
-    copies = np.flatnonzero((activity.kind == MEMCPY) & (activity.call >= 0))
-    copies = copies[called.end[activity.call[copies]] >= activity.end[copies]]
-    rows = np.union1d(np.flatnonzero(context.get(blocking_calls)), activity.call[copies])
+    rows = np.union1d(np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for))
     ends = np.sort(activity.end)
     start, end = called.start[rows], called.end[rows]
     at = np.searchsorted(ends, end, side="right") - 1

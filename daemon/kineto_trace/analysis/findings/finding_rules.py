@@ -338,7 +338,7 @@ def _without_gil_waits(context: Context) -> npt.NDArray[np.float64]:
 
 def _launches_between_pieces(context: Context, found: Finding) -> Finding:
     """Graph breaks with the time in which the GPU waits for the host to launch: one piece would launch ahead."""
-    whole = replayed(context, found, Change(faster=operators_and_launches(context)))
+    whole = replayed(context, found, Change(faster=context.get(operators_and_launches)))
     saving = int(whole.saving_ns * (1 - 1 / compiled_pieces(context))) if whole.replayed else 0
     return found if saving <= found.saving_ns else replace(whole, saving_ns=saving)
 

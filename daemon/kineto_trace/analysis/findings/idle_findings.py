@@ -184,7 +184,7 @@ def host_bound(context: Context) -> Iterator[Finding]:
     small = context.get(small_kernels)
     work, thread = small.work if small is not None else None, context.get(training_thread)
     others = Change(left_out=context.get(aside_time), work=work, thread=thread)
-    faster = replayed(context, finding, others._replace(faster=operators_and_launches(context)), causes)
+    faster = replayed(context, finding, others._replace(faster=context.get(operators_and_launches)), causes)
     without = replayed(context, finding, others).saving_ns if faster.replayed else 0
     gain = faster.saving_ns - without
     less = f"; a faster host would gain {ms(gain)} of that beside other findings" if gain < SAID * saving else ""

@@ -34,7 +34,7 @@ from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES
-from kineto_trace.structure.activity_links import NOTHING, Calls, calls, gpu, ops, steps, whole_steps
+from kineto_trace.structure.activity_links import MEMCPY, NOTHING, Calls, calls, gpu, ops, steps, whole_steps
 from kineto_trace.structure.recorded_time import unrecorded
 from kineto_trace.structure.training_thread import training_thread
 
@@ -141,6 +141,15 @@ def blocking_calls(context: Context) -> Flags:
     launching = np.unique(called.thread[activity.call[activity.call >= 0]])
     waits = matches(strings, BLOCKING)[called.name] | matches(strings, BLOCKING_COPY)[called.name]
     found: Flags = waits & np.isin(called.thread, launching)
+    return found
+
+
+def copies_waited_for(context: Context) -> Ints:
+    """Returns the places in parts.Calls of copies from which the host came back when they were over."""
+    activity, called = context.get(gpu), context.get(calls)
+    copies = np.flatnonzero((activity.kind == MEMCPY) & (activity.call >= 0))
+    launch = activity.call[copies]
+    found: Ints = launch[called.end[launch] >= activity.end[copies]]
     return found
 
 

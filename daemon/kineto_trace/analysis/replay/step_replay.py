@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
-from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls
+from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls, copies_waited_for
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu
+from kineto_trace.structure.activity_links import NOTHING, calls, gpu
 
 LAUNCH_NS = 5_000  # from a launch to the earliest beginning of its work
 HINDERED = 3.0  # times as long as the fastest tenth of its name takes a call that waited, such as for a full queue
@@ -283,9 +283,7 @@ def _calls(context: Context, low: int, high: int) -> tuple[Ints, Flags]:
     """The calls of the chain, and which of them wait for the GPU; copies too, from which the host came back after."""
     activity, called = context.get(gpu), context.get(calls)
     blocks = context.get(blocking_calls).copy()
-    copies = np.flatnonzero((activity.kind == MEMCPY) & (activity.call >= 0))
-    of_copy = activity.call[copies]
-    blocks[of_copy[called.end[of_copy] >= activity.end[copies]]] = True
+    blocks[context.get(copies_waited_for)] = True
     chosen = blocks | context.get(allocating_calls)
     chosen[activity.call[activity.call >= 0]] = True
     rows = np.flatnonzero(chosen & (called.start >= low) & (called.start < high))
