@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
+from kineto_trace.analysis.distributed.rank_work import HINDERED_NS, LAUNCH_NS, UNHINDERED
 from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls, copies_waited_for
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.longest_paths import Edges, longest
@@ -35,9 +36,6 @@ from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu
 
-LAUNCH_NS = 5_000  # from a launch to the earliest beginning of its work
-HINDERED = 3.0  # times as long as the fastest tenth of its name takes a call that waited, such as for a full queue
-HINDERED_NS = 20_000  # and by so much longer
 OWN_NS = 10_000  # of the host before a launch that goes, where the call before stays: the rest is another's
 WAIT_NS = 2_000  # what a call that waits takes itself
 MAX_ACTIVITIES = 30_000  # as many whole steps as have no more are run again; of a first one with more, a part
@@ -303,7 +301,7 @@ def _usual(names: npt.NDArray[np.int32], took: Ints) -> Ints:
     order = np.lexsort((took, groups.number))
     count = np.bincount(groups.number, minlength=len(groups))
     fastest = took[order][np.cumsum(count) - count + count // 10] if len(took) else took
-    return (HINDERED * fastest).astype(np.int64)[groups.number] + HINDERED_NS
+    return (UNHINDERED * fastest).astype(np.int64)[groups.number] + HINDERED_NS
 
 
 def _events(context: Context, low: int, high: int) -> Ints:

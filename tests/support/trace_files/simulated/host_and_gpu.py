@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from kineto_trace.analysis.distributed.rank_work import LAUNCH_NS
 from kineto_trace.analysis.replay import step_replay as replaying
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.model.context import Context
@@ -46,7 +47,7 @@ class Program:
         began = self.now
         number = self.call("cudaLaunchKernel")
         for length in kernels:
-            start = max(self.idle_from, began + replaying.LAUNCH_NS)
+            start = max(self.idle_from, began + LAUNCH_NS)
             self.rows["kernel"].append({"name": "k", "start": start, "duration": length, "correlation": number})
             self.idle_from = start + length
 

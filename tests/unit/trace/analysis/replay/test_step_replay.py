@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kineto_trace.analysis.distributed.rank_work import LAUNCH_NS
 from kineto_trace.analysis.replay import step_replay as replaying
 from kineto_trace.analysis.replay.step_replay import MAX_ERROR, Change, StepReplay, allocating_calls, step_replay
 from kineto_trace.model.context import Context
@@ -61,7 +62,7 @@ def test_the_steps_take_as_long_as_they_took() -> None:
 def test_without_its_waits_the_host_runs_ahead() -> None:
     program = waiting(count=10, host=50 * US, kernel=100 * US)
     context = program.context()
-    first = 50 * US + replaying.LAUNCH_NS  # then the GPU is never idle again
+    first = 50 * US + LAUNCH_NS  # then the GPU is never idle again
     assert program.now - saved(context, Change(unwaited=named(context, "cudaStreamSynchronize"))) == first + 1000 * US
 
 
@@ -70,7 +71,7 @@ def test_without_its_waits_a_slow_host_saves_only_the_wait() -> None:
     context = program.context()
     left = program.now - saved(context, Change(unwaited=named(context, "cudaStreamSynchronize")))
     call = 2 * replaying.WAIT_NS  # itself, and after the GPU was done
-    assert left == 9 * (200 * US + LAUNCH + call) + 200 * US + replaying.LAUNCH_NS + 50 * US
+    assert left == 9 * (200 * US + LAUNCH + call) + 200 * US + LAUNCH_NS + 50 * US
 
 
 def test_a_function_of_the_host_costs_nothing_while_the_gpu_is_behind() -> None:
@@ -103,7 +104,7 @@ def test_a_function_that_is_left_out_takes_its_calls_and_their_work_with_it() ->
     program.wait()
     context = program.context()
     assert saved(context, Change(left_out=absolute(gone))) == gone[1] - gone[0]
-    host = 50 * US + LAUNCH + replaying.LAUNCH_NS  # the work stays, and the wait for it
+    host = 50 * US + LAUNCH + LAUNCH_NS  # the work stays, and the wait for it
     assert 0 < saved(context, Change(faster=absolute(gone))) <= host
 
 
