@@ -100,6 +100,7 @@ class Recording:
     ) -> None:
         self._plan = plan
         self._iterations = iterations  # None: not recorded, or no longer
+        self._first_iteration = 1
         self._marks: Optional[step_marks.StepMarkSession] = None
         self._announcer: Announce = lambda _message, _descriptor: None
         self._request = request
@@ -144,8 +145,11 @@ class Recording:
         if not self._running:
             raise SourceError(self.problems[-1].reason_code, "; ".join(problem.reason for problem in self.problems))
         self._announcer = announce
-        if self._iterations is not None and self._iterations.counter.count < 0:
-            self._iterations.counter.copy_after(1, self._iterations.wake)
+        if self._iterations is not None:
+            running = self._iterations.counter.count
+            self._first_iteration = max(running, 1)
+            if running < 0:
+                self._iterations.counter.copy_after(1, self._iterations.wake)
         self.mark_iterations()
 
     def mark_iterations(self) -> None:
@@ -156,8 +160,9 @@ class Recording:
             if self._marks is not None:
                 self._marks.copy()
                 return
+            counter, wake = self._iterations.counter, self._iterations.wake
             limit = self._request.buffer_limit_bytes
-            self._marks = step_marks.StepMarkSession(self._iterations.counter, self._iterations.wake, limit)
+            self._marks = step_marks.StepMarkSession(counter, self._first_iteration, wake, limit)
             if not self._join(_Part(step_marks.NAME, self._marks)):  # announcing it has failed, which is noted
                 self._iterations = None
         except Exception as exc:  # noqa: BLE001 - translated

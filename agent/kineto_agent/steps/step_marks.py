@@ -6,8 +6,8 @@ Theory of operation
     end. It asks to be woken about once a second, but before a quarter of the ring is new. So the trace has the
     iterations of any length of time, and those of a process that died up to about a second before.
 
-    The first record is the iteration that is running when the recording starts. What was overwritten before it could be
-    copied counts as dropped.
+    The first record is the iteration that is running when the recording starts, or the program's first if it comes
+    later. What was overwritten before it could be copied counts as dropped.
 """
 
 from typing import Any, Callable, Dict
@@ -25,24 +25,27 @@ _BUFFER_BYTES = 16 * 1024
 
 
 class StepMarkSession:
-    """One recording: a SourceSession that is not chosen by activity type. `wake` wakes the agent's thread."""
+    """One recording: a SourceSession that is not chosen by activity type.
+
+    `first` is the iteration to begin with, and `wake` wakes the agent's thread.
+    """
 
     format = STEP_MARKS_FORMAT
     yields = False
 
-    def __init__(self, counter: StepCounter, wake: Callable[[], None], buffer_limit_bytes: int) -> None:
+    def __init__(self, counter: StepCounter, first: int, wake: Callable[[], None], buffer_limit_bytes: int) -> None:
         self.metadata: Dict[str, Any] = {}
         self._counter = counter
         self._wake = wake
         self._writer = ArenaWriter(NAME, min(buffer_limit_bytes, _BUFFERS_BYTES), 0, _BUFFER_BYTES)
         self.arena_fd = self._writer.fd
-        self._next = max(counter.count, 1)
+        self._next = first
         self._pace = 1  # iterations a second, at the last look
         self._last_ns = 0  # when the last iteration that was written began
         self._published_ns = 0  # likewise, of the last one that the daemon can see
 
     def start(self) -> None:
-        """Write the running iteration, and ask to be woken."""
+        """Write the iterations that have begun, and ask to be woken."""
         self.copy()
 
     def copy(self) -> None:

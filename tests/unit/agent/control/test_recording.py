@@ -1,15 +1,17 @@
-"""What a recording adds to its sources at the end."""
+"""What a recording adds to its sources."""
 
 import os
 from typing import List, Tuple
 
 import pytest
-from kineto_agent.control.recording import Recording
+from kineto_agent.control.recording import IterationCounts, Recording
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.records import GRAPH_NODES_FORMAT, PYTHON_STACKS_FORMAT
+from kineto_agent.protocol.records import GRAPH_NODES_FORMAT, PYTHON_STACKS_FORMAT, STEP_MARK
 from kineto_agent.sources.interface import SourceRequest, SourceSession
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch.graph_captures import CAPTURES
+from kineto_agent.steps.counting import StepCounter
+from support.agent.agent_daemon import ArenaReader
 from support.agent.failing_source import Failing
 from support.agent.session_events import timed
 
@@ -60,3 +62,24 @@ def test_captured_graphs_do_not_go_with_a_recording_without_gpu_activities() -> 
 
 def test_a_process_without_captured_graphs_has_no_arena_for_them() -> None:
     assert [arena.source for arena, _ in announced(Failing(""))] == ["failing"]
+
+
+def test_a_program_that_runs_ahead_of_the_agent_in_its_first_iterations_has_all_of_them_marked() -> None:
+    """Its first iteration wakes the agent's thread, which may run only when the second or a later one has begun."""
+    counter, readers = StepCounter(), []
+
+    def announce(arena: wire.Arena, descriptor: int) -> None:
+        if arena.source == "steps":
+            readers.append(ArenaReader(os.dup(descriptor)))
+
+    plan = RecordingPlan([SourceChoice(Failing(""), frozenset(("kernel",)))], [])
+    recording = Recording(plan, timed().request, iterations=IterationCounts(counter, lambda: None))
+    recording.start(announce)
+    for _ in range(3):
+        counter.step()
+    recording.mark_iterations()
+    recording.stop()
+    (reader,) = readers
+    assert [number for _, number, _, _ in STEP_MARK.iter_unpack(b"".join(reader.take()))] == [1, 2, 3]
+    reader.close()
+    recording.close()

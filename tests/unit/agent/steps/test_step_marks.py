@@ -27,7 +27,7 @@ class Recording:
         return self.now_ns
 
     def begin(self) -> None:
-        self.marks = StepMarkSession(self.counter, self._wake, 1 << 20)
+        self.marks = StepMarkSession(self.counter, max(self.counter.count, 1), self._wake, 1 << 20)
         self.reader = ArenaReader(os.dup(self.marks.arena_fd))
         self.marks.start()
 
