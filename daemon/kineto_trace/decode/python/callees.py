@@ -1,11 +1,11 @@
 """Finds what a call instruction of a Python function calls, as the source writes it: "pickle.dumps", ".tolist".
 
 Theory of operation
-    A sample whose innermost Python frame stands at a call instruction is inside what that calls, and this is no Python
-    function: it would have a frame. Its name follows from the code object alone. Each instruction has a span in the
-    source (line_tables.py). The text of a call begins with the text of what is called, so the callable was pushed by the
-    nearest earlier instruction whose span begins with the call's and ends before it. If that loads a variable, it names
-    the callee; if it loads an attribute, the instruction right before it may name what that is an attribute of.
+    A sample whose innermost Python frame stands at a call instruction is inside what that calls: a function in C, since
+    one in Python would have a frame. Its name follows from the code object alone. Each instruction has a span in the
+    source (line_tables.py). The text of a call begins with the text of what is called, so the callable was pushed by
+    the nearest earlier instruction whose span begins with the call's and ends before it. If that loads a variable, it
+    names the callee; if it loads an attribute, the instruction right before it may name what that is an attribute of.
 
     Two things have the span of a call without being one in the source: entering or leaving a with statement, and a
     decorator that is applied. What they call comes from something else of the same span, so that a call gets no name if
@@ -13,9 +13,9 @@ Theory of operation
     a variable or an attribute.
 
     Bytecode that runs is specialised: opcodes are replaced by others, while their arguments stay. The traced process
-    tells which opcodes stand for which instruction, and how many units of cache follow it (`Opcodes`). Instructions that
-    it does not list (instrumented ones, traces of a JIT) have an unknown length: reading ends there. The bytes come from
-    a traced process and are not trusted; a name must be made of ASCII identifiers.
+    tells which opcodes stand for which instruction, and how many units of cache follow it (`Opcodes`). Others
+    (instrumented ones, those of a JIT) have an unknown length: reading ends there. The bytes come from a traced process
+    and are not trusted; a name must be made of ASCII identifiers.
 """
 
 import re
@@ -38,11 +38,21 @@ _VARIABLES = _LOCALS | {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _ARGUMENTS = frozenset(  # instructions with the span of the call that put its arguments together
     {
-        *("PRECALL", "KW_NAMES", "NOP", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_APPEND"),
-        *("LIST_EXTEND", "LIST_TO_TUPLE", "CALL_INTRINSIC_1", "DICT_MERGE", "DICT_UPDATE", "MAP_ADD"),
+        *(
+            "PRECALL",
+            "NOP",
+            "BUILD_LIST",
+            "BUILD_TUPLE",
+            "BUILD_MAP",
+            "BUILD_CONST_KEY_MAP",
+            "LIST_APPEND",
+            "LIST_EXTEND",
+        ),
+        *("LIST_TO_TUPLE", "CALL_INTRINSIC_1", "DICT_MERGE", "DICT_UPDATE", "MAP_ADD"),
     }
 )
-_OF_KEYWORDS = frozenset({"CALL_KW", "BUILD_CONST_KEY_MAP"})  # their names are a constant with the span of the call
+_OF_ANY_SPAN = frozenset({"PUSH_NULL", "KW_NAMES"})  # they are for a call, too, but may have the span of what is called
+_OF_KEYWORDS = frozenset({"CALL_KW", "BUILD_CONST_KEY_MAP"})  # the constant before them is such an instruction
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -133,20 +143,18 @@ class Bytecode:
         """The place of the instruction that pushed what is called; -1: unknown."""
         for place in range(call - 1, -1, -1):
             own = self._instructions[place].span
-            if self._instructions[place].name == "PUSH_NULL":
-                continue  # it may have the span of what is called
+            if self._is_for_call(place):
+                continue
             if own == span:
-                if not self._is_of_arguments(place):
+                if self._instructions[place].name not in _ARGUMENTS:
                     return -1
             elif own is not None and own[:2] == span[:2] and own[2:] < span[2:]:
                 return place
         return -1
 
-    def _is_of_arguments(self, place: int) -> bool:
+    def _is_for_call(self, place: int) -> bool:
         name = self._instructions[place].name
-        if name == "LOAD_CONST":
-            return self._instructions[place + 1].name in _OF_KEYWORDS
-        return name in _ARGUMENTS
+        return name in _OF_ANY_SPAN or (name == "LOAD_CONST" and self._instructions[place + 1].name in _OF_KEYWORDS)
 
     def _name(self, place: int) -> str:
         instruction = self._instructions[place]
