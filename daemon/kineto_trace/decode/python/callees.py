@@ -10,7 +10,8 @@ Theory of operation
     Two things have the span of a call without being one in the source: entering or leaving a with statement, and a
     decorator that is applied. What they call comes from something else of the same span, so that a call gets no name if
     an instruction of its span comes before it that does not put its arguments together. Nor does a call of anything but
-    a variable or an attribute.
+    a variable or an attribute. The span of an attribute on a line of its own begins there, and a call's does so only
+    sometimes: what is found gets no name either if an attribute of it is loaded next.
 
     Bytecode that runs is specialised: opcodes are replaced by others, while their arguments stay. The traced process
     tells which opcodes stand for which instruction, and how many units of cache follow it (`Opcodes`). Others
@@ -149,8 +150,12 @@ class Bytecode:
                 if self._instructions[place].name not in _ARGUMENTS:
                     return -1
             elif own is not None and own[:2] == span[:2] and own[2:] < span[2:]:
-                return place
+                return -1 if self._has_attribute_loaded(place) else place
         return -1
+
+    def _has_attribute_loaded(self, place: int) -> bool:
+        following = (each.name for each in self._instructions[place + 1 : place + 3] if each.name not in _OF_ANY_SPAN)
+        return next(following, "") in _ATTRIBUTES
 
     def _is_for_call(self, place: int) -> bool:
         name = self._instructions[place].name

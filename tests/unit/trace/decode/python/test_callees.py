@@ -105,6 +105,12 @@ def test_calls_over_several_lines_are_named() -> None:
     assert callees(source) == ["c.d", "e", "a.b", "x.f", ".g", ".h"]
 
 
+@pytest.mark.parametrize("chain", ["a\n.b(k=1)", "a\n.b\n.c(k=1)", "a.b\n.c(k=1)", "a\n.b()(k=1)", "a\n.b()\n.c(k=1)"])
+def test_an_attribute_on_a_line_of_its_own_is_not_what_it_is_an_attribute_of(chain: str) -> None:
+    last = f".{chain.rpartition('.')[2].partition('(')[0]}" if ")(" not in chain else ""
+    assert callees(f"({chain})")[-1] in ("", last)
+
+
 def test_a_method_of_super_is_an_attribute_of_what_has_no_name() -> None:
     source = """
         class A(B):
