@@ -61,7 +61,7 @@ CAUSES = (
         "language",
         ("deepcopy", r"deepcopy|lambda", r"cop(?:y|ies)"),
         ("json", r"publish", r"JSON|json|serialis"),
-        ("pickle", r"hand_over", r"pickl|serialis|tolist", _NO_C),
+        ("pickle", r"hand_over", r"pickl|serialis|tolist"),
         ("checkpoint", r"lambda|torch\.save|serialization", r"checkpoint|sav"),
         ("hashing", r"fingerprint", r"less often|another thread|hash"),
         ("compression", r"lambda", r"less often|another thread|compress"),

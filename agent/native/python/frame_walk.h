@@ -85,7 +85,7 @@ struct code_identity {
     uint64_t lines;
     uint64_t names;     /* 0: not known, as is the next one */
     uint64_t variables; /* names of locals, cells and free variables */
-    uint64_t texts; /* made of the lengths and hashes of both texts */
+    uint64_t texts;     /* made of the lengths and hashes of both texts */
     uint32_t first_line;
     uint32_t units; /* of bytecode; 0: not known */
 };

@@ -32,7 +32,7 @@
 
 struct code_entry {
     struct code_identity code;
-    uint32_t number; /* 0: free */
+    uint32_t number;   /* 0: free */
     bool has_bytecode; /* it has been written, or cannot be */
 };
 
@@ -193,7 +193,8 @@ enum named stack_names_node(struct stack_names *names, struct walker_of_stacks *
             write_bytecode(names, walker, arena, entry);
         }
         if (done == NAMED) {
-            done = child(names, arena, node, entry->number, walk_instruction(walker->layout, &stack->frames[i - 1], code));
+            done = child(names, arena, node, entry->number,
+                         walk_instruction(walker->layout, &stack->frames[i - 1], code));
         }
         if (done != NAMED) {
             return done;
