@@ -466,8 +466,7 @@ def sampled(moments: Sequence[tuple[int, str, str]], strings: StringTable) -> An
     )
     node = np.array([names.index(name) + 1 for _, name, _ in moments])
     state = np.array([STATES.index(state) for *_, state in moments])
-    time = np.array([moment for moment, *_ in moments])
-    none = np.zeros_like(time)
+    time, none = np.array([moment for moment, *_ in moments]), np.zeros(len(moments), np.int64)
     samples = Samples(time, np.ones_like(time), node, trie.line[node], trie.callee[node], state, none, none)
     return slices(samples, trie, 10 * MS, strings)
 

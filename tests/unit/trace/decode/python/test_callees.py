@@ -1,7 +1,10 @@
 import ast
 import dis
+import json
+import os
 import platform
 import random
+import subprocess
 import sys
 import sysconfig
 import textwrap
@@ -14,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_agent.sources.python.opcode_tables import opcode_table
 from kineto_trace.decode.python.callees import Bytecode, Opcodes, opcodes
+from support.machine.pythons import python
 
+PROGRAM = Path(__file__).parents[4] / "support" / "agent" / "pushed_callables.py"
+AGENT = Path(__file__).parents[5] / "agent"
 STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
-NAMES_MOST = 200
 
 
 def known() -> Opcodes:
@@ -272,3 +277,28 @@ def test_names_agree_with_the_syntax_of_all_of_the_standard_library() -> None:
     counts = [compared(file) for file in modules()]
     assert [name for _, _, wrong in counts for name in wrong] == []
     assert sum(named for named, _, _ in counts) > 50_000
+
+
+@pytest.mark.parametrize(
+    "version", ["3.11", *(pytest.param(f"3.{minor}", marks=pytest.mark.slow) for minor in range(12, 16))]
+)
+def test_names_are_those_that_push_the_callable_on_every_python(version: str) -> None:
+    patterns = ["importlib/metadata/*.py", "[a-d]*.py"] if version != "3.11" else ["importlib/metadata/*.py", "d*.py"]
+    environment = {**os.environ, "PYTHONPATH": str(AGENT)}
+    command = [python(version), "-W", "ignore", PROGRAM, *patterns]
+    told = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
+    known = opcodes(told["version"], told["opcodes"])
+    assert known is not None
+    named = nameless = 0
+    wrong = []
+    for raw, spans, first_line, names, of_variables, calls in told["codes"]:
+        bytecode = Bytecode(
+            known, bytes.fromhex(raw), bytes.fromhex(spans), first_line, names=names, variables=of_variables
+        )
+        for offset, pushed in calls.items():
+            name = bytecode.callee(int(offset))
+            named, nameless = named + bool(name), nameless + (not name)
+            if name and name.rpartition(".")[2] not in pushed:
+                wrong.append((name, pushed, first_line))
+    assert wrong == []
+    assert named > 4 * nameless > 0
