@@ -76,9 +76,8 @@ def pushed(instructions: List[dis.Instruction], before: List[Optional[int]], cal
             depth_at, other = before[at], instructions[at]
             if depth_at is None or other.opname.startswith(NO_PUSH):
                 continue
-            if depth_at + effect(other) > slot >= depth_at or (
-                depth_at + effect(other) == slot + 1 and depth_at > slot
-            ):
+            after = depth_at + effect(other)
+            if after > slot >= depth_at or (after == slot + 1 and depth_at > slot):
                 if other.opname.startswith("LOAD_") and other.opname != "LOAD_CONST":
                     yield str(other.argval)
                 break

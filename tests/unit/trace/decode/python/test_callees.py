@@ -285,7 +285,7 @@ def test_names_agree_with_the_syntax_of_all_of_the_standard_library() -> None:
 def test_names_are_those_that_push_the_callable_on_every_python(version: str) -> None:
     patterns = ["importlib/metadata/*.py", "[a-d]*.py"] if version != "3.11" else ["importlib/metadata/*.py", "d*.py"]
     environment = {**os.environ, "PYTHONPATH": str(AGENT)}
-    command = [python(version), "-W", "ignore", PROGRAM, *patterns]
+    command = [str(python(version)), "-W", "ignore", str(PROGRAM), *patterns]
     told = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
     known = opcodes(told["version"], told["opcodes"])
     assert known is not None
