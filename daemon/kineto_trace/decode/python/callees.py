@@ -30,6 +30,7 @@ from kineto_trace.decode.python.line_tables import Span, SpanTable, span_table
 
 MAX_NAME = 128  # characters of a whole name
 _UNIT_BYTES = 2
+_FARTHEST = 256  # instructions whose span begins with a call's that are looked at
 _EARLIEST = (3, 11)  # whose tables have columns
 _CALLS = frozenset({"PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 _LOCALS = frozenset(
@@ -85,7 +86,7 @@ def opcodes(version: object, table: object) -> Opcodes | None:
 
     version: its Python, such as "3.11.7". Entries of any other form are skipped.
     """
-    told = re.match(r"(\d+)\.(\d+)\.", version) if isinstance(version, str) else None
+    told = re.match(r"(\d{1,3})\.(\d{1,3})\.", version) if isinstance(version, str) else None
     if told is None or not isinstance(table, Mapping) or (int(told[1]), int(told[2])) < _EARLIEST:
         return None
     name: dict[int, str] = {}
@@ -140,16 +141,26 @@ class Bytecode:
         name = self._name(found) if found >= 0 else ""
         return name if len(name) <= MAX_NAME else ""
 
+    @cached_property
+    def _by_start(self) -> Mapping[tuple[int, int], list[int]]:
+        """The places of instructions by where their spans begin."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for place, instruction in enumerate(self._instructions):
+            if instruction.span is not None:
+                found.setdefault(instruction.span[:2], []).append(place)
+        return found
+
     def _callable(self, call: int, span: Span) -> int:
         """The place of the instruction that pushed what is called; -1: unknown."""
-        for place in range(call - 1, -1, -1):
+        places = self._by_start[span[:2]]
+        before = bisect_left(places, call)
+        for place in reversed(places[max(before - _FARTHEST, 0) : before]):
             own = self._instructions[place].span
-            if self._is_for_call(place):
+            if own is None or self._is_for_call(place):
                 continue
-            if own == span:
-                if self._instructions[place].name not in _ARGUMENTS:
-                    return -1
-            elif own is not None and own[:2] == span[:2] and own[2:] < span[2:]:
+            if own == span and self._instructions[place].name not in _ARGUMENTS:
+                return -1
+            if own[2:] < span[2:]:
                 return -1 if self._has_attribute_loaded(place) else place
         return -1
 
@@ -162,24 +173,33 @@ class Bytecode:
         return name in _OF_ANY_SPAN or (name == "LOAD_CONST" and self._instructions[place + 1].name in _OF_KEYWORDS)
 
     def _name(self, place: int) -> str:
-        instruction = self._instructions[place]
-        if instruction.name in _VARIABLES:
-            return self._own_name(instruction)
-        if instruction.name not in _ATTRIBUTES or not self._own_name(instruction):
-            return ""
-        return f"{self._owner(place)}.{self._own_name(instruction)}"
+        """The name of what the instruction loads; "" if it has none."""
+        parts: list[str] = []
+        owner = ""
+        for at in range(place, max(place - MAX_NAME, -1), -1):
+            instruction = self._instructions[at]
+            own = self._own_name(instruction)
+            if not own:
+                break
+            if instruction.name in _VARIABLES:
+                owner = own
+                break
+            parts.append(own)
+            if not self._has_owner(at):
+                break
+        return ".".join([owner, *reversed(parts)])
 
-    def _owner(self, place: int) -> str:
-        """The name of what an attribute is of, "" if it has none."""
-        attribute = self._instructions[place]
-        if not place or attribute.name == "LOAD_SUPER_ATTR":
-            return ""
-        own, owner = attribute.span, self._instructions[place - 1].span
-        if own is None or owner is None or owner[:2] != own[:2] or not owner[2:] < own[2:]:
-            return ""
-        return self._name(place - 1)
+    def _has_owner(self, place: int) -> bool:
+        """Whether the instruction before one that loads an attribute pushed what that is an attribute of."""
+        own, before = self._instructions[place].span, self._instructions[place - 1].span
+        if not place or own is None or before is None or self._instructions[place].name == "LOAD_SUPER_ATTR":
+            return False
+        return before[:2] == own[:2] and before[2:] < own[2:]
 
     def _own_name(self, instruction: Instruction) -> str:
+        """The variable or attribute that this loads; "" if it loads none, or one whose name is not to be shown."""
+        if instruction.name not in _VARIABLES and instruction.name not in _ATTRIBUTES:
+            return ""
         names = self._variables if instruction.name in _LOCALS else self._names
         index = self._known.index(instruction)
         return names[index] if index < len(names) and _IDENTIFIER.fullmatch(names[index]) else ""

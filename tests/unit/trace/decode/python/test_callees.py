@@ -168,6 +168,11 @@ def test_long_functions_are_read_past_their_extended_arguments() -> None:
     assert callees(source) == [f"name_{number}.call_{number}" for number in range(300)]
 
 
+def test_a_chain_of_many_attributes_is_read_and_too_long_to_be_named() -> None:
+    assert callees("a" + ".b" * 600 + "(1)") == [""]
+    assert callees("a" + ".b" * 60 + "(1)") == ["a" + ".b" * 60]
+
+
 def test_only_a_call_has_a_callee() -> None:
     code = compile("a = b.c(d) + e[f]", "test", "exec")
     bytecode = bytecode_of(code)
@@ -187,7 +192,15 @@ def test_reading_ends_at_an_unknown_instruction() -> None:
 
 @pytest.mark.parametrize(
     ("version", "table"),
-    [("3.10.4", {}), ("3.11.7", None), (None, {}), ("", {}), ("3.11.7", []), ("three.eleven.", {})],
+    [
+        ("3.10.4", {}),
+        ("3.11.7", None),
+        (None, {}),
+        ("", {}),
+        ("3.11.7", []),
+        ("three.eleven.", {}),
+        ("9" * 5000 + ".1.", {}),
+    ],
 )
 def test_without_columns_or_a_table_of_opcodes_there_are_no_callees(version: object, table: object) -> None:
     assert opcodes(version, table) is None
