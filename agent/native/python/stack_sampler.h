@@ -3,8 +3,8 @@
  *   kc_sampler_open -> kc_sampler_look* -> kc_sampler_read_text* -> kc_sampler_prepare -> kc_sampler_start
  *     -> kc_sampler_name*, kc_sampler_counts* -> kc_sampler_stop -> kc_sampler_close
  *
- * kc_sampler_open, _look, _read_text, _read_names, _runs and _change_item may be called at any time; the rest belongs to one
- * recording at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their
+ * kc_sampler_open, _look, _read_text, _read_names, _runs and _change_item may be called at any time; the rest belongs to
+ * one recording at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their
  * comments say) on success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer
  * put a text into it.
  */

@@ -16,14 +16,8 @@ def opcode_table() -> Optional[Dict[str, List[int]]]:
     dis = sys.modules.get("dis")
     try:
         return _table(dis) if dis is not None and sys.version_info >= (3, 11) else None
-    except (
-        AttributeError,
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-    ):  # another release may keep them in another way
-        return None
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return None  # another release keeps them in another way
 
 
 def _table(dis: Any) -> Dict[str, List[int]]:
