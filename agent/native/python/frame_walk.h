@@ -104,7 +104,7 @@ int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct wa
 
 /* A str as UTF-8, cut to `most` bytes; returns its length, negative if it is no str that can be read. */
 int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char *text, uint32_t most);
-/* The items of a tuple of str, a NUL after each; returns their length, negative if they cannot be read or need more. */
+/* The items of a tuple of str, a NUL after each; returns their length, negative if unreadable or longer. */
 int32_t walk_names(const struct walker_of_stacks *walker, uint64_t address, char *texts, uint32_t most);
 /* The bytecode as it is now; returns its length, negative if it cannot be read or needs more. */
 int32_t walk_bytecode(const struct walker_of_stacks *walker, const struct code_identity *code, uint8_t *data,
