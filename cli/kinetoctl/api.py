@@ -17,6 +17,7 @@ thread of their own.
 
 import asyncio
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -26,6 +27,8 @@ from typing import Any
 from kineto_protos.endpoints import rpc_address
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.quantities import shortened
+from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.event_loop import run_fleet
@@ -50,6 +53,7 @@ __all__ = [
     "capture",
 ]
 SECOND_NS = 1_000_000_000
+SHOWN_PROCESSES, SHOWN_ROWS, SHOWN_TEXT = 5, 20, 200  # in what is printed of a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,15 @@ class ProcessResult:
     reason: str
     paths: Mapping[str, Path]
 
+    def __repr__(self) -> str:
+        why = " ".join(filter(None, (self.reason_code, self.reason)))
+        return f"<{_shown(self.name)}: {self.verdict}{f' ({_shown(why)})' if why else ''}>"
+
+    @property
+    def name(self) -> str:
+        """Rank, pid and host, as far as they are known."""
+        return f"{'' if self.rank is None else f'rank {self.rank}, '}pid {self.pid} on {self.host}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureResult:
@@ -129,6 +142,41 @@ class CaptureResult:
         complete = bool(self.processes) and all(process.verdict == "DONE" for process in self.processes)
         return complete and not self.failed_hosts and not self.missing_ranks
 
+    def __repr__(self) -> str:
+        lines = self._remarks(SHOWN_PROCESSES)
+        unfinished = [process for process in self.processes if process.verdict != "DONE"]
+        left = len(unfinished) - SHOWN_PROCESSES
+        lines += [repr(process) for process in unfinished[:SHOWN_PROCESSES]]
+        return "\n  ".join(
+            [f"<CaptureResult {self._verdicts()}>", *lines, *([f"and {left:,} more"] if left > 0 else [])]
+        )
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.base import notebook_html as html
+
+        first = sorted(self.processes, key=lambda process: process.verdict == "DONE")[:SHOWN_ROWS]
+        rows = [
+            ("" if p.rank is None else str(p.rank), p.host, str(p.pid), p.verdict, p.reason_code, _shown(p.reason))
+            for p in first
+        ]
+        left = len(self.processes) - len(first)
+        more = [f"and {left:,} more processes"] if left else []
+        table = html.table(("rank", "host", "pid", "verdict", "code", "reason"), rows)
+        return str(html.title(f"Capture {self._verdicts()}") + table + html.notes([*more, *self._remarks(SHOWN_ROWS)]))
+
+    def _verdicts(self) -> str:
+        counts = Counter(process.verdict.replace("UNSPECIFIED", "without a verdict") for process in self.processes)
+        return f"{_shown(self.id)}: " + (", ".join(f"{n:,} {name}" for name, n in counts.items()) or "no process")
+
+    def _remarks(self, most: int) -> list[str]:
+        """Failed hosts, missing ranks and warnings; at most so many."""
+        missing = ", ".join(map(str, self.missing_ranks))
+        found = [f"failed: {_shown(f'{host}: {text}')}" for host, text in self.failed_hosts.items()]
+        found += [f"no host has the ranks {_shown(missing)}"] if missing else []
+        found += [f"warning: {_shown(text)}" for text in self.warnings]
+        return found[:most] + ([f"and {len(found) - most:,} more remarks"] if len(found) > most else [])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
@@ -152,6 +200,12 @@ class Capture:
         """Call `capture` instead."""
         self._request, self._fleet = request, fleet
         self._folder: Path | None = None
+
+    def __repr__(self) -> str:
+        hosts = len(self._fleet.members)
+        running = sum(member.is_running for member in self._fleet.members)
+        state = f"not known to have ended on {running:,}" if running else "ended"
+        return f"<Capture {_shown(self.id)} on {hosts:,} host{'s' if hosts > 1 else ''}: {state}>"
 
     @property
     def id(self) -> str:
@@ -265,6 +319,10 @@ def capture(selection: Selection, options: CaptureOptions | None = None) -> Capt
     run_fleet(run, run.begin)
     _check_begun(fleet)
     return Capture(request, fleet)
+
+
+def _shown(text: str) -> str:
+    return one_line(shortened(text, SHOWN_TEXT))
 
 
 def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:

@@ -1,64 +1,33 @@
-"""What an analysis answers: a table with units, ready for Arrow, SQL, CSV and JSON."""
+"""What an analysis answers: a table with units, ready for Arrow, notebooks, SQL, CSV and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-Type = Literal["text", "int", "float", "bool", "ints", "texts"]
-ARROW_TYPES: Mapping[Type, pa.DataType] = {
-    "text": pa.string(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "bool": pa.bool_(),
-    "ints": pa.list_(pa.int64()),
-    "texts": pa.list_(pa.string()),
-}
+from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns
 
-
-class ResultColumn(NamedTuple):
-    """One column of a result. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "" for none.
-
-    Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
-    """
-
-    name: str
-    type: Type
-    unit: str
-    meaning: str
-
-
-def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
-    """Makes columns from tuples (name, type, unit, meaning)."""
-    return tuple(ResultColumn(*row) for row in rows)
+__all__ = ["ARROW_TYPES", "Result", "ResultColumn", "Type", "columns", "make_result", "make_table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(ResultData):
     """The result of one view. notes: what the reader must know about it (what was missing or assumed).
 
     failure: why a view that was computed beside others has no rows; "" if it did not fail.
     """
 
-    view: str
-    columns: tuple[ResultColumn, ...]
-    table: pa.Table
-    notes: tuple[str, ...] = ()
-    failure: str = ""
+    def __repr__(self) -> str:
+        from kineto_trace.view_api.result_display import result_text
 
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return result_text(self)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Returns one dictionary per row."""
-        found: list[dict[str, Any]] = self.table.to_pylist()
-        return found
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.view_api.result_display import result_html
 
-    def values(self, name: str) -> list[Any]:
-        """Returns the values of one column. Raises KeyError."""
-        found: list[Any] = self.table[name].to_pylist()
-        return found
+        return result_html(self)
 
 
 def make_result(

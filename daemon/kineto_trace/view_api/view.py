@@ -151,6 +151,16 @@ class View:
         partial = self.partial(context, compat=compat, **options)
         return self.combine([(context.rank, partial)], compat=compat, **options)
 
+    def __repr__(self) -> str:
+        options = f" Options: {', '.join(self.options)}." if self.options else ""
+        return f"<View {self.name}: {self.description.splitlines()[0]}{options}>"
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.view_api.result_display import view_html
+
+        return view_html(self.name, self.description, self.options, self.result_columns)
+
     def _functions(self, compat: Compat) -> Variant:
         return self.variants.get(compat, Variant(self.function, self.reduce))
 
