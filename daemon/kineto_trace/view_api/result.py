@@ -1,12 +1,17 @@
-"""What an analysis answers: a table with units, ready for Arrow, notebooks, SQL, CSV and JSON."""
+"""What an analysis answers: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from matplotlib.axes import Axes
 
 __all__ = ["ARROW_TYPES", "Result", "ResultColumn", "Type", "columns", "make_result", "make_table"]
 
@@ -17,6 +22,45 @@ class Result(ResultData):
 
     failure: why a view that was computed beside others has no rows; "" if it did not fail.
     """
+
+    def to_arrow(self) -> pa.Table:
+        """Returns the table with Unix times as timestamps (ns, UTC).
+
+        The metadata of each field has its `unit` and `meaning`, that of the schema `view` and `notes` (a JSON list).
+        """
+        from kineto_trace.view_api.result_frames import arrow_table
+
+        return arrow_table(self)
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Returns a pandas data frame; its attrs have `units` (by column), `view` and `notes`.
+
+        Types are pandas' nullable ones (Int64, Float64, boolean, string), so that integers stay integers and missing
+        values are pd.NA; Unix times are datetimes in UTC; lists are arrays. Raises TraceError without pandas.
+        """
+        from kineto_trace.view_api.result_frames import pandas_frame
+
+        return pandas_frame(self)
+
+    def to_polars(self) -> "pl.DataFrame":
+        """Returns a polars data frame; Unix times are datetimes in UTC. Raises TraceError without polars.
+
+        polars keeps no units: they are in `columns`.
+        """
+        from kineto_trace.view_api.result_frames import polars_frame
+
+        return polars_frame(self)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws the result with matplotlib and returns the axes; into `ax` if it is given, otherwise into a new figure.
+
+        Values over time are lines, parts of a whole are bars, and values that spread are boxes or histograms. Times are
+        in ms, bytes in MiB. Raises ViewError for a view that has no such shape (the error lists those that have one)
+        and for a result without rows, TraceError without matplotlib.
+        """
+        from kineto_trace.view_api.result_plots import plot
+
+        return plot(self, ax)
 
     def __repr__(self) -> str:
         from kineto_trace.view_api.result_display import result_text
