@@ -6,6 +6,8 @@
     kernels = kt.run_view("kernels", trace)           # a Result: kernels.rows(), .table (Arrow), .notes, .columns
     ranks = kt.find_traces("logs/", "more/*.json.gz")  # many ranks: with path and rank of each
     steps = kt.run_view("stragglers", ranks)          # on all cores, memory bounded per rank
+    kt.query("SELECT name, count(*) FROM kernel GROUP BY 1", trace)  # the same tables and views in SQL, also a Result
+    kernels.to_pandas(), .to_polars(), .plot()        # with pip install 'kinetod[notebook]'
     kt.save_trace(trace, "trace.kineto")              # a folder of columns that opens in milliseconds
     kt.export_trace(trace, "trace.pftrace")           # or .json.gz, .json, a TensorBoard log folder, …
     kt.views()                                        # all analyses: name -> View (description, columns, options)
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kineto_trace.model.trace import Trace
     from kineto_trace.open.trace_discovery import Source, find_traces
     from kineto_trace.open.trace_opener import open_trace
+    from kineto_trace.sql.trace_queries import query
     from kineto_trace.view_api.result import Result
     from kineto_trace.view_api.view import Compat, View
 
@@ -55,6 +58,7 @@ __all__ = [
     "export_trace",
     "find_traces",
     "open_trace",
+    "query",
     "run_view",
     "run_views",
     "save_trace",
@@ -75,6 +79,7 @@ _HOMES = {
     "cluster": "catalog.view_runner",
     "find_traces": "open.trace_discovery",
     "open_trace": "open.trace_opener",
+    "query": "sql.trace_queries",
     "run_view": "catalog.view_runner",
     "run_views": "catalog.view_runner",
 }
