@@ -124,9 +124,10 @@ campaign-profiler: $(STAMP)
 campaign-systemd: $(STAMP)
 	$(BIN)/python tests/campaign/systemd.py
 
-# The reference of all views and tables, from the code.
+# The reference of all views and tables, and the stub by which editors complete views, from the code.
 views: $(STAMP)
 	$(BIN)/python docs/generate_views.py
+	$(BIN)/python docs/generate_view_stub.py
 
 # The settings in docs/configuration.md and deploy/config/config.toml, from their declarations.
 config-docs: $(STAMP)

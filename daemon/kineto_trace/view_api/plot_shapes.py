@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Curve:
     """Values over time, each of which holds until the next one. moment: Unix ns. per: one line for each of these."""
 
     moment: str
@@ -49,7 +49,7 @@ class Histogram:
     value: str
 
 
-Shape = Course | Parts | NamedParts | Spread | Histogram
+Shape = Curve | Parts | NamedParts | Spread | Histogram
 _GPU = ("rank", "device")
 _STREAM = (*_GPU, "stream")
 _STEP = ("rank", "step")
@@ -58,19 +58,19 @@ SHAPES: Mapping[str, Shape] = {
     "collectives": Histogram("duration_us"),
     "critical_path_breakdown": NamedParts(("rank",), "bound_by", "time_us"),
     "distributed_overlap": Parts(_STEP, ("computation_us", "overlapping_us", "communication_us", "other_us")),
-    "gpu_utilization": Course("start_ns", ("utilization_pct",), _GPU),
+    "gpu_utilization": Curve("start_ns", ("utilization_pct",), _GPU),
     "idle_breakdown": NamedParts(_STREAM, "category", "idle_us"),
     "idle_causes": NamedParts(_GPU, "cause", "window_pct"),
     "idle_gaps": Histogram("idle_us"),
     "kernel_type_breakdown": NamedParts(("rank",), "kernel_type", "sum_us"),
     "kernels": Parts(("rank", "name"), ("total_us",)),
-    "memory_bandwidth": Course("time_ns", ("bandwidth",), (*_GPU, "kind")),
+    "memory_bandwidth": Curve("time_ns", ("bandwidth",), (*_GPU, "kind")),
     "memory_bandwidth_summary": Spread((*_GPU, "kind")),
-    "memory_curve": Course("time_ns", ("allocated_bytes", "reserved_bytes"), _GPU),
+    "memory_curve": Curve("time_ns", ("allocated_bytes", "reserved_bytes"), _GPU),
     "profiler_steps": Histogram("duration_us"),
-    "queue_length": Course("time_ns", ("queue_length",), _STREAM),
+    "queue_length": Curve("time_ns", ("queue_length",), _STREAM),
     "queue_length_summary": Spread(_STREAM),
-    "sm_efficiency": Course("start_ns", ("sm_efficiency_pct",), _GPU),
+    "sm_efficiency": Curve("start_ns", ("sm_efficiency_pct",), _GPU),
     "step_breakdown": Parts(
         _STEP,
         (

@@ -14,7 +14,7 @@ from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.cell_texts import heading
-from kineto_trace.view_api.plot_shapes import SHAPES, Course, Histogram, NamedParts, Parts, Spread
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Parts, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.result_frames import needed
 
@@ -36,7 +36,7 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
     if not len(result):
         raise ViewError(f"view {result.view} has no rows to draw{''.join(f': {note}' for note in result.notes[:1])}")
     if ax is None:
-        height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if not isinstance(shape, (Course, Histogram)) else 0
+        height = BAR_INCHES * min(len(result), MAX_BARS) + 1 if not isinstance(shape, (Curve, Histogram)) else 0
         figure = needed("matplotlib.pyplot", "notebook").figure
         ax = figure(figsize=(WIDTH_INCHES, max(height, HEIGHT_INCHES)), layout="constrained").add_subplot()
     assert ax is not None
@@ -45,7 +45,7 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def _course(result: ResultData, shape: Course, ax: "Axes") -> str:
+def _curve(result: ResultData, shape: Curve, ax: "Axes") -> str:
     moments = _numbers(result, shape.moment)
     begin = np.nanmin(moments)
     groups = _groups(result, shape.per)
@@ -116,7 +116,7 @@ def _histogram(result: ResultData, shape: Histogram, ax: "Axes") -> str:
 
 
 _DRAW: Mapping[type, Callable[[ResultData, Any, Any], str]] = {
-    Course: _course,
+    Curve: _curve,
     Parts: _parts,
     NamedParts: _named_parts,
     Spread: _spread,

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -105,6 +105,13 @@ class View:
             for name, parameter in inspect.signature(function).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
+
+    def option_type(self, name: str) -> Any:
+        """Returns the type of an option, from the signature of the view's function. Raises KeyError."""
+        for function in filter(None, (self.function, self.reduce)):
+            if name in inspect.signature(function).parameters:
+                return get_type_hints(function).get(name, type(self.options[name]))
+        raise KeyError(name)
 
     @property
     def result_columns(self) -> tuple[ResultColumn, ...]:
