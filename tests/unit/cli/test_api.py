@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from kineto_protos.v1 import profiler_pb2 as pb
 from kinetoctl import api
 from kinetoctl.client.fleet.fleet_run import FleetRequest
 from kinetoctl.client.fleet.host_run import Fleet, HostRun
@@ -64,7 +65,7 @@ def test_no_text_of_a_process_or_host_is_markup() -> None:
 def test_a_capture_says_whether_it_is_known_to_have_ended() -> None:
     members = [HostRun(api.Place("n1", "unix:/x"))]
     fleet = Fleet(id="c1", members=members)
-    request = FleetRequest(id="c1", places=[members[0].place], spec=api.pb.CaptureSpec())
+    request = FleetRequest(id="c1", places=[members[0].place], spec=pb.CaptureSpec())
     assert repr(api.Capture(request, fleet)) == "<Capture c1 on 1 host: ended>"
-    members[0].capture = api.pb.Capture(targets=[api.pb.Target()])
+    members[0].capture = pb.Capture(targets=[pb.Target()])
     assert repr(api.Capture(request, fleet)) == "<Capture c1 on 1 host: not known to have ended on 1>"
