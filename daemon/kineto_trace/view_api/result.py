@@ -54,9 +54,9 @@ class Result(ResultData):
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Draws the result with matplotlib and returns the axes; into `ax` if it is given, otherwise into a new figure.
 
-        Values over time are lines, parts of a whole are bars, and values that spread are boxes or histograms. Times are
-        in ms, bytes in MiB. Raises ViewError for a view that has no such shape (the error lists those that have one)
-        and for a result without rows, TraceError without matplotlib.
+        Values over time are lines, parts of a whole are bars, and values that spread are boxes or histograms. Times and
+        sizes have the unit that fits the largest. Raises ViewError for a view that has no such shape (the error lists
+        those that have one) and for a result without rows, TraceError without matplotlib.
         """
         from kineto_trace.view_api.result_plots import plot
 

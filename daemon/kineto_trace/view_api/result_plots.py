@@ -25,7 +25,10 @@ MAX_BARS, MAX_LINES, MAX_TEXT = 40, 12, 48
 BAR_INCHES, WIDTH_INCHES, HEIGHT_INCHES = 0.3, 9.0, 3.6
 BINS = 50
 Values = npt.NDArray[np.float64]
-_SCALES: Mapping[str, tuple[float, str]] = {"us": (1e-3, "ms"), "bytes": (1 / 2**20, "MiB"), "%": (1, "%")}
+_SCALES: Mapping[str, Sequence[tuple[float, str]]] = {  # the largest first
+    "us": ((1e6, "s"), (1e3, "ms"), (1, "µs")),
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+}
 
 
 def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
@@ -49,21 +52,22 @@ def _curve(result: ResultData, shape: Curve, ax: "Axes") -> str:
     moments = _numbers(result, shape.moment)
     begin = np.nanmin(moments)
     groups = _groups(result, shape.per)
+    scale, unit = _scale(result, shape.values)
     drawn = [(rows, label, value) for label, rows in groups.items() for value in shape.values]
     for rows, label, value in drawn[:MAX_LINES]:
         which = f"{label}, {_title(result, value)}" if len(shape.values) > 1 else label
         order = rows[np.argsort(moments[rows], kind="stable")]
-        scaled = _numbers(result, value)[order] * _scale(result, value)[0]
+        scaled = _numbers(result, value)[order] * scale
         ax.plot((moments[order] - begin) / 1e6, scaled, drawstyle="steps-post", label=_text(which), linewidth=1)
     ax.set_xlabel("ms since the first moment")
-    ax.set_ylabel(_axis(result, shape.values))
+    ax.set_ylabel(_axis(result, shape.values, unit))
     ax.legend(fontsize="small")
     return _left_out(len(drawn), MAX_LINES, "lines")
 
 
 def _parts(result: ResultData, shape: Parts, ax: "Axes") -> str:
     values = {_title(result, name): _numbers(result, name)[:MAX_BARS] for name in shape.values}
-    _bars(ax, _labels(result, shape.label)[:MAX_BARS], values, _scale(result, shape.values[0]))
+    _bars(ax, _labels(result, shape.label)[:MAX_BARS], values, _scale(result, shape.values))
     return _left_out(len(result), MAX_BARS, "bars")
 
 
@@ -75,7 +79,7 @@ def _named_parts(result: ResultData, shape: NamedParts, ax: "Axes") -> str:
     for place, rows in enumerate(shown.values()):
         for row in rows.tolist():
             values[names[row]][place] += np.nan_to_num(lengths[row])
-    _bars(ax, list(shown), values, _scale(result, shape.value))
+    _bars(ax, list(shown), values, _scale(result, [shape.value]))
     return _left_out(len(bars), MAX_BARS, "bars")
 
 
@@ -91,23 +95,24 @@ def _bars(ax: "Axes", labels: Sequence[str], parts: Mapping[str, Values], scale:
     ax.invert_yaxis()
     ax.set_xlabel(scale[1])
     if len(parts) > 1 and ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize="small")
+        ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
 
 
 def _spread(result: ResultData, shape: Spread, ax: "Axes") -> str:
     names = {"whislo": "min", "q1": "p25", "med": "p50", "q3": "p75", "whishi": "max"}
-    columns = {part: _numbers(result, name + shape.suffix)[:MAX_BARS] for part, name in names.items()}
+    scale, unit = _scale(result, [f"max{shape.suffix}"])
+    columns = {part: _numbers(result, name + shape.suffix)[:MAX_BARS] * scale for part, name in names.items()}
     known = np.flatnonzero(np.isfinite(columns["med"])).tolist()
     labels = _labels(result, shape.label)
     boxes = [{"label": _text(labels[row]), **{part: columns[part][row] for part in names}} for row in known]
     ax.bxp(boxes, showfliers=False, orientation="horizontal")
     ax.invert_yaxis()
-    ax.set_xlabel(_scale(result, f"p50{shape.suffix}")[1])
+    ax.set_xlabel(unit)
     return _left_out(len(result), MAX_BARS, "boxes")
 
 
 def _histogram(result: ResultData, shape: Histogram, ax: "Axes") -> str:
-    scale, unit = _scale(result, shape.value)
+    scale, unit = _scale(result, [shape.value])
     values = _numbers(result, shape.value) * scale
     ax.hist(values[np.isfinite(values)], bins=BINS)
     ax.set_xlabel(f"{_title(result, shape.value)} in {unit}")
@@ -149,13 +154,17 @@ def _groups(result: ResultData, names: Sequence[str]) -> dict[str, npt.NDArray[n
     return {label: np.array(rows, np.int64) for label, rows in found.items()}
 
 
-def _scale(result: ResultData, name: str) -> tuple[float, str]:
-    unit = next(column.unit for column in result.columns if column.name == name)
-    return _SCALES.get(unit, (1, unit or "count"))
+def _scale(result: ResultData, names: Sequence[str]) -> tuple[float, str]:
+    """Returns a factor and the unit that it leads to: the one that fits the largest value of these columns."""
+    unit = next(column.unit for column in result.columns if column.name == names[0])
+    largest = max(np.nanmax(np.abs(_numbers(result, name)), initial=0) for name in names)
+    for size, scaled in _SCALES.get(unit, ()):
+        if largest >= size or size == 1:
+            return 1 / size, scaled
+    return 1, unit or "count"
 
 
-def _axis(result: ResultData, names: Sequence[str]) -> str:
-    unit = _scale(result, names[0])[1]
+def _axis(result: ResultData, names: Sequence[str], unit: str) -> str:
     return unit if len(names) > 1 else f"{_title(result, names[0]).removesuffix(' %')} ({unit})"
 
 

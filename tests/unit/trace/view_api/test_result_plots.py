@@ -83,6 +83,15 @@ def test_rows_that_name_a_part_become_one_bar_for_each_gpu() -> None:
     assert [bar.get_width() for bar in axes.patches] == [1, 4, 2, 0]
 
 
+@pytest.mark.parametrize(
+    ("largest_us", "width", "unit"), [(2.5, 2.5, "µs"), (2500.0, 2.5, "ms"), (2.5e6, 2.5, "s"), (None, None, "µs")]
+)
+def test_times_have_the_unit_that_fits_the_largest(largest_us: float | None, width: float | None, unit: str) -> None:
+    axes = result("kernels", 2, total_us=[largest_us, None]).plot()
+    assert axes.get_xlabel() == unit
+    assert [bar.get_width() for bar in axes.patches] == ([] if width is None else [pytest.approx(width), 0])
+
+
 def test_more_bars_than_anybody_reads_are_counted_in_the_title() -> None:
     axes = result("step_phases", 100).plot()
     assert axes.get_title() == f"step phases ({MAX_BARS} of 100 bars)"
