@@ -36,7 +36,7 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -m 'not slow'
 
-# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz).
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz) and those of notebooks (notebook, polars).
 EXTRAS := nvidia amd s3 gcs azure dask kubernetes
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
@@ -124,9 +124,10 @@ campaign-profiler: $(STAMP)
 campaign-systemd: $(STAMP)
 	$(BIN)/python tests/campaign/systemd.py
 
-# The reference of all views and tables, from the code.
+# The reference of all views and tables, and the stub by which editors complete views, from the code.
 views: $(STAMP)
 	$(BIN)/python docs/generate_views.py
+	$(BIN)/python docs/generate_view_stub.py
 
 # The settings in docs/configuration.md and deploy/config/config.toml, from their declarations.
 config-docs: $(STAMP)

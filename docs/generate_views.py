@@ -7,7 +7,7 @@ from pathlib import Path
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.sql.schema import SqlTable, sql_tables
 from kineto_trace.view_api.view import View
-from kinetoctl.base.view_settings import option_type, type_text
+from kinetoctl.base.view_settings import type_text
 
 PATH = Path(__file__).with_name("views.md")
 HEAD = """# Views and tables
@@ -60,7 +60,7 @@ def view_text(view: View) -> str:
         parts.append("The view has one result for all ranks.")
     if view.options:
         rows: list[tuple[str, ...]] = [
-            (f"`{name}`", type_text(option_type(view, name)), f"`{shown(default)}`".replace("|", "\\|"))
+            (f"`{name}`", type_text(view.option_type(name)), f"`{shown(default)}`".replace("|", "\\|"))
             for name, default in view.options.items()
         ]
         parts.append(table(("option", "value", "default"), rows))

@@ -12,7 +12,7 @@
 A capture runs on one daemon or on many. Nothing here prints or exits. A failure of one host or process is part of the
 result; a failure that leaves no trace at all is raised as one of `kinetoctl.errors`. The daemons own a capture: it ends
 on its own, whether or not this program waits for it. The calls block; in a running event loop they use a
-thread of their own.
+thread of their own. Programs with an event loop have `async_capture`.
 """
 
 import asyncio
@@ -21,14 +21,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from kineto_protos.endpoints import rpc_address
 from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import enum_names
-from kinetoctl.client.fleet.event_loop import run_fleet
+from kinetoctl.client.fleet.capture_result import CaptureResult, Files, ProcessResult, shown
+from kinetoctl.client.fleet.event_loop import in_thread, run_fleet
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
 from kinetoctl.client.fleet.host_run import LOST, Fleet, FleetQuiet
 from kinetoctl.client.fleet.start_plan import REQUIREMENTS, WARMUP_NS
@@ -40,6 +42,7 @@ from kinetoctl.errors import CliError, NotFound, Refused, TimedOut, UsageProblem
 
 __all__ = [
     "ANY_RANK",
+    "AsyncCapture",
     "Capture",
     "CaptureOptions",
     "CaptureResult",
@@ -47,6 +50,7 @@ __all__ = [
     "Place",
     "ProcessResult",
     "Selection",
+    "async_capture",
     "capture",
 ]
 SECOND_NS = 1_000_000_000
@@ -88,70 +92,37 @@ class CaptureOptions:
     timeout_s: float = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessResult:
-    """The outcome of one process.
-
-    rank: None if the process has none. verdict: DONE, PARTIAL, FAILED or CANCELLED, or UNKNOWN if its host was lost.
-    reason_code: one of docs/errors.md, or HOST_LOST. paths: format -> fetched file on this machine.
-    """
-
-    host: str
-    pid: int
-    rank: int | None
-    verdict: str
-    reason_code: str
-    reason: str
-    paths: Mapping[str, Path]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureResult:
-    """The outcome of a capture.
-
-    failed_hosts: host -> error message. missing_ranks: selected ranks that no host has.
-    start_ns: when the windows began, in Unix ns by this machine's clock; 0 if they had no common start time.
-    clocks: host -> (offset to add to the host's times, uncertainty of that offset), both in ns.
-    warnings: those of hosts and processes.
-    """
-
-    id: str
-    processes: tuple[ProcessResult, ...]
-    failed_hosts: Mapping[str, str]
-    missing_ranks: tuple[int, ...]
-    start_ns: int
-    clocks: Mapping[str, tuple[int, int]]
-    warnings: tuple[str, ...]
-
-    @property
-    def done(self) -> bool:
-        """Whether every process of every host was recorded and stored completely."""
-        complete = bool(self.processes) and all(process.verdict == "DONE" for process in self.processes)
-        return complete and not self.failed_hosts and not self.missing_ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """The fetched files of a capture.
-
-    folder: holds the traces of the processes. merged: one trace of all of them, or None if there is none.
-    uncertainty_ns: upper limit of the clock error between ranks in the merged trace, in ns; None if unknown.
-    problems: one message for each file that could not be fetched or merged.
-    """
-
-    folder: Path
-    merged: Path | None
-    uncertainty_ns: int | None
-    problems: tuple[str, ...]
-
-
 class Capture:
-    """A capture that has started. All methods can be called repeatedly."""
+    """A capture that has started. All methods can be called repeatedly.
+
+    As a context manager it ends with the block: left normally, the block waits until every process has its verdict;
+    left by an exception, it cancels the capture in all processes and discards what was recorded.
+    """
 
     def __init__(self, request: FleetRequest, fleet: Fleet) -> None:
         """Call `capture` instead."""
         self._request, self._fleet = request, fleet
         self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        try:
+            self.cancel()
+        except CliError as problem:
+            error.add_note(f"the capture could not be cancelled: {problem}")
+
+    def __repr__(self) -> str:
+        hosts = len(self._fleet.members)
+        running = sum(member.is_running for member in self._fleet.members)
+        state = f"not known to have ended on {running:,}" if running else "ended"
+        return f"<Capture {shown(self.id)} on {hosts:,} host{'s' if hosts > 1 else ''}: {state}>"
 
     @property
     def id(self) -> str:
@@ -163,21 +134,23 @@ class Capture:
 
         Raises TimedOut; the capture continues, and wait can be called again.
         """
-        run = FleetRun(self._request, self._fleet, FleetQuiet())
-
-        async def finish() -> None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await run.finish()
-            except TimeoutError as exc:
-                raise TimedOut(f"capture {self.id} has not ended after {timeout_s:g} s") from exc
-
-        run_fleet(run, finish)
+        run = self._run()
+        run_fleet(run, lambda: self._finish(run, timeout_s))
         return self.result()
+
+    def _run(self) -> FleetRun:
+        return FleetRun(self._request, self._fleet, FleetQuiet())
+
+    async def _finish(self, run: FleetRun, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await run.finish()
+        except TimeoutError as exc:
+            raise TimedOut(f"capture {self.id} has not ended after {timeout_s:g} s") from exc
 
     def cancel(self) -> CaptureResult:
         """Stop the capture in all processes and discard what was recorded."""
-        run = FleetRun(self._request, self._fleet, FleetQuiet())
+        run = self._run()
         run_fleet(run, run.cancel, run.finish)
         return self.result()
 
@@ -239,6 +212,84 @@ class Capture:
         return plain_rows(result)
 
 
+class AsyncCapture:
+    """A capture for programs with an event loop: `async with api.async_capture(selection, options) as capture`.
+
+    It starts when the block is entered and ends with it, as a Capture does: left normally, the block waits until every
+    process has its verdict; left by an exception, or cancelled, it cancels the capture and discards what was recorded.
+    The files can be fetched inside and after the block. Nothing here blocks the event loop, and no thread stays.
+    """
+
+    def __init__(self, selection: Selection, options: CaptureOptions) -> None:
+        """Call `async_capture` instead."""
+        self._selection, self._options = selection, options
+        self._started: Capture | None = None
+
+    async def __aenter__(self) -> Self:
+        """Starts the capture. Raises the errors of `capture`."""
+        request = await in_thread(lambda: _request(self._selection, self._options))
+        fleet = request.new_fleet()
+        async with FleetRun(request, fleet, FleetQuiet()) as run:
+            try:
+                await run.begin()
+            except BaseException:
+                await run.cancel()
+                raise
+        _check_begun(fleet)
+        self._started = Capture(request, fleet)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.wait()
+            return
+        try:
+            await self.cancel()
+        except CliError as problem:
+            error.add_note(f"the capture could not be cancelled: {problem}")
+
+    def __repr__(self) -> str:
+        return repr(self._started) if self._started else "<AsyncCapture that has not been entered>"
+
+    @property
+    def id(self) -> str:
+        """The id of the whole, as that of a Capture."""
+        return self._capture.id
+
+    async def wait(self, timeout_s: float | None = None) -> CaptureResult:
+        """Wait as Capture.wait does. Raises TimedOut."""
+        async with self._capture._run() as run:
+            await self._capture._finish(run, timeout_s)
+        return self.result()
+
+    async def cancel(self) -> CaptureResult:
+        """Stop the capture in all processes and discard what was recorded."""
+        async with self._capture._run() as run:
+            await run.cancel()
+            await run.finish()
+        return self.result()
+
+    def result(self) -> CaptureResult:
+        """The result as known now, without asking the daemons."""
+        return self._capture.result()
+
+    async def fetch(self, directory: str | PathLike[str], *, merge: bool = True) -> Files:
+        """Download the files as Capture.fetch does. If it is cancelled, the downloads end by themselves."""
+        return await in_thread(lambda: self._capture.fetch(directory, merge=merge))
+
+    async def report(self, view: str = "overview", **options: Any) -> list[dict[str, Any]]:
+        """The rows of a view, as Capture.report."""
+        return await in_thread(lambda: self._capture.report(view, **options))
+
+    @property
+    def _capture(self) -> Capture:
+        if self._started is None:
+            raise UsageProblem("the capture has not started: use it as `async with api.async_capture(…) as capture`")
+        return self._started
+
+
 def capture(selection: Selection, options: CaptureOptions | None = None) -> Capture:
     """Start a capture of the selected processes, on all hosts at the same time, and return once it is running.
 
@@ -247,24 +298,32 @@ def capture(selection: Selection, options: CaptureOptions | None = None) -> Capt
     Raises UsageProblem for arguments that are invalid or contradict each other, the errors of Slurm for slurm_job,
     Refused if no host could start, or, with a single host, that host's error.
     """
-    options = options or CaptureOptions()
+    request = _request(selection, options or CaptureOptions())
+    fleet = request.new_fleet()
+    run = FleetRun(request, fleet, FleetQuiet())
+    run_fleet(run, run.begin)
+    _check_begun(fleet)
+    return Capture(request, fleet)
+
+
+def async_capture(selection: Selection, options: CaptureOptions | None = None) -> AsyncCapture:
+    """Return a capture that starts when `async with` enters it. The arguments are those of `capture`."""
+    return AsyncCapture(selection, options or CaptureOptions())
+
+
+def _request(selection: Selection, options: CaptureOptions) -> FleetRequest:
     where = _places(options)
     if not selection and not all(place.selects for place in where):
         raise UsageProblem("no process is selected: a selection needs at least one condition")
     if options.require not in REQUIREMENTS:
         raise UsageProblem(f"require: expected {', '.join(REQUIREMENTS)}, got {options.require!r}")
-    request = FleetRequest(
+    return FleetRequest(
         id=options.idempotency_key or new_id(),
         places=where,
         spec=_spec(selection, options),
         require=options.require,
         timeout_s=options.timeout_s,
     )
-    fleet = request.new_fleet()
-    run = FleetRun(request, fleet, FleetQuiet())
-    run_fleet(run, run.begin)
-    _check_begun(fleet)
-    return Capture(request, fleet)
 
 
 def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:

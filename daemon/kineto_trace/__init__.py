@@ -3,11 +3,14 @@
     import kineto_trace as kt
 
     trace = kt.open_trace("trace.json.gz")            # Chrome JSON, Perfetto, a capture's target, a stored trace
-    kernels = kt.run_view("kernels", trace)           # a Result: kernels.rows(), .table (Arrow), .notes, .columns
+    kernels = kt.views.kernels(trace)                 # a Result: kernels.rows(), .table (Arrow), .notes, .columns
     ranks = kt.find_traces("logs/", "more/*.json.gz")  # many ranks: with path and rank of each
     steps = kt.run_view("stragglers", ranks)          # on all cores, memory bounded per rank
+    kt.query("SELECT name, count(*) FROM kernel GROUP BY 1", trace)  # the same tables and views in SQL, also a Result
+    kernels.to_pandas(), .to_polars(), .plot()        # with pip install 'kinetod[notebook]'
     kt.save_trace(trace, "trace.kineto")              # a folder of columns that opens in milliseconds
     kt.export_trace(trace, "trace.pftrace")           # or .json.gz, .json, a TensorBoard log folder, …
+    kt.run_view("kernels", trace)                     # the same by the name of the view
     kt.views()                                        # all analyses: name -> View (description, columns, options)
 
 Times in results are microseconds in columns called *_us, or Unix ns in *_ns; each column has a unit and a meaning.
@@ -25,10 +28,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from os import PathLike
     from pathlib import Path
 
+    from kineto_trace.catalog.view_methods import views
     from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
     from kineto_trace.errors import FileError, TraceError, ViewError
     from kineto_trace.formats.trace_export import Written
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from kineto_trace.model.trace import Trace
     from kineto_trace.open.trace_discovery import Source, find_traces
     from kineto_trace.open.trace_opener import open_trace
+    from kineto_trace.sql.trace_queries import query
     from kineto_trace.view_api.result import Result
     from kineto_trace.view_api.view import Compat, View
 
@@ -55,6 +59,7 @@ __all__ = [
     "export_trace",
     "find_traces",
     "open_trace",
+    "query",
     "run_view",
     "run_views",
     "save_trace",
@@ -75,16 +80,11 @@ _HOMES = {
     "cluster": "catalog.view_runner",
     "find_traces": "open.trace_discovery",
     "open_trace": "open.trace_opener",
+    "query": "sql.trace_queries",
     "run_view": "catalog.view_runner",
     "run_views": "catalog.view_runner",
+    "views": "catalog.view_methods",
 }
-
-
-def views() -> "Mapping[str, View]":
-    """Returns all analyses by name, sorted by name."""
-    from kineto_trace.catalog.view_catalog import VIEWS
-
-    return dict(sorted(VIEWS.items()))
 
 
 def save_trace(trace: "Trace", path: "str | PathLike[str]") -> "Path":

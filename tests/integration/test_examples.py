@@ -77,9 +77,10 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     nbclient.NotebookClient(notebook, timeout=90, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
     shown = {cell.id: str(cell.get("outputs")) for cell in notebook.cells}
-    assert "(3, 'rank3.json.gz')" in shown["setup"]
+    assert "Source of rank 3: " in shown["setup"] and "rank3.json.gz" in shown["setup"]
+    assert "utilization_pct" in shown["overview"] and "image/png" in shown["plot"]
     assert "Matrix products do not use the tensor cores" in shown["findings"]
-    assert "774 kernels" in shown["columns"]
+    assert "774 kernels" in shown["columns"] and "Trace of rank 0 of 4" in shown["columns"]
     assert "aten::mm" in shown["sql"]
 
 

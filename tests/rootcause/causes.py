@@ -85,7 +85,6 @@ CAUSES = (
         ("subprocess", r"after_step", r"process"),
         ("slow_share", r"after_step", r"read|file|storage"),
         ("slow_volume", r"after_step", r"read|file|storage"),
-        ("swap", r"memory", r"swap"),
         ("lock", r"after_step", r"lock|wait"),
         ("queue", r"after_step", r"queue|wait|thread"),
         ("gil", r"crunch|metrics", r"process|GIL"),
@@ -93,6 +92,7 @@ CAUSES = (
         ("one_core", r"core|CPU", r"core|affinity|CPU|threads"),
         ("cpu_quota", r"CPU|core", r"quota|limit|cgroup|CPU"),
     ),
+    *of_program("lookups", ("swap", r"memory", r"swap")),
     *of_program(
         "compiled",
         ("recompiles", r"compil", r"dynamic"),

@@ -14,13 +14,22 @@ from kinetoctl.commands import diff, export, report
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_views", DOCS / "generate_views.py")
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return script("generate_views")
+
+
+def test_the_stub_by_which_editors_complete_views_is_current() -> None:
+    stub = script("generate_view_stub")
+    assert stub.PATH.read_text() == stub.document(), "run `make views`"
 
 
 def test_the_reference_of_views_is_current(generator: ModuleType) -> None:

@@ -7,7 +7,7 @@
  *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
  *   return. No lock is held across a CUPTI call: there is none.
  *
- * Threads: the collector's own, which blocks all signals; worker_start, worker_end and worker_leave run on the thread
+ * Threads: the collector's own, with signals blocked; worker_start, worker_end and worker_leave run on the thread
  *   that has the turn.
  * Blocks: the thread sleeps between its tasks and may block inside CUPTI's flush. worker_end waits for it until its
  *   limit.
@@ -16,10 +16,10 @@
 #include "cupti/collector_thread.h"
 
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/own_threads.h"
 #include "cupti/clock_samples.h"
 #include "cupti/buffer_pool.h"
 #include "cupti/call_records.h"
@@ -129,11 +129,10 @@ static void *run_thread(void *started) {
 }
 
 int worker_start(struct worker *worker) {
-    sigset_t all, before;
+    sigset_t before;
     worker->command = WORKER_RUNS;
     worker->ended = 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    block_signals(&before);
     const int error = pthread_create(&worker->thread, NULL, run_thread, worker);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error == 0) {

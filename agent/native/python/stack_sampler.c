@@ -31,7 +31,6 @@
 #include "python/stack_sampler.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +38,7 @@
 #include <unistd.h>
 
 #include "common/error_text.h"
+#include "common/own_threads.h"
 #include "python/sampler_thread.h"
 
 #define NS_PER_MS 1000000LL
@@ -303,11 +303,9 @@ int kc_sampler_prepare(const struct kc_sampler_config *config, char *error, size
 
 static int create_thread(void) {
     pthread_attr_t attributes;
-    sigset_t all;
     sigset_t before;
     (void)pthread_attr_init(&attributes);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    block_signals(&before);
     (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int number = pthread_create(&self.thread, &attributes, sampler_run, self.sampler);
     if (number == EINVAL) { /* the thread-local variables of the program's libraries need more */

@@ -26,7 +26,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -39,6 +38,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/own_threads.h"
 #include "cupti/cuda_devices.h"
 #include "cupti/collector.h"
 
@@ -391,16 +391,6 @@ static bool serve_one(size_t bytes) {
 
 /* ---- exported ---- */
 
-static void block_signals(void) {
-    static const int SYNCHRONOUS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof SYNCHRONOUS / sizeof *SYNCHRONOUS; i++) {
-        sigdelset(&blocked, SYNCHRONOUS[i]);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, NULL);
-}
-
 static bool greet(int code, const char *text) {
     const struct serve_request request = {.command = SERVE_ABI};
     struct answer answer = {.code = code, .descriptor = -1, .bytes = sizeof(uint32_t), .as.number = kc_abi()};
@@ -441,7 +431,7 @@ int kc_serve(int fd) {
         close(fd);
         return KC_ORDER;
     }
-    block_signals();
+    block_signals(NULL);
     prctl(PR_SET_NAME, THREAD_NAME);
     if (!serve.hooked) {
         serve.hooked = pthread_atfork(NULL, NULL, in_forked_child) == 0;

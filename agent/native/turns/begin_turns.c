@@ -24,6 +24,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "common/own_threads.h"
 #include "turns/gil_turns.h"
 
 _Static_assert(sizeof(pthread_attr_t) <= ATTRIBUTES_BYTES, "room for it in gil_turns.c");
@@ -44,22 +45,11 @@ static void *enter(struct turns_role_of *role) {
 
 static void *thread(void *role) { return enter(role); }
 
-/* Of the program, which should get them itself, as its handlers run on its threads. Faults are nobody else's. */
-static void block_signals(sigset_t *before) {
-    static const int of_faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (size_t i = 0; i < sizeof of_faults / sizeof *of_faults; i++) {
-        sigdelset(&blocked, of_faults[i]);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, before);
-}
-
 static int make_thread(unsigned long *made, void *attributes, turns_code *code, struct turns_role_of *role) {
     (void)code; /* enter */
     sigset_t before;
     __atomic_store_n(&runs, true, __ATOMIC_RELAXED);
-    block_signals(&before); /* the new thread never has them open */
+    block_signals(&before);
     const int error = pthread_create((pthread_t *)made, attributes, thread, role);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0) {

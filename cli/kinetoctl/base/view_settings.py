@@ -1,10 +1,9 @@
 """Options of views on the command line: name=value, typed by the view's own signature."""
 
-import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from kinetoctl.errors import WrongAnalysis
 
@@ -43,19 +42,11 @@ def options_of(views: Sequence["View"], settings: Sequence[tuple[str, str]]) -> 
 
 def typed(view: "View", name: str, text: str) -> Any:
     """The value of an option from its text. Raises WrongAnalysis."""
-    kind = option_type(view, name)
+    kind = view.option_type(name)
     try:
         return _parsed(kind, text)
     except ValueError as exc:
         raise WrongAnalysis(f"{view.name}.{name}: expected {type_text(kind)}, got {text!r}") from exc
-
-
-def option_type(view: "View", name: str) -> Any:
-    """The type of an option, from the signature of the view's function."""
-    for function in filter(None, (view.function, view.reduce)):
-        if name in inspect.signature(function).parameters:
-            return get_type_hints(function).get(name, type(view.options[name]))
-    raise KeyError(name)
 
 
 def type_text(kind: Any) -> str:

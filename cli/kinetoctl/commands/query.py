@@ -1,17 +1,11 @@
 """`kinetoctl query`: SQL over traces."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import click
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, open_context, source_names, traces_argument
-
-if TYPE_CHECKING:
-    from kineto_trace.view_api.result import Result
+from kinetoctl.options.trace_arguments import found_traces, traces_argument
 
 
 @click.command("query")
@@ -44,8 +38,10 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
         return _schema(schema, settings)
     if sql is None:
         raise click.UsageError("give a query and a trace; `kinetoctl query --schema` lists the tables")
-    with trace_errors():
-        result = _result(sql, traces, settings)
+    with found_traces(traces, settings) as sources, trace_errors():
+        from kineto_trace.sql.trace_queries import query
+
+        result = query(sql, sources)
     if settings.file is not None:
         from kinetoctl.output.result_files import save_results
 
@@ -55,19 +51,6 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
 
         show_result(result, settings, limit=limit)
     return ExitCode.DONE
-
-
-def _result(sql: str, traces: tuple[str, ...], settings: CommonOptions) -> "Result":
-    from kineto_trace.open.trace_discovery import rank_notes
-    from kineto_trace.sql import Database
-    from kineto_trace.sql.arrow_tables import SqlSource
-
-    with found_traces(traces, settings) as sources:
-        names = source_names(sources)
-        opened = [SqlSource(name, open_context(source)) for name, source in zip(names, sources, strict=True)]
-        with Database(opened) as database:
-            result = database.query(sql)
-        return replace(result, notes=(*rank_notes(sources), *result.notes))
 
 
 def _schema(table: str, settings: CommonOptions) -> int:

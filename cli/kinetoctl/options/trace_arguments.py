@@ -99,16 +99,6 @@ def open_context(source: "Source") -> "Context":
         return Context(open_trace(source.path), rank=source.rank)
 
 
-def source_names(sources: Sequence["Source"]) -> list[str]:
-    """A short, unique name for each: its file name with as many parent folders as it takes."""
-    parts = [source.path.parts for source in sources]
-    for depth in range(1, max(map(len, parts), default=1) + 1):
-        names = ["/".join(each[-depth:]) for each in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(source.path) for source in sources]
-
-
 def _copied(sources: list["Source"], settings: CommonOptions, stack: ExitStack) -> list["Source"]:
     """The traces, with those of object stores copied into a temporary folder. Raises FileError."""
     if all(source.remote is None for source in sources):

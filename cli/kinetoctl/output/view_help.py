@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.base.view_settings import option_type, type_text
+from kinetoctl.base.view_settings import type_text
 from kinetoctl.errors import UsageProblem
 from kinetoctl.output.cell_values import headings
 from kinetoctl.output.console import print_table, say_text
@@ -78,7 +78,7 @@ def description(view: "View") -> str:
 
 def _options(view: "View") -> list[dict[str, Any]]:
     return [
-        {"name": name, "type": type_text(option_type(view, name)), "default": _plain(default)}
+        {"name": name, "type": type_text(view.option_type(name)), "default": _plain(default)}
         for name, default in view.options.items()
     ]
 

@@ -27,3 +27,24 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             found.append([number, number])
     return ", ".join(f"{low}-{high}" if high > low else str(low) for low, high in found)
+
+
+def time_text(us: float) -> str:
+    """Returns a time in µs, ms or s with three digits."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if abs(us) >= factor:
+            return f"{us / factor:.3g} {unit}"
+    return f"{us:.3g} µs"
+
+
+def size_text(count: float) -> str:
+    """Returns a number of bytes in B, KiB, MiB or GiB with three digits."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns the text, or its two ends if it has more characters: both ends of a C++ name tell something."""
+    return text if len(text) <= most else f"{text[: most * 3 // 5]}…{text[-most * 2 // 5 :]}"

@@ -102,7 +102,7 @@ def run_view(
     request = Request(view=view, compat=_compat(compat), options=options)
     if isinstance(sources, (Context, Trace)):
         context = sources if isinstance(sources, Context) else Context(sources)
-        return _with_notes(find_view(view)(context, **request.keywords()), trace_notes(context.trace))
+        return _with_notes(find_view(view)(context, **request.keywords()), context.trace.remarks)
     return run_views([request], sources, executor=executor)[0]
 
 
@@ -116,7 +116,7 @@ def run_views(
     wanted = [Request(view=entry) if isinstance(entry, str) else entry for entry in requests]
     for request in wanted:
         find_view(request.view).check(_compat(request.compat), request.options)
-    found = _sources(sources)
+    found = sources_of(sources)
     if executor is None and _few(found):
         contributions = [_contribute(source, wanted, alone=len(found) == 1) for source in found]
     elif executor is not None:
@@ -130,19 +130,6 @@ def run_views(
 def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
     """Opens one trace and computes what the views need from it. Runs in a worker and never raises."""
     return _contribute(source, requests, alone=False)
-
-
-def trace_notes(trace: Trace) -> tuple[str, ...]:
-    """Returns the notes that apply to every figure of this trace: what was lost when it was recorded or read."""
-    losses = trace.losses
-    notes = list(trace.notes)
-    if losses.dropped:
-        notes.append(f"{losses.dropped} activities were lost in the traced process: its buffers were full")
-    if losses.undecoded:
-        notes.append(f"{losses.undecoded} recorded activities could not be decoded")
-    if losses.torn:
-        notes.append("the end of the recording was cut off")
-    return tuple(notes)
 
 
 @contextmanager
@@ -187,7 +174,7 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
         values: list[Any] = [None] * len(requests)
         errors: list[str | None] = [None] * len(requests)
         try:
-            trace = _opened(source, stack)
+            trace = opened(source, stack)
         except Exception as exc:
             if alone:
                 raise
@@ -203,11 +190,11 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
                 if alone and len(requests) == 1:
                     raise
                 errors[place] = _text(exc)
-        return Contribution(source, values, errors, trace_notes(context.trace))
+        return Contribution(source, values, errors, context.trace.remarks)
 
 
-def _opened(source: Source, stack: ExitStack) -> Trace:
-    """Opens the trace. A trace in an object store is available while the stack is open. Raises TraceError."""
+def opened(source: Source, stack: ExitStack) -> Trace:
+    """Returns the trace. A trace in an object store is available while the stack is open. Raises TraceError."""
     return open_trace(source.path) if source.remote is None else stack.enter_context(open_remote(source.remote))
 
 
@@ -315,7 +302,8 @@ def _compat(compat: Compat | str) -> Compat:
         raise ViewError(f"compat={compat!r} is not valid; use one of {', '.join(Compat)}") from None
 
 
-def _sources(sources: Paths | Iterable[Paths]) -> list[Source]:
+def sources_of(sources: Paths | Iterable[Paths]) -> list[Source]:
+    """Returns the traces that these paths name. Raises FileError if there are none."""
     entries = [sources] if isinstance(sources, (str, PathLike, Source)) else list(sources)
     given = [entry for entry in entries if isinstance(entry, Source)]
     paths = [entry for entry in entries if not isinstance(entry, Source)]

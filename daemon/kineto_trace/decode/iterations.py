@@ -25,12 +25,19 @@ from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
+from kineto_trace.model.trace import (
+    NO_SEQUENCE,
+    NO_STRING,
+    OP_TABLES,
+    StringTable,
+    Table,
+    make_table,
+)
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = STEP_MARKS_FORMAT
-STEP_PREFIX = "ProfilerStep#"
 COMPLETE = "complete"
 INCOMPLETE = f'"{COMPLETE}":false'
 _MARK = record_dtype(STEP_MARK_FIELDS)

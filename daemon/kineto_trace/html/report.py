@@ -13,7 +13,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from kineto_agent import __version__
@@ -28,14 +27,13 @@ from kineto_trace.catalog.view_catalog import find_view
 from kineto_trace.catalog.view_runner import Paths, Request, run_views
 from kineto_trace.html.charts import SERIES, Series, lines, stacked_bars
 from kineto_trace.open.trace_discovery import Source, find_traces
-from kineto_trace.view_api.result import Result, ResultColumn
+from kineto_trace.view_api.cell_texts import PROSE, cell, headings, unit
+from kineto_trace.view_api.result import Result
 
 MAX_ROWS = 100
 MAX_BARS = 40
-MAX_TEXT = 64
 MAX_POINTS = 2000
 LEAST_SHARE = 1.0  # %
-PROSE = frozenset({"meaning", "about"})  # columns whose texts are shown in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,71 +247,3 @@ SHOWN: Mapping[str, tuple[str, str, Chart, bool]] = {
     "memory_peak": ("What filled the memory at its peak", "", _nothing, True),
     "recommendations": ("Thresholds that are exceeded", "The rules of the TensorBoard plug-in.", _nothing, True),
 }  # fmt: skip
-
-
-def heading(column: ResultColumn) -> str:
-    """Returns the title of a column: its name without the unit."""
-    for suffix in ("_us", "_ns", "_pct", "_bytes"):
-        if column.name.endswith(suffix):
-            return column.name.removesuffix(suffix).replace("_", " ") + (" %" if suffix == "_pct" else "")
-    return column.name.replace("_", " ")
-
-
-def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:
-    """Returns the titles of columns by name; of those that would be alike, times and sizes say what they are."""
-    titles = [heading(column) for column in columns]
-    return {
-        column.name: f"{title} {KINDS[column.unit]}"
-        if titles.count(title) > 1 and column.unit in KINDS and title != KINDS[column.unit]
-        else title
-        for title, column in zip(titles, columns, strict=True)
-    }
-
-
-KINDS: Mapping[str, str] = {"us": "time", "bytes": "size"}
-UNITS: Mapping[str, str] = {
-    "us": "time in µs, ms or s",
-    "ns": "Unix time in ns",
-    "%": "per cent",
-    "bytes": "B, KiB, MiB or GiB",
-}
-
-
-def unit(column: ResultColumn) -> str:
-    """Returns the unit of a column as the page shows its values."""
-    if column.unit:
-        return UNITS.get(column.unit, column.unit)
-    return {"text": "text", "texts": "texts", "bool": "yes or no"}.get(column.type, "number without a unit")
-
-
-def cell(value: Any, column: ResultColumn) -> str:
-    """Formats a value for people."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if column.unit == "us":
-        return _time(float(value))
-    if column.unit == "bytes":
-        return _size(float(value))
-    if isinstance(value, float):
-        return f"{value:.1f} %" if column.unit == "%" else f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}" if column.unit != "ns" else str(value)
-    text = ", ".join(value) if isinstance(value, list) else str(value)
-    whole = len(text) <= MAX_TEXT or column.name in PROSE
-    return text if whole else f"{text[: MAX_TEXT * 3 // 5]}…{text[-MAX_TEXT * 2 // 5 :]}"
-
-
-def _time(us: float) -> str:
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if abs(us) >= factor:
-            return f"{us / factor:.3g} {unit}"
-    return f"{us:.3g} µs"
-
-
-def _size(count: float) -> str:
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(count) >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} B"

@@ -18,6 +18,7 @@ from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
 from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U32, U16, U32, U64, Arg
 from kineto_trace.model.line_counts import WAITS
 
+STEP_PREFIX = "ProfilerStep#"  # of the names of annotations around training steps
 NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
 _NAN = 0x7FF8 << 48
 _UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py takes it from pid or tid

@@ -21,6 +21,9 @@ class Context:
         self.rank = rank if rank is not None else trace.target.rank or 0
         self._parts: dict[Callable[[Context], Any], Any] = {}
 
+    def __repr__(self) -> str:
+        return f"<Context of rank {self.rank}: {self.trace!r}>"
+
     def get(self, part: Callable[["Context"], T]) -> T:
         """Returns the part, which is computed at the first call."""
         if part not in self._parts:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from kineto_trace.base.atomic_files import write_atomically
+from kineto_trace.base.quantities import shortened
+from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import SpoolError
 
 TARGET_FILE = "target.json"
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+MAX_SHOWN = 60  # characters of a text in its title
 MAX_OFFSET_NS = 1 << 61  # times are moved by less than this, so that they stay in 64 bits
 MAX_RATIO = 1e6  # of step times
 
@@ -47,6 +50,20 @@ class TargetInfo:
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
     step_ratio: float = 0.0  # median iteration time while recording over that before it; 0: not measured
     complete: bool = False  # whether the agent sent its Result
+
+    def __repr__(self) -> str:
+        return f"<TargetInfo of {self.title}>"
+
+    @property
+    def title(self) -> str:
+        """Rank, process and host in one short line, as far as they are known."""
+        rank = "" if self.rank is None else f"rank {self.rank}"
+        of_all = f" of {self.world_size}" if rank and self.world_size is not None else ""
+        pid = f"pid {self.pid}" if self.pid else ""
+        name = one_line(shortened(self.process_name, MAX_SHOWN))
+        process = f"{name} ({pid})" if name and pid else name or pid
+        host = f" on {one_line(shortened(self.host, MAX_SHOWN))}" if self.host else ""
+        return ", ".join(filter(None, (rank + of_all, process + host))) or "an unknown process"
 
     def to_json(self) -> str:
         """Returns the info as one JSON object."""

@@ -22,6 +22,7 @@ from kineto_trace.model.activity_table import Column, ViewerRow
 from kineto_trace.model.activity_tables import TABLES, tables_on
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.model.trace_summary import TraceSummary
 
 NO_ROW = -1
 UNKNOWN_STREAM = 0xFFFFFFFF  # CUPTI's own value for "no stream"
@@ -116,6 +117,9 @@ class Table:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self.columns[name]
 
+    def __repr__(self) -> str:
+        return f"<Table {self.kind}: {len(self):,} rows; columns: {', '.join(self.columns)}>"
+
     def end(self) -> npt.NDArray[np.int64]:
         """Returns the ends in Unix ns."""
         end: npt.NDArray[np.int64] = self["start"] + self["duration"]
@@ -184,6 +188,44 @@ class Trace:
         """Returns the table of this kind, which may be empty."""
         found = self.tables.get(kind)
         return make_table(kind, 0, {}) if found is None else found
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes that apply to every figure of this trace: what was lost when it was recorded or read."""
+        losses = self.losses
+        found = list(self.notes)
+        if losses.dropped:
+            found.append(f"{losses.dropped} activities were lost in the traced process: its buffers were full")
+        if losses.undecoded:
+            found.append(f"{losses.undecoded} recorded activities could not be decoded")
+        if losses.torn:
+            found.append("the end of the recording was cut off")
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        return self._summary().html()
+
+    def _summary(self) -> TraceSummary:
+        annotations = self.tables.get("user_annotation")
+        return TraceSummary(
+            process=self.target.title,
+            capture_id=self.target.capture_id,
+            framework=self.target.framework,
+            python_version=self.target.python_version,
+            devices=[device.get("name") for device in self.devices],
+            window_start_ns=self.window_start_ns,
+            window_end_ns=self.window_end_ns,
+            counts={
+                kind: len(table) for kind, table in self.tables.items() if kind not in (*UNTIMED_TABLES, *FILE_TABLES)
+            },
+            annotations={} if annotations is None else annotations.columns,
+            strings=self.strings,
+            notes=self.remarks,
+        )
 
 
 class StringTable:

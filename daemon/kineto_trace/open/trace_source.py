@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kineto_trace.base.quantities import shortened
+from kineto_trace.base.visible_text import one_line
+
+MAX_PLACE = 120
 RankFrom = Literal["given", "trace", "name", "order"]
 
 
@@ -53,6 +57,10 @@ class Source:
     capture: str = ""
     left_out: tuple[str, ...] = ()
     remote: RemoteTrace | None = None
+
+    def __repr__(self) -> str:
+        left = f", {len(self.left_out)} other captures of it left out" if self.left_out else ""
+        return f"<Source of rank {self.rank}: {one_line(shortened(self.place, MAX_PLACE))}{left}>"
 
     @property
     def place(self) -> str:

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kineto_trace.catalog.view_catalog import VIEWS
-from kineto_trace.catalog.view_runner import trace_notes
 from kineto_trace.errors import QueryError, TraceError
 from kineto_trace.sql.arrow_tables import SqlSource, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.lazy_tables import LazyTable
@@ -105,9 +104,7 @@ class Database:
         except duckdb.Error as exc:
             raise self._error(self._placed(exc, sql)) from exc
         notes = [note for result in self._results.values() for note in result.notes]
-        notes += [
-            f"{self._said(source)}{note}" for source in self._sources for note in trace_notes(source.context.trace)
-        ]
+        notes += [f"{self._said(source)}{note}" for source in self._sources for note in source.context.trace.remarks]
         columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
         return Result("query", columns, table, tuple(dict.fromkeys(notes)))
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.arrays.intervals import containing
-from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
 from kineto_trace.structure.captured_graphs import captured_operators

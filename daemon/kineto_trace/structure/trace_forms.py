@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
-from kineto_trace.decode.iterations import STEP_PREFIX
-from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY
+from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, Table, Trace, make_table

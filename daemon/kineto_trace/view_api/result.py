@@ -1,64 +1,77 @@
-"""What an analysis answers: a table with units, ready for Arrow, SQL, CSV and JSON."""
+"""What an analysis answers: a table with units, ready for Arrow, pandas, polars, notebooks, SQL, CSV and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-Type = Literal["text", "int", "float", "bool", "ints", "texts"]
-ARROW_TYPES: Mapping[Type, pa.DataType] = {
-    "text": pa.string(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "bool": pa.bool_(),
-    "ints": pa.list_(pa.int64()),
-    "texts": pa.list_(pa.string()),
-}
+from kineto_trace.view_api.result_data import ARROW_TYPES, ResultColumn, ResultData, Type, columns
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from matplotlib.axes import Axes
 
-class ResultColumn(NamedTuple):
-    """One column of a result. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "" for none.
-
-    Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
-    """
-
-    name: str
-    type: Type
-    unit: str
-    meaning: str
-
-
-def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
-    """Makes columns from tuples (name, type, unit, meaning)."""
-    return tuple(ResultColumn(*row) for row in rows)
+__all__ = ["ARROW_TYPES", "Result", "ResultColumn", "Type", "columns", "make_result", "make_table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(ResultData):
     """The result of one view. notes: what the reader must know about it (what was missing or assumed).
 
     failure: why a view that was computed beside others has no rows; "" if it did not fail.
     """
 
-    view: str
-    columns: tuple[ResultColumn, ...]
-    table: pa.Table
-    notes: tuple[str, ...] = ()
-    failure: str = ""
+    def to_arrow(self) -> pa.Table:
+        """Returns the table with Unix times as timestamps (ns, UTC).
 
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
+        The metadata of each field has its `unit` and `meaning`, that of the schema `view` and `notes` (a JSON list).
+        """
+        from kineto_trace.view_api.result_frames import arrow_table
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Returns one dictionary per row."""
-        found: list[dict[str, Any]] = self.table.to_pylist()
-        return found
+        return arrow_table(self)
 
-    def values(self, name: str) -> list[Any]:
-        """Returns the values of one column. Raises KeyError."""
-        found: list[Any] = self.table[name].to_pylist()
-        return found
+    def to_pandas(self) -> "pd.DataFrame":
+        """Returns a pandas data frame; its attrs have `units` (by column), `view` and `notes`.
+
+        Types are pandas' nullable ones (Int64, Float64, boolean, string), so that integers stay integers and missing
+        values are pd.NA; Unix times are datetimes in UTC; lists are arrays. Raises TraceError without pandas.
+        """
+        from kineto_trace.view_api.result_frames import pandas_frame
+
+        return pandas_frame(self)
+
+    def to_polars(self) -> "pl.DataFrame":
+        """Returns a polars data frame; Unix times are datetimes in UTC. Raises TraceError without polars.
+
+        polars keeps no units: they are in `columns`.
+        """
+        from kineto_trace.view_api.result_frames import polars_frame
+
+        return polars_frame(self)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws the result with matplotlib and returns the axes; into `ax` if it is given, otherwise into a new figure.
+
+        Values over time are lines, parts of a whole are bars, and values that spread are boxes or histograms. Times and
+        sizes have the unit that fits the largest. Raises ViewError for a view that has no such shape (the error lists
+        those that have one) and for a result without rows, TraceError without matplotlib.
+        """
+        from kineto_trace.view_api.result_plots import plot
+
+        return plot(self, ax)
+
+    def __repr__(self) -> str:
+        from kineto_trace.view_api.result_display import result_text
+
+        return result_text(self)
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.view_api.result_display import result_html
+
+        return result_html(self)
 
 
 def make_result(

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +106,13 @@ class View:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
 
+    def option_type(self, name: str) -> Any:
+        """Returns the type of an option, from the signature of the view's function. Raises KeyError."""
+        for function in filter(None, (self.function, self.reduce)):
+            if name in inspect.signature(function).parameters:
+                return get_type_hints(function).get(name, type(self.options[name]))
+        raise KeyError(name)
+
     @property
     def result_columns(self) -> tuple[ResultColumn, ...]:
         """The columns of its results."""
@@ -150,6 +157,16 @@ class View:
         """Returns the result for one trace. Raises ViewError."""
         partial = self.partial(context, compat=compat, **options)
         return self.combine([(context.rank, partial)], compat=compat, **options)
+
+    def __repr__(self) -> str:
+        options = f" Options: {', '.join(self.options)}." if self.options else ""
+        return f"<View {self.name}: {self.description.splitlines()[0]}{options}>"
+
+    def _repr_html_(self) -> str:
+        """Called by notebooks."""
+        from kineto_trace.view_api.result_display import view_html
+
+        return view_html(self.name, self.description, self.options, self.result_columns)
 
     def _functions(self, compat: Compat) -> Variant:
         return self.variants.get(compat, Variant(self.function, self.reduce))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1]
-RUNTIME = FOLDER / "requirements.txt"  # kinetod's dependencies with all extras but the developers'
+RUNTIME = FOLDER / "requirements.txt"  # kinetod's dependencies with all extras that are deployed
 BUILD = FOLDER / "build.txt"  # the tools of build.in
 
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]+?))?\s*\\?$")

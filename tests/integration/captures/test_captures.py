@@ -150,9 +150,9 @@ def test_counts_are_reported_while_it_collects(stub: ProfilerStub, agent: Script
 
 
 def test_buffers_are_drained_while_it_collects(stub: ProfilerStub, agent: ScriptedAgent) -> None:
-    created = create(stub, buffer_limit_bytes=1 << 20)
+    created = create(stub, buffer_limit_bytes=1 << 20, duration_ns=60 * SECOND_NS)  # the agent ends it before
     _, writer = agent.collect()
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=20)
+    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=60)
     per_round, rounds = 20_000, 5  # 2.4 MB through 1 MiB of buffers
     for number in range(1, rounds + 1):
         agent.record(per_round)

@@ -1,5 +1,6 @@
 """The examples of docs/orchestration.md about kinetoctl.api, run against the daemons of two hosts."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,14 +34,21 @@ def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     """Runs an example; its hosts are those of the fleet, its processes the simulated ranks."""
     monkeypatch.chdir(tmp_path)
 
-    def capture(selection: api.Selection, options: api.CaptureOptions) -> api.Capture:
+    everybody = api.Selection(ranks=(api.ANY_RANK,))
+
+    def here(options: api.CaptureOptions) -> api.CaptureOptions:
         assert options.hosts
         places = [api.Place(host.name, host.address) for host in fleet.hosts]
-        everybody = api.Selection(ranks=(api.ANY_RANK,))
         duration_s = min(options.duration_s, 0.2)
-        return api.capture(everybody, replace(options, hosts=(), at=places, duration_s=duration_s, attach=False))
+        return replace(options, hosts=(), at=places, duration_s=duration_s, attach=False)
 
-    shim = SimpleNamespace(**{**vars(api), "capture": capture})
+    def capture(selection: api.Selection, options: api.CaptureOptions) -> api.Capture:
+        return api.capture(everybody, here(options))
+
+    def async_capture(selection: api.Selection, options: api.CaptureOptions) -> api.AsyncCapture:
+        return api.async_capture(everybody, here(options))
+
+    shim = SimpleNamespace(**{**vars(api), "capture": capture, "async_capture": async_capture})
 
     def executed(marker: str, **names: Any) -> dict[str, Any]:
         found: dict[str, Any] = {"api": shim, **names}
@@ -66,6 +74,13 @@ def test_the_first_example(run: Callable[..., dict[str, Any]], tmp_path: Path) -
 def test_the_watchdog(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     run("def on_slow_step")["on_slow_step"]("4242", ["n1", "n2"])
     assert traces(tmp_path / "traces/slow") >= HOSTS * AGENTS
+
+
+@pytest.mark.slow
+def test_the_benchmark(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    found = run("def traced_benchmark", benchmark=lambda: asyncio.sleep(0))
+    assert isinstance(asyncio.run(found["traced_benchmark"](1, "n1")), list)
+    assert traces(tmp_path / "traces/benchmark") >= HOSTS * AGENTS
 
 
 @pytest.mark.slow

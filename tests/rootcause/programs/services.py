@@ -103,7 +103,7 @@ class SlowVolume(Callback):
 
 
 class LookUp(Callback):
-    """Keeps a table in memory and reads rows of it; the memory is taken away from outside."""
+    """Keeps a table in memory and reads rows of it."""
 
     ROWS, ROW, READ = 128 << 10, 512, 160  # doubles: 512 MB in pages of a row each
 
@@ -172,7 +172,7 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
     "subprocess": AskTheSystem,
     "slow_share": SlowShare,
     "slow_volume": SlowVolume,
-    "swap": LookUp,
+    "look_up": LookUp,
     "lock": Statistics,
     "queue": Handshake,
     "gil": BusyThread,

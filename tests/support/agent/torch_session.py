@@ -5,6 +5,8 @@ Run with "python -m support.agent.torch_session PLAN", where PLAN is Python text
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import sys
 import threading
@@ -101,6 +103,14 @@ def documents(data: bytes) -> list[bytes]:
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def kept_bytes() -> int:
+    """Memory of this process that is neither garbage nor pages of files, which come and go as the kernel likes."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * 4096
 
 
 def rows(data: bytes) -> list[dict[str, Any]]:

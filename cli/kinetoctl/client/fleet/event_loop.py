@@ -27,6 +27,15 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         return pool.submit(asyncio.run, awaited()).result()
 
 
+async def in_thread(work: Callable[[], T]) -> T:
+    """Runs work that blocks, in a thread of its own, which ends with it; being cancelled does not wait for that."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="fleet")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    finally:
+        pool.shutdown(wait=False)
+
+
 def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:
     """Runs the steps of a capture, one after the other. Raises KeyboardInterrupt on the second Ctrl-C.
 

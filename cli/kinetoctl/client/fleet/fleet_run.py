@@ -145,7 +145,11 @@ class FleetRun:
             for number, member in enumerate(self.fleet.members)
             if member in self._clients
         }
-        await self._until_armed(len(tasks), began)
+        try:
+            await self._until_armed(len(tasks), began)
+        except asyncio.CancelledError:
+            await self._left(tasks)
+            raise
         if self.fleet.interrupted and tasks:
             await asyncio.wait(
                 tasks.keys(), timeout=LEAVE_S
@@ -161,6 +165,14 @@ class FleetRun:
         self._progress.note(
             f"{processes:,} processes on {len(ready):,} of {len(self.fleet.members):,} hosts are ready after {took}"
         )
+
+    @staticmethod
+    async def _left(tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Ends the calls after a short time, in which most say the ids by which their captures can be cancelled."""
+        _, late = await asyncio.wait([*tasks], timeout=LEAVE_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     async def _until_armed(self, asked: int, began: float) -> None:
         """Waits for all hosts that were asked, but not much longer than for most of them."""

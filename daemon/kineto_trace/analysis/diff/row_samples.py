@@ -20,8 +20,8 @@ from kineto_trace.analysis.diff.step_samples import (
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, partition, roles
 from kineto_trace.arrays.row_groups import sums
-from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.kernel_traits.kernel_types import short_name
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, ops, owners, step_names
 from kineto_trace.structure.event_tree import KINDS, build

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.idle.idle_gaps import blocking_calls, copies_waited_for
 from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.arrays.row_groups import group
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.model.context import Context
@@ -35,8 +36,8 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 NOTHING = -1
 LAUNCH_NS = 5_000  # from a launch to the earliest beginning
-UNHINDERED = 3.0  # times as long as the fastest tenth of its name may a call take without having waited
-HINDERED_NS = 20_000  # and by so much longer
+_UNHINDERED = 3.0  # times as long as the fastest tenth of its name may a call take without having waited
+_HINDERED_NS = 20_000  # and by so much longer
 _NEVER = int(np.iinfo(np.int64).min) // 4
 
 
@@ -230,10 +231,15 @@ def _waits_of_host(context: Context, syncs: _Syncs) -> Union:
     activity, called = context.get(gpu), context.get(calls)
     launching = np.unique(activity.call[activity.call >= 0])
     start, end = called.start[launching], called.end[launching]
-    names, place = np.unique(called.name[launching], return_inverse=True)
-    usual = np.zeros(len(launching), np.int64)
-    for number in range(len(names)):
-        mine = place == number
-        usual[mine] = int(UNHINDERED * np.quantile((end - start)[mine], 0.1)) + HINDERED_NS
+    usual = unhindered_ns(called.name[launching], end - start)
     slow = end - start > usual
     return union(np.concatenate([syncs.start, (start + usual)[slow]]), np.concatenate([syncs.waited, end[slow]]))
+
+
+def unhindered_ns(names: npt.NDArray[np.int32], took_ns: Ints) -> Ints:
+    """Returns for each call the longest time that calls of its name take without having waited."""
+    groups = group([names.astype(np.int64)])
+    order = np.lexsort((took_ns, groups.number))
+    count = np.bincount(groups.number, minlength=len(groups))
+    fastest = took_ns[order][np.cumsum(count) - count + count // 10] if len(took_ns) else took_ns
+    return (_UNHINDERED * fastest).astype(np.int64)[groups.number] + _HINDERED_NS

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.analysis.host_time.operator_views import without_gpu
 from kineto_trace.arrays.row_groups import subtree_sums, sums
-from kineto_trace.decode.iterations import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.event_tree import KINDS, build

@@ -27,11 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
-from kineto_trace.analysis.distributed.rank_work import HINDERED_NS, LAUNCH_NS, UNHINDERED
+from kineto_trace.analysis.distributed.rank_work import LAUNCH_NS, unhindered_ns
 from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls, copies_waited_for
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.longest_paths import Edges, longest
-from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu
@@ -252,7 +251,7 @@ def _chains(context: Context, low: int, high: int) -> tuple[_Host, _Gpu]:
     allowed = np.maximum(reached, np.where(of_call >= 0, launched + launch, low))
     chain = _Gpu(work, of_call, np.maximum(over - begins, 0), launch, np.maximum(begins - allowed, 0))
     holder, before = _before(start, end, low)
-    usual = _usual(called.name[rows], called.end[rows] - start)
+    usual = unhindered_ns(called.name[rows], called.end[rows] - start)
     # the last activity that was over, and all before it, when the call ended, and that had been launched by then
     done, latest = np.maximum.accumulate(over), np.maximum.accumulate(np.where(of_call >= 0, launched, low))
     last = np.minimum(np.searchsorted(done, end, side="right"), np.searchsorted(latest, end, side="left")) - 1
@@ -293,15 +292,6 @@ def allocating_calls(context: Context) -> Flags:
     """Returns for each of parts.Calls whether it allocates or releases memory."""
     found: Flags = matches(context.trace.strings, ALLOCATING)[context.get(calls).name]
     return found
-
-
-def _usual(names: npt.NDArray[np.int32], took: Ints) -> Ints:
-    """Returns for each call the longest time that calls of its name take without having waited."""
-    groups = group([names.astype(np.int64)])
-    order = np.lexsort((took, groups.number))
-    count = np.bincount(groups.number, minlength=len(groups))
-    fastest = took[order][np.cumsum(count) - count + count // 10] if len(took) else took
-    return (UNHINDERED * fastest).astype(np.int64)[groups.number] + HINDERED_NS
 
 
 def _events(context: Context, low: int, high: int) -> Ints:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
-from kineto_trace.decode.iterations import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
 from kineto_trace.structure.fwd_bwd import forward_backward

@@ -11,7 +11,7 @@ from kineto_trace.compat.tensorboard.plugin_nodes import launches, nodes
 from kineto_trace.compat.tensorboard.plugin_steps import plugin_roles
 from kineto_trace.compat.tensorboard.plugin_tensor_names import plugin_tensor_names
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
-from kineto_trace.decode.iterations import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, NOTHING
 

@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import distinct, lookup
-from kineto_trace.decode.iterations import STEP_PREFIX
 from kineto_trace.formats.chrome.chrome_tables import whole_number
-from kineto_trace.model.activity_tables import KINDS
+from kineto_trace.model.activity_tables import KINDS, STEP_PREFIX
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import DUR_REAL, FIRST_ARG_BIT, TS_REAL
 from kineto_trace.model.trace import GPU_TABLES, NO_MODULE, OP_TABLES, TEXT_ID, Table, Trace

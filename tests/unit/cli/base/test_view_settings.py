@@ -8,7 +8,7 @@ import pytest
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, View
-from kinetoctl.base.view_settings import option_type, options_of, parse_setting, type_text, typed
+from kinetoctl.base.view_settings import options_of, parse_setting, type_text, typed
 from kinetoctl.errors import WrongAnalysis
 
 
@@ -92,5 +92,5 @@ def test_settings_are_name_and_value() -> None:
 
 
 def test_types_are_told_in_words() -> None:
-    assert type_text(option_type(VIEW, "side")) == "one of host, gpu"
-    assert type_text(option_type(VIEW, "cutoff")) == "a number"
+    assert type_text(VIEW.option_type("side")) == "one of host, gpu"
+    assert type_text(VIEW.option_type("cutoff")) == "a number"

@@ -8,7 +8,7 @@ from pathlib import Path
 import kineto_trace
 import pytest
 from kineto_trace.catalog import view_runner
-from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views, trace_notes
+from kineto_trace.catalog.view_runner import Request, cluster, run_view, run_views
 from kineto_trace.errors import FileError, TraceError, ViewError
 from kineto_trace.model.trace import Losses
 from kineto_trace.open.trace_discovery import Source, find_traces
@@ -167,7 +167,7 @@ def test_an_opened_trace_and_its_context_will_do() -> None:
 
 def test_what_a_trace_lost_is_a_note_of_its_figures() -> None:
     lost = trace({}, losses=Losses(dropped=3, undecoded=2, torn=1), notes=("odd",))
-    assert trace_notes(lost) == (
+    assert lost.remarks == (
         "odd",
         "3 activities were lost in the traced process: its buffers were full",
         "2 recorded activities could not be decoded",

@@ -12,9 +12,10 @@ from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORD
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import FileError
 from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.html.report import MAX_ROWS, SHOWN, cell, heading, headings, unit, write_report
+from kineto_trace.html.report import MAX_ROWS, SHOWN, write_report
 from kineto_trace.store.parquet_folder import save_columns
-from kineto_trace.view_api.result import columns, make_result
+from kineto_trace.view_api.cell_texts import unit
+from kineto_trace.view_api.result import make_result
 from support.trace_files.traces import target, trace
 from support.trace_files.training_ranks import Job, write_job
 
@@ -222,51 +223,3 @@ def test_a_line_holds_its_value_until_the_next_one() -> None:
     assert points[0].split(",")[1] == points[1].split(",")[1]
     assert points[1].split(",")[0] == points[2].split(",")[0]
     assert lines([0.0, 1.0], [Series("v", [None, None])], unit="%", time_unit="ms") == ""
-
-
-@pytest.mark.parametrize(
-    ("kind", "measured", "shown"),
-    [
-        ("float", "us", "time in µs, ms or s"),
-        ("int", "bytes", "B, KiB, MiB or GiB"),
-        ("float", "GB/s", "GB/s"),
-        ("int", "", "number without a unit"),
-        ("text", "", "text"),
-    ],
-)
-def test_units_are_those_that_the_page_shows(kind: str, measured: str, shown: str) -> None:
-    (column,) = columns(("x", kind, measured, "a thing"))  # type: ignore[arg-type]
-    assert unit(column) == shown
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "measured", "shown"),
-    [
-        (1234.5, "float", "us", "1.23 ms"),
-        (0.5, "float", "us", "0.5 µs"),
-        (2.5e6, "float", "us", "2.5 s"),
-        (3 << 20, "int", "bytes", "3 MiB"),
-        (12.34, "float", "%", "12.3 %"),
-        (1234567, "int", "", "1,234,567"),
-        (True, "bool", "", "yes"),
-        (None, "float", "us", ""),
-        (["a", "b"], "texts", "", "a, b"),
-    ],
-)
-def test_values_are_shown_with_units(value: object, kind: str, measured: str, shown: str) -> None:
-    (column,) = columns(("x", kind, measured, "a thing"))  # type: ignore[arg-type]
-    assert cell(value, column) == shown
-
-
-def test_no_two_headings_of_a_table_are_alike() -> None:
-    schema = columns(("op", "text", "", ""), ("op_us", "float", "us", ""), ("time_us", "float", "us", ""))
-    assert headings(schema) == {"op": "op", "op_us": "op time", "time_us": "time"}
-    schema = columns(("total_us", "float", "us", ""), ("total_bytes", "int", "bytes", ""))
-    assert list(headings(schema).values()) == ["total time", "total size"]
-
-
-def test_headings_have_no_units() -> None:
-    names = ["total_us", "share_pct", "peak_memory_bytes", "name"]
-    assert [heading(columns((name, "float", "", ""))[0]) for name in names] == [
-        "total", "share %", "peak memory", "name"
-    ]  # fmt: skip

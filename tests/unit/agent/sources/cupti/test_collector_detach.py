@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.agent.collector import another_collector, calling, fake_cuda, maps_with, recording
+from support.agent.collector import another_collector, calling, fake_cuda, maps_with, own_warnings, recording
 
 
 def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
@@ -11,7 +11,7 @@ def test_cupti_is_finalized_inside_the_end_of_a_cuda_call() -> None:
     finalized = cuda.finalized
     with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
         outcome = session.stop()
-    assert outcome.warnings == []
+    assert own_warnings(outcome.warnings) == []
     assert 0 < outcome.detach_ns < 5_000_000_000
     assert cuda.finalized == finalized + 1
     assert cuda.misused == 0
@@ -33,7 +33,7 @@ def test_without_a_cuda_call_it_stays_attached_and_says_so() -> None:
     with recording(detach_limit_ms=20) as (session, _):
         outcome = session.stop()
     assert outcome.detach_ns == 0
-    assert outcome.warnings == [
+    assert own_warnings(outcome.warnings) == [
         "stayed attached: the process made no CUDA call for 0.02 s; CUDA calls stay slightly slower until the next "
         "capture detaches"
     ]
@@ -50,7 +50,7 @@ def test_after_staying_attached_the_next_capture_records_and_detaches() -> None:
         with calling(cuda):
             outcome = session.stop()
     assert outcome.counts.records == 3
-    assert outcome.warnings == []
+    assert own_warnings(outcome.warnings) == []
 
 
 def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
@@ -59,7 +59,10 @@ def test_a_subscriber_of_another_tool_is_respected(tmp_path: Path) -> None:
     beside = maps_with(tmp_path, "libtorch_cpu.so")
     with recording(detach_limit_ms=5000, maps=beside) as (session, _), calling(cuda):
         outcome = session.stop()
-    assert "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber" in outcome.warnings[0]
+    assert (
+        "another tool (torch.profiler, once used, is one) holds CUPTI's only subscriber"
+        in own_warnings(outcome.warnings)[0]
+    )
     assert cuda.finalized == finalized
 
 
@@ -76,7 +79,7 @@ def test_a_failing_finalize_is_reported_with_cuptis_text() -> None:
     cuda = fake_cuda(finalize_result=999)
     with recording(detach_limit_ms=5000) as (session, _), calling(cuda):
         outcome = session.stop()
-    assert outcome.warnings == ["stayed attached: CUPTI refused to detach: CUPTI_ERROR_UNKNOWN (999)"]
+    assert own_warnings(outcome.warnings) == ["stayed attached: CUPTI refused to detach: CUPTI_ERROR_UNKNOWN (999)"]
     cuda.set("finalize_result", 0)
 
 
@@ -85,7 +88,7 @@ def test_many_detaches_race_with_their_time_limit() -> None:
     with calling(cuda):
         for _ in range(30):
             with recording(["gpu_memset"], detach_limit_ms=1) as (session, _):
-                warnings = session.stop().warnings
+                warnings = own_warnings(session.stop().warnings)
             assert all(w.startswith("stayed attached: the process made no CUDA call") for w in warnings)
     assert cuda.misused == 0
 
@@ -146,7 +149,7 @@ def test_what_was_recorded_without_the_subscriber_may_hold_graphs(tmp_path: Path
     with recording(["kernel"], detach_limit_ms=5000) as (session, _), calling(cuda):
         outcome = session.stop()
     assert outcome.detach_ns == 0
-    assert "may have been launched while GPU activities were recorded" in outcome.warnings[-1]
+    assert "may have been launched while GPU activities were recorded" in own_warnings(outcome.warnings)[-1]
 
 
 def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> None:
@@ -157,4 +160,4 @@ def test_another_tool_that_has_recorded_keeps_cupti_attached(tmp_path: Path) -> 
     with recording(["kernel"], detach_limit_ms=5000, maps=str(maps)) as (session, _), calling(cuda):
         outcome = session.stop()
     assert outcome.detach_ns == 0
-    assert "another tool's use of CUPTI" in outcome.warnings[-1]
+    assert "another tool's use of CUPTI" in own_warnings(outcome.warnings)[-1]

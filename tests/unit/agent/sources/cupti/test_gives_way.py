@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 import pytest
 from kineto_agent.sources.cupti.gpu_activities import CuptiSession
 from kineto_agent.sources.interface import SourceError
-from support.agent.collector import calling, fake_cuda, maps_with, recording, request, source
+from support.agent.collector import calling, fake_cuda, maps_with, own_warnings, recording, request, source
 from support.waiting import until
 
 STAYS = "stayed attached: the program's own torch.profiler started and has CUPTI now"
@@ -28,7 +28,7 @@ def test_it_stops_and_lets_go_of_the_subscriber() -> None:
         records = reader.records()
     assert {kind: len(found) for kind, found in records.items()} == {5: 2, 10: 2}
     assert outcome.counts.records == 4
-    assert [warning[: len(STAYS)] for warning in outcome.warnings] == [STAYS]
+    assert [warning[: len(STAYS)] for warning in own_warnings(outcome.warnings)] == [STAYS]
     assert outcome.detach_ns == 0
     assert cuda.misused == misused
 
@@ -68,7 +68,7 @@ def test_a_recording_that_had_stopped_keeps_what_it_said() -> None:
         with calling(cuda):
             outcome = session.stop()
         session.give_way()
-        assert outcome.warnings == []
+        assert own_warnings(outcome.warnings) == []
         assert outcome.detach_ns > 0
 
 
@@ -116,7 +116,7 @@ def test_it_waits_for_a_start_that_is_under_way() -> None:
     order = beside(session, "start", session.start)
     assert order.index("start") < order.index("gave way")
     assert not cuda.subscribed
-    assert session.stop().warnings[0].startswith(STAYS)
+    assert own_warnings(session.stop().warnings)[0].startswith(STAYS)
     session.close()
 
 
@@ -130,7 +130,7 @@ def test_a_detach_that_waits_for_a_call_is_given_up_at_once() -> None:
     session.close()
     assert not cuda.subscribed
     assert cuda.finalized == finalized
-    assert [warning[: len(STAYS)] for warning in warnings] == [STAYS]
+    assert [warning[: len(STAYS)] for warning in own_warnings(warnings)] == [STAYS]
 
 
 def test_a_cupti_that_does_not_hand_over_holds_the_program_up_for_a_bounded_time() -> None:

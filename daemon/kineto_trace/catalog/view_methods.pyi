@@ -1,0 +1,1607 @@
+"""All views as functions whose arguments are their options.
+
+`make views` makes this file from the code, and a test checks that it is current.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from inspect import Signature
+from typing import Literal
+
+from kineto_trace.catalog.view_runner import Paths
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.view import View
+
+Sources = Paths | Context | Trace | Iterable[Paths]
+
+class Views:
+    """All analyses: `views.NAME(sources, option=value, …)` runs one, `views()` returns all of them by name.
+
+    sources, executor and the errors of each function are those of run_view().
+    """
+
+    def __call__(self) -> Mapping[str, View]:
+        """Returns all analyses by name, sorted by name."""
+
+    def blocked_on_full_queue(
+        self,
+        sources: Sources,
+        *,
+        max_queue_length: int = 1024,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How long the queue of each stream was full, so that the next launch would have blocked.
+
+        Streams whose queue was never full have no row.
+
+        Options:
+        - max_queue_length: the length at which a queue counts as full.
+
+        compat=hta: the figures of get_time_spent_blocked_on_full_queue: only the last such stream of each rank.
+
+        Columns: rank, device, stream, blocked_us, blocked_pct.
+        """
+
+    def call_tree(
+        self,
+        sources: Sources,
+        *,
+        python: bool = False,
+        max_depth: int = 0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Operators and annotations of all threads merged by call path: equal chains of names form one row.
+
+        All training steps count as one, "ProfilerStep". Rows are ordered from the outside in; siblings with the most device
+        time come first, then those with the most host time.
+
+        Options:
+        - python: include Python functions (recorded calls, not samples).
+        - max_depth: show only so many levels; 0 shows all.
+
+        Columns: rank, path, name, kind, depth, calls, host_total_us, host_self_us, device_total_us, device_self_us.
+        """
+
+    def child_processes(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each child process used, such as the workers of a DataLoader; those with the largest share of a CPU first.
+
+        A worker near 100 % is busy: more of them would deliver more, if there are cores. One that neither runs nor waits
+        for a CPU waits for storage, for work, or for the process to take what it has made. Children that lived for less
+        than half a second may be missing.
+
+        Columns: rank, pid, name, seconds, cpu_pct, cpu_wait_pct, major_faults, read_bytes.
+        """
+
+    def collective_summary(
+        self,
+        sources: Sources,
+        *,
+        align: str = "auto",
+        sizes: str = "exact",
+        groups: str = "alike",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The collectives of the view `collectives` grouped by kind, process group, size and type.
+
+        Rows are sorted by the sum of the transfer times.
+
+        Options:
+        - sizes: which sizes share a row: "exact" (equal sizes), "log2" (from one power of two to just below the next, the
+          steps of nccl-tests) or "all". Where a row covers several sizes, bytes is their mean.
+        - groups: "alike" puts process groups with the same description and size into one row, for example all
+          tensor-parallel groups; "each" keeps them apart.
+        - align: as in the view `collectives`.
+
+        Columns: collective, process_group, group_description, group_size, dtype, bytes, calls, total_us, mean_us,
+        min_us, max_us, wait_us, algbw_gb_s, busbw_gb_s, max_busbw_gb_s, mean_start_skew_us, max_start_skew_us,
+        skew_uncertainty_us, last_rank, last_rank_pct, compute_pct.
+        """
+
+    def collectives(
+        self,
+        sources: Sources,
+        *,
+        align: str = "auto",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Every collective of NCCL or RCCL over all ranks, in order of time.
+
+        Collectives are matched across ranks by process group and sequence number. The transfer time is the shortest
+        duration of all ranks, because the durations of the others include waiting for the last rank. Bandwidths follow
+        nccl-tests: algbw = size / time, busbw = algbw x 2(n-1)/n (all_reduce), (n-1)/n (all_gather, reduce_scatter,
+        all_to_all, gather, scatter), 1 (others). Where the ranks' sizes differ (gather, scatter), the largest one counts.
+        Which algorithm and protocol NCCL chose is in no trace: the RING_LL in names of kernels is no sign of it.
+
+        Options:
+        - align: how the clocks of the ranks are compared. "auto" uses the measured offsets in the traces, refined by
+          collectives (docs/analysis.md, "Several ranks in one file"), and the ends of collectives for ranks whose offset is
+          unknown; "clock" uses the measured offsets alone; "collectives" uses the ends of collectives alone.
+
+        Columns: collective, process_group, group_description, group_size, dtype, bytes, sequence, ranks_seen, start_ns,
+        duration_us, transfer_us, algbw_gb_s, busbw_gb_s, start_skew_us, end_skew_us, skew_uncertainty_us, last_rank,
+        compute_pct.
+        """
+
+    def comm_comp_overlap(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of the communication time of each GPU overlaps with computing kernels.
+
+        Communication kernels are recognized by their names (nccl, rccl, in all versions).
+
+        compat=hta: the figures of get_comm_comp_overlap.
+
+        Kernel types follow HTA's patterns, which miss ncclDevKernel in the middle of a name and take all names that begin
+        with hip. Without GPU events there is one row with zeros, as in HTA.
+
+        Columns: rank, device, communication_us, overlapped_us, overlap_pct.
+        """
+
+    def counters_with_operators(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The counters measured by CUPTI's range profiler: one row per range and counter, with the launching operators.
+
+        While ranges are profiled, kernels run one after the other and are not recorded themselves. The n-th range by time
+        (category cuda_profiler_range) therefore belongs to the n-th call of cudaLaunchKernel….
+
+        compat=hta: the figures of get_cupti_counter_data_with_operators: the same without those of the last step.
+
+        Columns: rank, kernel, start_ns, duration_us, op_stack, top_op, bottom_op, counter, value, flop.
+        """
+
+    def critical_path(
+        self,
+        sources: Sources,
+        *,
+        annotation: str = "ProfilerStep",
+        instance: int | str | tuple[int, int] | None = None,
+        data_loading: Sequence[str] = ('^enumerate\\(Data(Loader|Pipe)\\)#',),
+        infer: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The chain of events that determined the length of a window, edge by edge in order of time.
+
+        The path is found backwards from its end: of everything that an event had to wait for (the event before it on its
+        thread or stream, its launch, a synchronisation, the thread of the backward pass, the runtime's lock), the last to
+        happen is the one that held it up. The durations therefore add up to the length of the window. Shortening an event
+        that is not on the path does not shorten the window.
+
+        Options:
+        - annotation: the window spans all annotations whose names contain this text; "" takes the whole trace. It ends with
+          the annotation, or with the last GPU activity launched in it if that is later.
+        - instance: only the n-th of these annotations, counted from 0, or a range such as "2:4" (both ends included).
+        - data_loading: patterns (regular expressions) of annotations and operators that load data.
+        - infer: without cuda_sync records, infer from the times what each call waited for.
+
+        compat=hta: the graph and the longest path of HTA's critical_path_analysis (version 0.6.1).
+
+        Times are rounded to whole microseconds. The time between outermost operators and inside synchronising calls has
+        no weight, launch delays count only where the queue was empty, and kernel-kernel delays only below 1500 us. As in
+        HTA, `instance` defaults to the first one, and `data_loading` has no effect unless it is given. Where HTA fails on
+        a trace, a note says so and the path is the exact one.
+
+        Columns: rank, position, start_us, duration_us, edge, bound_by, name, category, op, thread, device, stream,
+        inferred.
+        """
+
+    def critical_path_breakdown(
+        self,
+        sources: Sources,
+        *,
+        annotation: str = "ProfilerStep",
+        instance: int | str | tuple[int, int] | None = None,
+        data_loading: Sequence[str] = ('^enumerate\\(Data(Loader|Pipe)\\)#',),
+        infer: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The time of the critical path by what bounds it. Options and rules are those of the view critical_path.
+
+        compat=hta: the figures of CPGraph.summary().
+
+        Copies and fills count as gpu_compute_bound, and edges without a weight (dependency, sync_dependency) are left out.
+
+        Columns: rank, bound_by, time_us, share_pct, edges.
+        """
+
+    def cuda_graphs(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The CUDA graphs that were launched, those with the most GPU time first.
+
+        A launch runs everything that was captured into the graph, with one call. Launches of one graph from different
+        operators are different rows. A graph is known by its id; traces without such ids are grouped by what ran. The view
+        `graph_operators` has the operators that captured its work.
+
+        Columns: rank, graph, device, launched_by, launches, kernels, copies_and_fills, call_us, gpu_us, span_us,
+        total_us, share_pct, top_kernel, operators, operators_pct.
+        """
+
+    def data_loading(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """How long the training thread is blocked by the DataLoader, and by what: its own work, or waiting for workers.
+
+        Worker processes are not in the trace of the training process: what they do is in a trace of their own pids. An
+        iterator of the program's own, without torch's DataLoader, is not recognized; the view hot_lines shows it.
+
+        Columns: rank, what, function, file, time_us, per_step_us, share_pct, idle_pct, moments.
+        """
+
+    def diff_call_paths(
+        self,
+        sources: Sources,
+        *,
+        total: bool = False,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Call paths of two traces: operators and annotations by all that is around them, per step, and what changed.
+
+        Names of a path are separated by " > "; paths are those of the view `call_tree`. Times are those without what is
+        inside. The rules are those of diff_step_times. Changed rows come first, those with the largest difference before
+        others.
+
+        Options:
+        - total: count what is inside as well.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_event_names(
+        self,
+        sources: Sources,
+        *,
+        device: str = "all",
+        step: int | None = None,
+        short_names: bool = False,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """All events of two traces by name: their number, their total time, and what changed.
+
+        Options:
+        - device: "cpu" for operators, annotations and calls; "gpu" for kernels, copies and fills; "all" for both.
+        - step: only events that began in this training step (N of ProfilerStep#N); GPU work counts by its launching call.
+          Without it, all events count.
+        - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
+          (HTA's use_short_name).
+
+        compat=hta: the figures of TraceDiff.compare_traces and TraceDiff.ops_diff.
+
+        All rows that HTA keeps count, including Python functions (and here those of the last step), with HTA's rounding.
+        Without `step` it compares the first step.
+
+        Columns: name, change, calls_baseline, calls_other, calls_delta, total_baseline_us, total_other_us,
+        total_delta_us, total_delta_pct.
+        """
+
+    def diff_kernel_names(
+        self,
+        sources: Sources,
+        *,
+        short_names: bool = False,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Kernels, copies and fills of two traces by name: the GPU time of each step, and what changed.
+
+        A kernel belongs to the step in which it was launched. The rules are those of diff_step_times. Changed rows come
+        first, those with the largest difference before others.
+
+        Options:
+        - short_names: drop template arguments, parameters and return types, so that variants of a kernel share a row.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_modules(
+        self,
+        sources: Sources,
+        *,
+        total: bool = False,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Modules of two traces by their path in the model: the time of their own in each step, and what changed.
+
+        Times of a module are those without the modules inside it. The backward pass has a row of its own, which ends in
+        " (backward)": the backward operators of the module's operators. The rules are those of diff_step_times. Changed
+        rows come first, those with the largest difference before others.
+
+        Options:
+        - total: count the modules inside as well.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_operators(
+        self,
+        sources: Sources,
+        *,
+        total: bool = False,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Operators of two traces by name: the time of their own in each step, and what changed.
+
+        Host time is that of the operator without the operators inside it; GPU time is what it launched itself. GPU work
+        outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
+        come first, those with the largest difference before others.
+
+        Options:
+        - total: count the operators inside as well.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_python_functions(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Python functions of two traces: the time in which each was the innermost one, per step, and what changed.
+
+        The C code that a function calls counts for it. Functions are matched by file and name, whatever the line and the
+        folder. Sampled time is the number of samples times their interval, waiting included. The rules are those of
+        diff_step_times. Changed rows come first, those with the largest difference before others.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_step_times(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The time of a training step in two traces, and which parts of it changed.
+
+        The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
+        it. Every view that compares traces takes whole steps only. The verdict tells a difference from the noise over the
+        steps: at most 5 % of the rows that are called changed are so by chance, and the interval of such a row excludes 0.
+        Two recordings of the same program may still differ, because of clocks, placement or other programs: the noise is
+        that within each recording.
+
+        Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
+        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def distributed_devices(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The GPUs that each rank used, with their machine and process.
+
+        compat=plugin: the figures of the TensorBoard profiler plug-in.
+
+        Only GPUs whose properties are in the file are listed. For files of a TensorBoard log folder
+        ("<machine>_<process id>.pt.trace.json"), machine and process come from the file name; other names count as
+        machines, whose processes are numbered from 0.
+
+        Columns: rank, host, process, device, name, memory_bytes, compute_capability.
+        """
+
+    def distributed_ops(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The collectives of each rank by name: number of calls, bytes, time, and how much of the time was transfer.
+
+        Times are those of the kernels. Sizes come from the arguments that PyTorch records with them.
+
+        compat=plugin: the figures of the TensorBoard profiler plug-in.
+
+        Only the operators nccl:… and gloo:… broadcast, reduce, all_reduce, all_gather and reduce_scatter count, with their
+        own time on the host too. Bytes are the elements of their inputs times 8 (long), 4 (float, int), 2 (Half,
+        BFloat16), 1 (uchar) or 0. Collectives are matched by their order, and averages are rounded.
+
+        Columns: rank, name, calls, total_bytes, avg_bytes, total_us, avg_us, transfer_us, avg_transfer_us.
+        """
+
+    def distributed_overlap(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of each step every rank spent on computation, on communication, and on both at the same time.
+
+        A step ends with the last GPU activity that it launched. Communication kernels are recognized by their names; a rank
+        without such kernels communicates while operators such as gloo:all_reduce run.
+
+        compat=plugin: the figures of the TensorBoard profiler plug-in.
+
+        Communication is everything with the external id of one of ten operators, and the time of these operators
+        themselves on the host. The row "all" is in whole microseconds. There is no result unless every rank has the same
+        number of these operators.
+
+        Columns: step, rank, computation_us, overlapping_us, communication_us, other_us.
+        """
+
+    def distributed_wait(
+        self,
+        sources: Sources,
+        *,
+        align: str = "auto",
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of its communication time each rank spent waiting for the others.
+
+        Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
+        its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. A collective
+        belongs to the step in which it was launched.
+
+        Options:
+        - align: has no effect on durations; see the view `collectives`.
+
+        compat=plugin: the figures of the TensorBoard profiler plug-in.
+
+        Collectives are matched by their order, only ten operators count, and an operator's own time on the host counts
+        like a kernel. The step "" is what lies in no step; the row "all" is in whole microseconds.
+
+        Columns: step, rank, transfer_us, synchronizing_us.
+        """
+
+    def event_selection(
+        self,
+        sources: Sources,
+        *,
+        kind: Sequence[str] = (),
+        name: str = "",
+        iteration: Sequence[int] = (),
+        iteration_index: Sequence[int] = (),
+        start_us: float | None = None,
+        end_us: float | None = None,
+        min_us: float = 0,
+        stream: Sequence[int] = (),
+        where: Literal["under", "before", "after"] = "under",
+        op: str = "",
+        position: int = 0,
+        with_kernels: bool = False,
+        limit: int = 1000,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The events that fit all conditions, by start. Without conditions these are all events.
+
+        These are HTA's filters: IterationFilter (iteration), IterationIndexFilter and FirstIterationFilter
+        (iteration_index=0), TimeRangeFilter (start_us, end_us), NameFilter (name), GPUKernelFilter (kind=gpu),
+        CPUOperatorFilter (kind=cpu), MemCopyEventFilter (kind=gpu_memcpy with a name), ZeroDurationFilter (min_us=0.001),
+        UnderOperatorFilter, BeforeOperatorFilter and AfterOperatorFilter (op, where, position). CompositeFilter and
+        CombinedOperatorFilter are several conditions at once. RankFilter is the choice of the traces. What QueryFilter
+        expresses is SQL: SELECT … FROM kernel WHERE …, with all columns of each kind of event.
+
+        Options:
+        - kind: kinds of events, or gpu or cpu for all kinds there.
+        - name: a regular expression that the beginning of the name matches.
+        - iteration: numbers of steps.
+        - iteration_index: places of steps in the trace, 0 for the first.
+        - start_us: the event starts at this time or later, relative to the beginning of the trace.
+        - end_us: the event ends at this time or earlier.
+        - min_us: the minimum duration.
+        - stream: GPU streams.
+        - op: an operator or annotation with exactly this name; events count by their place around it.
+        - where: under selects the host's events during it, before those that ended before it, after those that started
+          after it.
+        - position: which run of that operator, 0 for the first, -1 for the last.
+        - with_kernels: also the GPU work that selected calls launched.
+        - limit: the maximum number of events to list; 0 lists all.
+
+        Columns: rank, kind, name, iteration, start_ns, time_us, duration_us, thread, device, stream, op.
+        """
+
+    def findings(
+        self,
+        sources: Sources,
+        *,
+        top: int = 10,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What to change first, with the time that each change would save and the evidence.
+
+        The view looks for GPU idle time by cause (view time_causes; Python functions, annotations and operators by name),
+        processors that the host does not get, communication and copies that no computation hides, other programs that take
+        turns on the GPU, models that run without a backward in a program that trains, changes of the layout of images,
+        matrix products without tensor cores, double precision, elementwise kernels that could be fused, many small kernels
+        of one function or of the optimizer, and kernels that leave part of the GPU without work. What functions, waits,
+        allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
+        other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
+        that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
+        Steps of the warm-up, and findings that would save less than half a per cent, are left out; time of which it is not
+        known how much can be saved comes last. Without a GPU, the view looks for what the host loses time on: the program's
+        own functions, loading, the optimizer, threads that share the GIL or the processors.
+
+        Options:
+        - top: the maximum number of findings.
+
+        Columns: rank, place, finding, title, saving_us, saving_pct, saving_per_step_us, uncertainty_pct, advice,
+        evidence, op, call_stack, kernels, where, guess.
+        """
+
+    def frequent_sequences(
+        self,
+        sources: Sources,
+        *,
+        op: str = "aten::",
+        min_pattern_len: int = 3,
+        top_k: int = 5,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The most frequent sequences of GPU activities that runs of an operator launch.
+
+        A run counts if no other matching run encloses it on its thread. Its activities are those launched on its thread
+        while it runs, in the order of their starts.
+
+        Options:
+        - op: operators, annotations and Python functions whose names contain this text match.
+        - min_pattern_len: the minimum number of activities in a sequence.
+        - top_k: the number of sequences to list; 0 lists all.
+
+        compat=hta: the figures of get_frequent_cuda_kernel_sequences.
+
+        All sequences are listed (HTA uses top_k only for its pictures). Of the events whose names match, only those count
+        that are at the smallest depth of their call stack. Activities of the backward thread can belong to annotations of
+        the other thread. Stream 0 does not count; synchronisations do. Where HTA fails, the figures are the exact ones (of
+        all sequences).
+
+        Columns: rank, pattern, length, count, gpu_us, cpu_us.
+        """
+
+    def gpu_annotations(
+        self,
+        sources: Sources,
+        *,
+        on: str = "gpu",
+        duration_ratio: float = 0.8,
+        num_kernels: int = 1000,
+        allowlist: Sequence[str] = (),
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The annotations that take most of the time, and all others as one row.
+
+        On the GPU, an annotation lasts on each stream from the start of the first activity launched in it to the end of the
+        last one. Nested annotations each count in full.
+
+        Options:
+        - on: where the time is taken, gpu or cpu.
+        - num_kernels: the maximum number of annotations to list. If there are more, annotations are listed only until they
+          make up duration_ratio of the time.
+        - duration_ratio: see num_kernels.
+        - allowlist: annotations whose names contain one of these texts are always listed.
+
+        compat=hta: the figures of get_gpu_user_annotation_breakdown.
+
+        Rows are sorted by name. The quantile of running sums decides which annotations become one row, whose statistics
+        are then those of the sums.
+
+        Columns: rank, name, count, sum_us, max_us, min_us, mean_us, std_us.
+        """
+
+    def gpu_summary(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How busy each GPU was from the start of the first complete step to the end of the last one.
+
+        Utilization counts the union of kernels only. SM efficiency is the mean of min(blocks per multiprocessor of all
+        running kernels, 1); occupancy is the mean of the kernels' estimates weighted by their time. Both are estimates from
+        launch shapes, not measurements. The tensor-core share covers all kernels, recognized by their names. The memory
+        peak needs recorded allocations.
+
+        compat=plugin: the figures use the plug-in's steps and its list of kernel names.
+
+        Only kernels that it can attribute to an operator count for tensor cores. Percentages have two digits.
+
+        Columns: rank, device, name, memory_bytes, compute_capability, kernels, kernel_us, utilization_pct, busy_pct,
+        sm_efficiency_pct, occupancy_pct, tensor_core_pct, peak_memory_bytes.
+        """
+
+    def gpu_utilization(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How busy each GPU was over the recording, in 10 to 100 buckets of equal length, a power of ten of µs.
+
+        The recording spans the profiler's own range if the file has it, otherwise the time from the first to the last
+        event. The last bucket takes what is left over. Time that the GPU's source did not record does not count.
+
+        compat=plugin: the same figures apart from the precision of the times.
+
+        Columns: rank, device, start_ns, duration_us, utilization_pct.
+        """
+
+    def graph_operators(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What the operators in CUDA graphs cost, those with the most GPU time first.
+
+        A replay runs no operator: these are the operators that ran when the graph was captured, while the agent was in the
+        process. Graphs whose capture it did not see are missing, with a note.
+
+        Columns: rank, graph, operator, path, input_shape, calls, launches, kernels, copies_and_fills, gpu_us, total_us,
+        share_pct, top_kernel.
+        """
+
+    def hot_lines(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The lines of the program's own code with the most time on the training thread, with all that they call.
+
+        A moment belongs to the innermost function that is neither of a package nor of Python itself. Other threads, and
+        time outside the steps, do not count. The line of a function that calls others is told where nearly all samples of
+        that call agree.
+
+        Columns: rank, function, file, line, part, calls, time_us, per_step_us, share_pct, idle_pct, moments.
+        """
+
+    def idle_breakdown(
+        self,
+        sources: Sources,
+        *,
+        consecutive_kernel_delay: float = 30,
+        streams: Sequence[int] = (),
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The gaps between the kernels, copies and fills of each stream, by cause.
+
+        A gap is the time from the end of all earlier activities of the stream to the start of the next one. Its categories:
+        - host_wait: the call that launched the next activity began only after the gap had begun.
+        - kernel_wait: the activity was launched in time, and the gap is shorter than consecutive_kernel_delay: the overhead
+          of starting kernels one after the other.
+        - other: neither; for example, the stream waited for an event of another stream.
+
+        Options:
+        - consecutive_kernel_delay: in us.
+        - streams: only these streams; all if not given.
+
+        compat=hta: the figures of get_idle_time_breakdown.
+
+        A gap begins at the end of the activity that started before, so it is negative where activities overlap. The first
+        activity of a stream counts as "other" without a gap, and categories without activities have no row. The share and
+        the statistics have two digits. For MTIA, the events mtia_ccp_events count. (HTA documents the delay in ns, but
+        takes it as us.)
+
+        Columns: rank, device, stream, category, idle_us, idle_pct, count, mean_us, std_us, min_us, p25_us, p50_us,
+        p75_us, max_us.
+        """
+
+    def idle_causes(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Why each GPU was idle, by cause.
+
+        A gap is a stretch of the window without any kernel, copy or fill on the GPU. The activity that ends it determines
+        the cause: it was launched before the gap began (queued), or late by a host that had waited for the GPU
+        (synchronisation), for the next batch (data_loading), for other ranks (communication) or for CUDA's memory
+        allocation (memory), or that was simply busy (host: the launch-bound case). kineto_trace.analysis.idle.idle_gaps
+        describes the rule in full.
+
+        Columns: rank, device, cause, gaps, idle_us, idle_pct, window_pct, longest_us, op, op_us.
+        """
+
+    def idle_gaps(
+        self,
+        sources: Sources,
+        *,
+        limit: int = 100,
+        cause: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The longest gaps of all GPUs, each with its cause and what the host did.
+
+        Options:
+        - limit: the maximum number of gaps.
+        - cause: only gaps with this cause.
+
+        Columns: rank, device, start_ns, idle_us, cause, step, op, doing, doing_us, function, blocking_call,
+        launch_call, before, after, call_stack.
+        """
+
+    def kernel_breakdown(
+        self,
+        sources: Sources,
+        *,
+        duration_ratio: float = 0.8,
+        num_kernels: int = 10,
+        include_memory: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """For each type of work the kernels that take most of the time, and all others as one row.
+
+        Options:
+        - num_kernels: the maximum number of kernels to list per type. If a type has more, kernels are listed only until
+          they make up duration_ratio of its time.
+        - duration_ratio: see num_kernels.
+        - include_memory: include copies and fills.
+
+        compat=hta: the second table of get_gpu_kernel_breakdown.
+
+        Rows are sorted by type and name. The quantile of running sums decides which kernels become one row, whose
+        statistics are then those of the sums.
+
+        Columns: rank, kernel_type, name, count, sum_us, max_us, min_us, mean_us, std_us.
+        """
+
+    def kernel_type_breakdown(
+        self,
+        sources: Sources,
+        *,
+        include_memory: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The GPU's busy time by the types of work that ran. Each moment counts once.
+
+        Options:
+        - include_memory: count copies and fills as a type.
+
+        compat=hta: the first table of get_gpu_kernel_breakdown.
+
+        It has the sums over all ranks, types by HTA's patterns, and shares with one digit.
+
+        Columns: rank, kernel_type, sum_us, share_pct.
+        """
+
+    def kernels(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The kernels by name, those with the most time first. Copies and fills are not kernels.
+
+        Blocks per multiprocessor and occupancy are means weighted by duration, over the launches whose figures are known.
+
+        compat=plugin: the plug-in's list of names decides about tensor cores, and unknown launch figures count as 0.
+
+        Times are in whole µs, and launch figures have two digits.
+
+        Columns: rank, name, tensor_cores, calls, total_us, mean_us, max_us, min_us, blocks_per_sm, occupancy_pct,
+        share_pct.
+        """
+
+    def kernels_by_op(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The kernels by name, operator and launch properties, those with the most time first.
+
+        The operator is the innermost one around the call that launched the kernel, on its thread; without one, the
+        innermost annotation. Kernels of a CUDA graph belong to the operator that captured them, if the agent saw that, and
+        else to the one around the launch of the graph. An operator is eligible for tensor cores if its name is in a list,
+        or if it or an operator inside it used them.
+
+        compat=plugin: the operator is the one with the external id of the call.
+
+        It is "CallTreeRoot" for the id 0 and for kernels without a call. Kernels whose call belongs to no operator are left
+        out, and the name alone decides about eligibility. Mean times are in whole µs, and launch figures have two digits.
+
+        Columns: rank, name, op, grid, block, registers, shared_memory_bytes, tensor_cores, op_eligible, calls,
+        total_us, mean_us, max_us, min_us, blocks_per_sm, occupancy_pct, share_pct.
+        """
+
+    def kernels_with_annotations(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Every GPU activity with the innermost annotation around its launch.
+
+        Activities whose launch is not in the trace get the shortest annotation of their stream that overlaps them.
+
+        compat=hta: the figures of get_gpu_kernels_with_user_annotations.
+
+        Every activity gets the shortest annotation of its stream that overlaps it; activities of other streams with exactly
+        the same times get it too. Those of 0 us have none at its edges (with pandas 3, HTA gives them none anywhere). HTA
+        fails if rounding made an activity end before it starts; here such activities have no annotation. Synchronisations
+        count as activities.
+
+        Columns: rank, name, device, stream, start_ns, duration_us, annotation.
+        """
+
+    def launch_stats(
+        self,
+        sources: Sources,
+        *,
+        runtime_cutoff: float = 50,
+        launch_delay_cutoff: float = 100,
+        include_memory: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The call, the activity and the delay of every launch whose call and activity are both in the trace.
+
+        A graph launch has one row for each of its kernels.
+
+        Options:
+        - runtime_cutoff: calls longer than this (us) are long.
+        - launch_delay_cutoff: delays longer than this (us) are long.
+        - include_memory: include copies and fills.
+
+        compat=hta: the launches of get_cuda_kernel_launch_stats.
+
+        These are the launches by cudaLaunchKernel and cudaLaunchKernelExC, with include_memory also by cudaMemcpyAsync and
+        cudaMemsetAsync. Driver calls and graph launches do not count.
+
+        Columns: rank, correlation, call, activity, cpu_us, gpu_us, launch_delay_us, short_activity, long_call,
+        long_delay.
+        """
+
+    def launch_summary(
+        self,
+        sources: Sources,
+        *,
+        runtime_cutoff: float = 50,
+        launch_delay_cutoff: float = 100,
+        include_memory: bool = True,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
+
+        The options are those of launch_stats. A graph launch counts its call once for each kernel.
+
+        compat=hta: the same launches as in launch_stats. The counts are those of the values in HTA's histograms.
+
+        Columns: rank, launches, short_activities, long_calls, long_delays, cpu_us, gpu_us, mean_delay_us,
+        median_delay_us, max_delay_us.
+        """
+
+    def memory_bandwidth(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The bandwidth of copies and fills by kind, at every change. Memory traffic of kernels is not included.
+
+        While a copy runs, it counts with its bytes divided by its duration; simultaneous copies add up.
+
+        compat=hta: the figures of get_memory_bw_time_series: the bandwidth that the file states, over rounded times.
+
+        Columns: rank, device, kind, time_ns, time_us, bandwidth.
+        """
+
+    def memory_bandwidth_summary(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Statistics of the values of memory_bandwidth above 0. Each change counts once, however long it lasts.
+
+        compat=hta: the figures of get_memory_bw_summary.
+
+        Columns: rank, device, kind, count, mean, std, min, p25, p50, p75, max.
+        """
+
+    def memory_curve(
+        self,
+        sources: Sources,
+        *,
+        max_points: int = 0,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much memory each device held over time: one row per allocation or release, with the level after it.
+
+        Where the trace does not state totals, the curve is relative to the start of the recording.
+
+        Options:
+        - max_points: the maximum number of rows per device; the rows that show the shape of the curve best are kept
+          (largest triangle three buckets). 0 keeps all.
+
+        compat=plugin: the curve of the TensorBoard profiler plug-in.
+
+        Every change is two points at the same time, the level before it and the level after it, and a device has at most
+        10240 points unless max_points is given.
+
+        Columns: rank, device, time_ns, time_us, allocated_bytes, reserved_bytes.
+        """
+
+    def memory_events(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Every block of memory: which operator allocated it, when it was released, and how long it was held.
+
+        A release belongs to the last allocation at its address. Blocks allocated before the recording have no allocation
+        time and no operator; blocks still held at its end have no release time. Rows are ordered by allocation time, blocks
+        from before the recording first.
+
+        compat=plugin: the events of the TensorBoard profiler plug-in.
+
+        Pairs come first, by release, then blocks that were not released, then blocks that were not allocated. An address
+        that was allocated twice without a release shows only the second allocation.
+
+        Columns: rank, device, operator, size_bytes, allocation_us, release_us, duration_us, address.
+        """
+
+    def memory_peak(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What filled the memory of each device when most of it was allocated: one row per device and operator.
+
+        A block counts if it was allocated at or before that time and released after it. Memory allocated before the
+        recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
+
+        Columns: rank, device, peak_bytes, time_ns, reserved_bytes, operator, held_bytes, held_pct, blocks.
+        """
+
+    def memory_statistics(
+        self,
+        sources: Sources,
+        *,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each operator allocated and released on each device.
+
+        An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
+        operators around it. Rows with the largest self_size_increase_bytes come first.
+
+        Options:
+        - start_ns, end_ns: only records between these times (Unix ns, both included).
+
+        compat=plugin: the memory view of the TensorBoard profiler plug-in.
+
+        It uses the plug-in's operator tree, counts calls only of operators that the plug-in visits (it does not look
+        inside a node without any record), and has CPU and GPUs only. Rows are sorted by name.
+
+        Columns: rank, device, operator, calls, size_increase_bytes, self_size_increase_bytes, allocation_count,
+        self_allocation_count, allocation_bytes, self_allocation_bytes.
+        """
+
+    def modules(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The modules of the model as they call each other, with the host and GPU time of each.
+
+        There is one row per call path: a module that is called from two places has two rows. Outer modules come before
+        inner ones, in the order of their first calls. An operator belongs to the innermost module that runs when it starts,
+        a kernel to the one that runs when it is launched. The backward figures of a module are those of its forward
+        operators, linked by autograd's sequence numbers; the other figures do not include them. With PyTorch Lightning,
+        modules are its "[pl][module]" operators.
+
+        compat=plugin: the module view of the TensorBoard profiler plug-in, for PyTorch Lightning its Lightning view.
+
+        Every row has the figures of all calls of the module, wherever it was called from. Device time counts only where
+        external ids lead to operators. There are no backward figures.
+
+        Columns: rank, path, name, module_id, depth, occurrences, operators, host_total_us, host_self_us,
+        host_overhead_us, device_total_us, device_self_us, backward_host_us, backward_device_us.
+        """
+
+    def not_recorded(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What a trace does not show, why, and which option of `kinetoctl trace` records it.
+
+        First come losses: a source that began late or ended early, records that were dropped or cannot be read. Then what
+        is missing altogether. A trace of kinetod says which activity types and options were requested, which sources
+        recorded, and why others could not; one of another tool says at most some of the options that were set, and the rest
+        stays unknown. Over several ranks each thing is
+        told once, with the longest time or the sum of the records. The view validate has everything that a trace may have.
+
+        Columns: what, option, why, hides, torch_profiler, ranks.
+        """
+
+    def op_kernel_delay(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The sequences of kernels that ATen operators launch themselves, and the delays of the first kernel of each.
+
+        A launch belongs to the innermost operator "aten::…" that runs on its thread when the call begins.
+
+        compat=hta: the figures of get_aten_op_kernels_and_delay.
+
+        Only calls named cuda…LaunchKernel… and cuLaunchKernel… count. A launch belongs to the operator, of any thread, that
+        started last among those that were still running when the call ended. Launches without a kernel, at which HTA
+        fails, are left out. Delays are rounded to three digits.
+
+        Columns: rank, op, kernels, kernel_count, count, launch_delay_us, runtime_delay_us.
+        """
+
+    def operators(
+        self,
+        sources: Sources,
+        *,
+        group_by: str = "name",
+        stacks: bool = False,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Operators by name: how often each ran, and its time on the host and on the GPU.
+
+        A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
+        identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
+        operators inside it, so totals of different rows must not be added. The rows with the most device_self_us come
+        first; without GPU work, those with the most host_self_us, and the figures of the GPU are missing.
+
+        Options:
+        - group_by: "name", or "name+shape" for one row per distinct input shapes.
+        - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
+          functions; operators without a stack have a row of their own.
+
+        compat=plugin: the operator view of the TensorBoard profiler plug-in.
+
+        Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
+        inside its only namesake is not counted. The plug-in's list of names decides which kernels use tensor cores. Only
+        recorded call stacks count; with `stacks`, operators without one are left out. Data loading, optimizer steps and
+        DDP's forward are not operators.
+
+        Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
+        host_total_us, tensor_core_eligible, tensor_core_self_pct, tensor_core_total_pct, call_stack.
+        """
+
+    def overview(
+        self,
+        sources: Sources,
+        *,
+        step_ends: str = "host",
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
+
+        The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
+        and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
+        others, the shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
+        GPUs are missing, not zero.
+
+        compat=plugin: the figures are those of these views with compat=plugin.
+
+        Columns: rank, steps, step_us, kernel_pct, memcpy_pct, memset_pct, communication_pct, runtime_pct,
+        dataloader_pct, cpu_exec_pct, other_pct, unrecorded_pct, gpus, gpu_name, utilization_pct, sm_efficiency_pct,
+        occupancy_pct, tensor_core_pct, tensor_core_eligible_pct, kernels, kernel_us.
+        """
+
+    def process_use(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What the process used of the host's CPUs, memory pages and storage, and what limits it; one row.
+
+        All figures are the kernel's own counters for the process, without its child processes (DataLoader workers).
+
+        Columns: rank, seconds, cpu_cores, cpu_wait_cores, usable_cores, host_cores, quota_cores, throttled_pct,
+        other_cores, minor_faults, major_faults, read_bytes, written_bytes, read_chars, written_chars.
+        """
+
+    def profiler_steps(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The host annotations "ProfilerStep#N" in the order of their starts.
+
+        compat=hta: the steps of get_profiler_steps.
+
+        These are the numbers of the steps that remain after HTA has dropped the last one (if there are at least two), each
+        once and in ascending order. Where a step appears twice, its first row counts.
+
+        Columns: rank, step, start_ns, complete, duration_us, gpu_activities, gpu_us.
+        """
+
+    def python_samples(
+        self,
+        sources: Sources,
+        *,
+        by: str = "line",
+        thread: str = "",
+        idle: bool = True,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Where sampled Python code ran, by function and line: most running samples first, idle code last.
+
+        Only the innermost Python frame of a sample counts, including all C code that it called. Samples of unknown state
+        (from older captures) count as running.
+
+        Options:
+        - by: "line", or "function" for one row per function.
+        - thread: only threads whose name contains this text.
+        - idle: false leaves out code that was only ever seen idle.
+
+        Columns: rank, function, line, running, running_pct, running_us, waiting, idle, gil_holder, idle_for, caller,
+        threads, lines.
+        """
+
+    def queue_length(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The number of launched activities that have not started yet, for each stream, at every change.
+
+        The number grows when the launching call begins and shrinks when the activity starts. A graph launch adds all its
+        kernels at once.
+
+        compat=hta: the figures of get_queue_length_time_series: only calls that HTA knows as launches (no graphs).
+
+        Columns: rank, device, stream, time_ns, time_us, queue_length.
+        """
+
+    def queue_length_summary(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Statistics of the values of queue_length for each stream. Each change counts once, however long it lasts.
+
+        time_mean weights each value by the time that it lasted.
+
+        compat=hta: the figures of get_queue_length_summary.
+
+        Columns: rank, device, stream, count, mean, std, min, p25, p50, p75, max, time_mean.
+        """
+
+    def rank_time_causes(
+        self,
+        sources: Sources,
+        *,
+        least: float = 0.0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What the time of all ranks' steps went to, by the causes of time_causes; they sum to 100 %.
+
+        The shares of a rank are those over all its GPUs. Those with least and most of a cause tell whether it concerns the
+        whole job or single ranks; time_causes has the causes of each rank and GPU.
+
+        Options:
+        - least: causes with less than this share (in %) on every rank are one row together.
+
+        Columns: share_pct, step_us, least_pct, least_rank, most_pct, most_rank, meaning, what, total_us, cause.
+        """
+
+    def rank_waits(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Which rank waited for which, the longest waits first.
+
+        No rank can leave an all_reduce, all_gather, reduce_scatter, all_to_all or barrier before all others have entered
+        it. The rank with the shortest duration therefore came last, and the rest of another rank's duration is time that it
+        waited for that rank. Clocks do not matter. Collectives are matched by process group and sequence number.
+
+        Columns: rank, waits_for, wait_us, wait_pct, collectives, mean_wait_us, where.
+        """
+
+    def rank_what_if(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What the job would gain if a rank worked as fast as the others, or if transfers took no time; the most first.
+
+        The figures come from a critical path over all ranks. Each rank is two chains of own work between collectives, of
+        its GPU and of its host; a collective ends on all of its ranks when the last one has begun it and its transfer is
+        over. A rank as fast as the others has between each two consecutive collectives the median own work of the other
+        ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
+        work, never of communication.
+
+        The model says in a note how well it reproduces the time that the job took; if it is wrong by more than 10 %, there
+        are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
+        traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
+        collective that several ranks have is left out. Of more than 16 ranks, those with the most own work are shown.
+
+        Collectives on the host (gloo, MPI) leave no event of when the training thread waited for them, so that own work is
+        unknown. Of such jobs the savings are upper bounds by the durations of the collectives: what the others waited for a
+        rank beyond the last but one, and the transfers.
+
+        Columns: change, rank, collective, process_group, saving_us, saving_pct, saving_per_step_us, more_work_us,
+        cause, about.
+        """
+
+    def ranks(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """One row for each rank: its steps, how long it computes, how long it waits, and how long others wait for it.
+
+        The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
+        computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
+        longer than they do, is late on its host.
+
+        Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
+        derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
+        rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
+        least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then
+        that made it late, or the ranks are late by turns. In these words, waiting counts only while the rank that waits
+        computes nothing.
+
+        Columns: rank, host, gpu, steps, step_us, step_p50_us, step_p95_us, step_max_us, slowest_steps, computation_us,
+        slower_pct, communication_us, waiting_us, waited_for_us, about.
+        """
+
+    def recommendations(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """What to change first: one row for each figure of the overview that exceeds its threshold.
+
+        The rules:
+        - data_loading: more than 5 % of the mean step waits for data.
+        - data_parallel: DataParallel runs on more than one GPU.
+        - nccl_backend: DistributedDataParallel runs without NCCL on a GPU of compute capability 3.5 or higher.
+        - communication: more than 10 % of the mean step is communication that nothing else hides.
+        - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
+        - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
+          operators ran that could.
+        - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
+
+        The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
+        torch.compile from 7.0 on, and a larger batch only where memory is left.
+
+        compat=plugin: the plug-in's breakdown, utilization and kernel names.
+
+        Only the first GPU is checked for tensor cores, and of several devices with too much memory the first one is
+        reported.
+
+        Columns: rank, rule, value, threshold, unit, advice, evidence.
+        """
+
+    def settings(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The settings of torch, Python and the environment when the recording began; those that cost time come first.
+
+        Environment variables are read from an allow list, so that no secrets are recorded. `torch.num_threads` is what a
+        new thread of the program would get. Optimizers are those that have stepped before; `parameters` counts tensors.
+
+        Columns: rank, setting, value, effect, judgement.
+        """
+
+    def sm_efficiency(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The estimated SM efficiency of each GPU over time: one row per stretch in which the same kernels run.
+
+        The estimate is min(sum of the running kernels' blocks per multiprocessor, 1). There are no rows for times without
+        kernels.
+
+        compat=plugin: only launch figures that the file states count.
+
+        A few more rows of about 0 % appear between kernels, because the plug-in adds with doubles.
+
+        Columns: rank, device, start_ns, duration_us, sm_efficiency_pct.
+        """
+
+    def step_breakdown(
+        self,
+        sources: Sources,
+        *,
+        step_ends: str = "host",
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each training step spent its time on; the last row is the average of the complete steps.
+
+        A step that had begun before the recording or had not ended in it has a row, but does not count for the average.
+
+        Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
+        cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
+        recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
+        that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
+        communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
+        "gloo:broadcast".
+
+        Options:
+        - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
+          the end of each step moves to the last GPU activity that it launched, its start to the end of the step before, and
+          steps at the end whose GPU work may be missing are left out.
+
+        compat=plugin: steps end on the device, whatever `step_ends` says, and percentages have two digits.
+
+        GPU ranges can be steps and cpu_exec, only ten collectives are communication, and driver calls do not count. Once
+        the roles so far fill all steps, the next role counts as a whole, so that rows may sum to more than the step.
+
+        Columns: rank, step, start_ns, complete, total_us, kernel_us, memcpy_us, memset_us, communication_us,
+        runtime_us, dataloader_us, cpu_exec_us, other_us, unrecorded_us, kernel_pct, memcpy_pct, memset_pct,
+        communication_pct, runtime_pct, dataloader_pct, cpu_exec_pct, other_pct, unrecorded_pct.
+        """
+
+    def step_phases(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Where the host's time of each training step goes: loading, forward, backward, optimizer, other code.
+
+        Needs no GPU. Loading and the optimizer are the annotations that torch makes, backward and forward come from the
+        operators and autograd's numbers; gaps of up to a millisecond within a phase belong to it. Each moment counts once,
+        so a row sums to the length of the step. With a GPU these are the times of the launches, not of the kernels. Steps
+        that the recording cut off are left out if there are others.
+
+        Columns: rank, step, start_ns, total_us, loading_us, forward_us, backward_us, optimizer_us, other_us,
+        loading_pct, forward_pct, backward_pct, optimizer_pct, other_pct.
+        """
+
+    def step_spread(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """How long each step took on the host over all ranks, in the order of the step numbers.
+
+        Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
+        began.
+
+        Columns: step, ranks, min_us, median_us, p95_us, max_us, spread_pct, slowest_rank.
+        """
+
+    def stragglers(
+        self,
+        sources: Sources,
+        *,
+        steps: int | str | Sequence[int] | None = None,
+        num_candidates: int = 2,
+        align: str = "auto",
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The ranks that the others wait for, the most expensive ones first.
+
+        All collectives that appear on several ranks count. The rank that begins one last is late, if it is behind the last
+        but one by more than the doubt of the clocks. That costs the group the time between these two starts, or what the
+        others waited in the collective if that is less; waits at the same time count once. A rank is a candidate if the
+        others waited for it for more than 2 % of the time from the first to the last collective, and more than twice as
+        long as for the middle one of the other ranks: ranks that are late by turns are none. What the job would gain
+        without it is told by the view `rank_what_if`.
+
+        Options:
+        - steps: numbers of steps such as "3,4,5"; all if not given.
+        - num_candidates: how many ranks are marked as candidates at most.
+        - align: how the clocks of the ranks are compared, as in the view `collectives`.
+
+        compat=hta: the figures of get_potential_stragglers.
+
+        HTA looks at kernels whose names begin with ncclKernel (not ncclDevKernel) and that last at least 1 % of a mean
+        iteration, and of these at the last one per rank, stream, iteration and name. It keeps the stream and name whose
+        durations differ most between ranks (standard deviation, averaged over iterations). In every iteration the
+        num_candidates ranks that start this kernel last are late; the candidates are the ranks that are late in most
+        iterations. HTA takes the clocks as they are, and leaves out the last step.
+
+        Columns: rank, candidate, late_steps, late_collectives, caused_us, mean_late_us, uncertainty_us.
+        """
+
+    def temporal_breakdown(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "hta"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """Idle, computing and other time of each GPU between its first and its last event.
+
+        Computing time is the union of all kernels that do not communicate (by name: nccl, rccl). Idle time is the time
+        outside the union of all kernels, copies and fills.
+
+        compat=hta: the figures of get_temporal_breakdown.
+
+        There is one row for all devices together. cuda_sync events count as busy time, HTA's patterns tell the kernel
+        types, percentages have two digits, and HTA's loading rules apply (last step dropped, whole microseconds).
+
+        Columns: rank, device, idle_us, compute_us, non_compute_us, kernel_time_us, idle_pct, compute_pct,
+        non_compute_pct.
+        """
+
+    def tensor_core_use(
+        self,
+        sources: Sources,
+        *,
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of the kernels' time uses tensor cores, and how much of it could.
+
+        "kernels" is the share of all kernels' time spent in kernels that use tensor cores, recognized by name. "eligible
+        operators" is the share of all operators' kernel time spent in operators that could use them: the deepest ones in a
+        list of matrix multiplications, convolutions, attention and similar operators, and the operators inside these.
+
+        compat=plugin: the plug-in's lists of names decide, and external ids lead from kernels to operators.
+
+        Only what an eligible operator launched itself counts.
+
+        Columns: rank, figure, used_pct, not_used_pct.
+        """
+
+    def tensors(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The distinct tensors of a trace: where they came from, which operators used them, and how long they were held.
+
+        Tensors that share storage (views) count as one. If the trace has allocations, a storage is one tensor from its
+        allocation to its release; otherwise inputs with the same address whose uses overlap in time are one tensor. Tensors
+        are numbered by first appearance.
+
+        Traces read from files do not contain the addresses of inputs. Their rows are the blocks of memory that operators
+        allocated, and the operators that used them are unknown.
+
+        Columns: rank, tensor, size_bytes, size_is_exact, device, made_by, uses, first_used_by, last_used_by,
+        allocation_us, first_use_us, last_use_us, release_us, unused_us, address.
+        """
+
+    def thread_times(
+        self,
+        sources: Sources,
+        *,
+        thread: str = "",
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each thread did over time, in intervals of about 0.1 s; threads that neither ran nor waited are left out.
+
+        Options:
+        - thread: only threads whose name contains this text.
+
+        Columns: rank, start_us, duration_us, thread, name, cpu_pct, cpu_wait_pct, blocked_pct, switches.
+        """
+
+    def threads(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each thread did, including threads without Python; those with the most CPU time first.
+
+        CPU time, waiting for a CPU, switches and page faults are the kernel's own counters. Threads that did nothing are
+        left out. The columns from `samples` on come from sampled stacks.
+
+        Columns: rank, thread, name, python, cpu_us, cpu_pct, cpu_wait_us, cpu_wait_pct, blocked_pct,
+        voluntary_switches, involuntary_switches, minor_faults, major_faults, samples, running, waiting, idle, has_gil,
+        idle_for.
+        """
+
+    def time_causes(
+        self,
+        sources: Sources,
+        *,
+        detail: bool = False,
+        warm_up: bool = False,
+        least: float = 0.0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What every nanosecond of the steps went to: the causes of each GPU sum to 100 %.
+
+        While a GPU has work, the kind of work counts: computation first, so that communication and copies are those that no
+        computation hides. While it is idle, also before its first and after its last activity in a step, what the host did
+        counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a launching call;
+        it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
+        queue. What the trace does not show is called unknown, with the reason. First steps that last much longer than the
+        others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full.
+
+        Options:
+        - detail: one row for each operator, function and so on of the idle time.
+        - warm_up: count the steps of the warm-up too.
+        - least: causes with less than this share (in %) are one row together.
+
+        Columns: rank, device, share_pct, step_us, meaning, what, part_us, total_us, cause.
+        """
+
+    def validate(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What analyses need from a trace, whether this trace has it, and how to record it if not.
+
+        Arguments whose value has a different type than readers of Kineto traces expect (HTA's validate_trace_format) have a
+        row of their own. The notes say what was lost when the trace was recorded or read. Advice names options of kinetoctl
+        for traces that kinetod recorded, otherwise those of torch.profiler.
+
+        Columns: rank, part, ok, rows, complete_pct, needed_for, advice.
+        """
+
+def signature(view: View) -> Signature: ...
+def docstring(view: View) -> str: ...
+
+views: Views

@@ -1,0 +1,68 @@
+"""Values and headings of results as texts for people, on HTML pages and in notebooks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kineto_trace.base.quantities import shortened, size_text, time_text
+from kineto_trace.view_api.result_data import ResultColumn
+
+MAX_TEXT = 64
+MAX_ITEMS = 64  # of a list
+PROSE = frozenset({"meaning", "about"})  # columns whose texts are shown in full
+
+
+def heading(column: ResultColumn) -> str:
+    """Returns the title of a column: its name without the unit."""
+    for suffix in ("_us", "_ns", "_pct", "_bytes"):
+        if column.name.endswith(suffix):
+            return column.name.removesuffix(suffix).replace("_", " ") + (" %" if suffix == "_pct" else "")
+    return column.name.replace("_", " ")
+
+
+def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:
+    """Returns the titles of columns by name; of those that would be alike, times and sizes say what they are."""
+    titles = [heading(column) for column in columns]
+    return {
+        column.name: f"{title} {KINDS[column.unit]}"
+        if titles.count(title) > 1 and column.unit in KINDS and title != KINDS[column.unit]
+        else title
+        for title, column in zip(titles, columns, strict=True)
+    }
+
+
+KINDS: Mapping[str, str] = {"us": "time", "bytes": "size"}
+UNITS: Mapping[str, str] = {
+    "us": "time in µs, ms or s",
+    "ns": "Unix time in ns",
+    "%": "per cent",
+    "bytes": "B, KiB, MiB or GiB",
+}
+
+
+def unit(column: ResultColumn) -> str:
+    """Returns the unit of a column as the page shows its values."""
+    if column.unit:
+        return UNITS.get(column.unit, column.unit)
+    return {"text": "text", "texts": "texts", "bool": "yes or no"}.get(column.type, "number without a unit")
+
+
+def cell(value: Any, column: ResultColumn) -> str:
+    """Formats a value for people."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column.unit == "us":
+        return time_text(float(value))
+    if column.unit == "bytes":
+        return size_text(float(value))
+    if isinstance(value, float):
+        return f"{value:.1f} %" if column.unit == "%" else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}" if column.unit != "ns" else str(value)
+    text = _joined(value) if isinstance(value, list) else str(value)
+    return text if column.name in PROSE else shortened(text, MAX_TEXT)
+
+
+def _joined(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:MAX_ITEMS])) + (", …" if len(values) > MAX_ITEMS else "")

@@ -1,0 +1,61 @@
+"""What an analysis answers: the columns with their units and meanings, and the values as an Arrow table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+Type = Literal["text", "int", "float", "bool", "ints", "texts"]
+ARROW_TYPES: Mapping[Type, pa.DataType] = {
+    "text": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "ints": pa.list_(pa.int64()),
+    "texts": pa.list_(pa.string()),
+}
+
+
+class ResultColumn(NamedTuple):
+    """One column of a result. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "" for none.
+
+    Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
+    """
+
+    name: str
+    type: Type
+    unit: str
+    meaning: str
+
+
+def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
+    """Makes columns from tuples (name, type, unit, meaning)."""
+    return tuple(ResultColumn(*row) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultData:
+    """The values of one result. notes: what the reader must know about it (what was missing or assumed).
+
+    failure: why a view that was computed beside others has no rows; "" if it did not fail.
+    """
+
+    view: str
+    columns: tuple[ResultColumn, ...]
+    table: pa.Table
+    notes: tuple[str, ...] = ()
+    failure: str = ""
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns one dictionary per row."""
+        found: list[dict[str, Any]] = self.table.to_pylist()
+        return found
+
+    def values(self, name: str) -> list[Any]:
+        """Returns the values of one column. Raises KeyError."""
+        found: list[Any] = self.table[name].to_pylist()
+        return found

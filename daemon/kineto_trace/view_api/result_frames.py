@@ -1,0 +1,60 @@
+"""Results for other libraries: Arrow, pandas and polars, with types that keep integers and missing values as they are.
+
+pandas and polars are imported when they are asked for, and are no dependencies.
+"""
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kineto_trace.errors import TraceError
+from kineto_trace.view_api.result_data import ResultData
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+MOMENT = pa.timestamp("ns", "UTC")
+
+
+def arrow_table(result: ResultData) -> pa.Table:
+    """Returns the table of a result with Unix times as timestamps. See Result.to_arrow."""
+    table = result.table
+    for place, column in enumerate(result.columns):
+        if column.unit == "ns" and table.schema.field(place).type == pa.int64():
+            field = table.schema.field(place).with_type(MOMENT)
+            table = table.set_column(place, field, table.column(place).cast(MOMENT))
+    about = {"view": result.view, "notes": json.dumps(list(result.notes), ensure_ascii=False)}
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
+
+
+def pandas_frame(result: ResultData) -> "pd.DataFrame":
+    """Returns a result as a data frame. See Result.to_pandas."""
+    pd = needed("pandas", "notebook")
+    types = {
+        pa.int64(): pd.Int64Dtype(),
+        pa.float64(): pd.Float64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+        pa.string(): pd.StringDtype(),
+    }
+    frame = arrow_table(result).to_pandas(types_mapper=types.get)
+    frame.attrs.update(
+        view=result.view, notes=list(result.notes), units={column.name: column.unit for column in result.columns}
+    )
+    return frame
+
+
+def polars_frame(result: ResultData) -> "pl.DataFrame":
+    """Returns a result as a data frame. See Result.to_polars."""
+    return needed("polars", "polars").from_arrow(arrow_table(result))
+
+
+def needed(module: str, extra: str) -> Any:
+    """Returns the module. Raises TraceError that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as exc:
+        reason = "is not installed" if isinstance(exc, ModuleNotFoundError) else f"cannot be imported ({exc})"
+        raise TraceError(f"{module.partition('.')[0]} {reason}: run pip install 'kinetod[{extra}]'") from exc
