@@ -9,7 +9,6 @@ it.
 from dataclasses import dataclass
 
 _NO_TYPES = "the types and strides of tensors are recorded only with --record-shapes"
-_NO_C = "the C function that a line calls is not recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ CAUSES = (
         "language",
         ("deepcopy", r"deepcopy|lambda", r"cop(?:y|ies)"),
         ("json", r"publish", r"JSON|json|serialis"),
-        ("pickle", r"hand_over", r"pickl|serialis|tolist", _NO_C),
+        ("pickle", r"hand_over", r"pickl|serialis|tolist"),
         ("checkpoint", r"lambda|torch\.save|serialization", r"checkpoint|sav"),
         ("hashing", r"fingerprint", r"less often|another thread|hash"),
         ("compression", r"lambda", r"less often|another thread|compress"),
@@ -81,7 +80,7 @@ CAUSES = (
     *of_program(
         "services",
         ("sleep", r"after_step", r"sleep|wait"),
-        ("garbage_collection", r"after_step|collector|gc", r"gc|garbage", _NO_C),
+        ("garbage_collection", r"after_step|collector|gc", r"gc|garbage"),
         ("imports", r"after_step", r"import"),
         ("subprocess", r"after_step", r"process"),
         ("slow_share", r"after_step", r"read|file|storage"),
@@ -132,7 +131,7 @@ HELD_OUT = (
         ("confusion", r"confusion", r"vectoris|less often|item|whole tensors"),
         ("vectorize", r"moving_rank|lambda|vectorize", r"vectoris|less often|whole"),
         ("safe_checkpoint", r"save_safely|torch\.save|serialization", r"checkpoint|sav"),
-        ("collect_each_step", r"free_memory|collector|gc", r"gc|garbage", _NO_C),
+        ("collect_each_step", r"free_memory|collector|gc", r"gc|garbage"),
         ("norms", r"norms", r"item|foreach|less often|larger operators"),
         ("profiler_left_on", r"profil", r"profil"),
     ),

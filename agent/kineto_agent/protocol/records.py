@@ -93,6 +93,7 @@ SPACE_OP_INPUTS = 7  # hash of the entry, as in OP
 SPACE_TORCH_THREAD = 8  # system thread id; u64: torch's own number of that thread
 SPACE_OP_COMMS = 9  # hash of the entry, as in OP_COMMS
 SPACE_PYTHON_CALL = 10  # number, as in PYTHON_CALL
+SPACE_PYTHON_BYTECODE = 11  # number of SPACE_PYTHON_CODE; PYTHON_BYTECODE, bytecode, co_names, names of variables
 
 # ------------------------------------------------------------ Python's stacks and calls
 
@@ -113,6 +114,7 @@ STACK_STATE_MASK, STACK_HOLDS_GIL, STACK_WAIT_SHIFT, STACK_WAIT_MASK = 0xFF, 0x1
     WAIT_COLLECTOR,
 ) = range(10)  # fmt: skip
 PYTHON_CODE = struct.Struct("<IBII")  # first line, LINES_…, bytes of the file's name, bytes of the qualified name
+PYTHON_BYTECODE = struct.Struct("<II")  # bytes of bytecode as it runs, bytes of co_names; a NUL ends each name
 LINES_NONE, LINES_LNOTAB, LINES_310, LINES_311 = 0, 9, 10, 11  # co_lnotab of 3.9, co_linetable of 3.10, and of later
 STACK_NODE = struct.Struct("<IIi")  # parent node (0: root), code number, offset in the bytecode (-1: unknown)
 

@@ -48,6 +48,7 @@
 #define ARENA_SPACE_OP_INPUTS 7
 #define ARENA_SPACE_TORCH_THREAD 8
 #define ARENA_SPACE_OP_COMMS 9
+#define ARENA_SPACE_PYTHON_BYTECODE 11
 
 /* "torch_ops/1": op records */
 #define ARENA_KIND_OP 0

@@ -9,11 +9,14 @@
 #define CODES_AT_ONCE 32u
 #define TEXT_BYTES_MOST 64u  /* what is read of a text before the characters */
 #define CHARACTERS_MOST 256u /* where they may begin */
+#define NAMES_AT_ONCE 32u
 
 bool code_fits(const struct kc_sampler_layout *layout) {
     const uint32_t in_code[] = {layout->object_type, layout->object_size,     layout->code_filename,
-                                layout->code_name,   layout->code_first_line, layout->code_lines};
-    const uint32_t characters = FARTHER(FARTHER(layout->text_ascii, layout->text_compact), layout->bytes_value);
+                                layout->code_name,   layout->code_first_line, layout->code_lines,
+                                layout->code_names,  layout->code_variables};
+    const uint32_t characters = FARTHER(FARTHER(layout->text_ascii, layout->text_compact),
+                                        FARTHER(layout->bytes_value, layout->tuple_items));
     return offsets_fit(in_code, sizeof in_code / sizeof *in_code, CODE_BYTES_MOST) &&
            FARTHER(layout->text_length, layout->text_state) <= TEXT_BYTES_MOST - sizeof(uint64_t) &&
            characters <= CHARACTERS_MOST && layout->text_kind_shift < 32 && layout->code_bytecode <= CODE_BYTES_MOST;
@@ -22,7 +25,9 @@ bool code_fits(const struct kc_sampler_layout *layout) {
 static uint32_t code_bytes(const struct kc_sampler_layout *layout) {
     const uint32_t last = FARTHER(FARTHER(layout->code_filename, layout->code_name),
                                   FARTHER(layout->code_lines, layout->code_first_line));
-    return FARTHER(last, FARTHER(layout->object_type, layout->object_size)) + (uint32_t)sizeof(uint64_t);
+    const uint32_t names = FARTHER(layout->code_names, layout->code_variables);
+    return FARTHER(FARTHER(last, names), FARTHER(layout->object_type, layout->object_size)) +
+           (uint32_t)sizeof(uint64_t);
 }
 
 /* Freed memory keeps what it held until it is used again; only where the count of references stood, the allocators write
@@ -37,6 +42,8 @@ static bool read_code(const struct kc_sampler_layout *layout, const uint8_t *obj
     code->filename = word_in(object, layout->code_filename);
     code->name = word_in(object, layout->code_name);
     code->lines = word_in(object, layout->code_lines);
+    code->names = layout->code_names != 0 ? word_in(object, layout->code_names) : 0;
+    code->variables = layout->code_names != 0 ? word_in(object, layout->code_variables) : 0;
     memcpy(&code->first_line, object + layout->code_first_line, sizeof code->first_line);
     code->units = layout->code_bytecode != 0 ? (uint32_t)word_in(object, layout->object_size) : 0;
     return word_in(object, layout->object_type) == layout->code_type && is_alive(layout, object);
@@ -169,4 +176,36 @@ int32_t walk_bytes(const struct walker_of_stacks *walker, uint64_t address, uint
         return -1;
     }
     return (int32_t)kept;
+}
+
+int32_t walk_names(const struct walker_of_stacks *walker, uint64_t address, char *texts, uint32_t most) {
+    const struct kc_sampler_layout *layout = walker->layout;
+    const uint64_t count = memory_word(&walker->memory, address + layout->object_size);
+    uint64_t items[NAMES_AT_ONCE];
+    uint32_t used = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint32_t place = i % NAMES_AT_ONCE;
+        if (place == 0) {
+            const uint64_t left = count - i < NAMES_AT_ONCE ? count - i : NAMES_AT_ONCE;
+            if (!memory_read(&walker->memory, items, address + layout->tuple_items + i * sizeof *items,
+                             left * sizeof *items)) {
+                return -1;
+            }
+        }
+        const int32_t length = walk_text(walker, items[place], texts + used, most - used);
+        if (length < 0 || used + (uint32_t)length + 4 > most) { /* 4: else it may have been cut */
+            return -1;
+        }
+        used += (uint32_t)length;
+        texts[used++] = '\0';
+    }
+    return (int32_t)used;
+}
+
+int32_t walk_bytecode(const struct walker_of_stacks *walker, const struct code_identity *code, uint8_t *data,
+                      uint32_t most) {
+    const uint64_t bytes = 2 * (uint64_t)code->units;
+    return bytes <= most && memory_read(&walker->memory, data, code->address + walker->layout->code_bytecode, bytes)
+               ? (int32_t)bytes
+               : -1;
 }

@@ -83,7 +83,9 @@ struct code_identity {
     uint64_t filename;
     uint64_t name;
     uint64_t lines;
-    uint64_t texts; /* made of the lengths and hashes of both texts */
+    uint64_t names;     /* 0: not known, as is the next one */
+    uint64_t variables; /* names of locals, cells and free variables */
+    uint64_t texts;     /* made of the lengths and hashes of both texts */
     uint32_t first_line;
     uint32_t units; /* of bytecode; 0: not known */
 };
@@ -102,6 +104,11 @@ int32_t walk_instruction(const struct kc_sampler_layout *layout, const struct wa
 
 /* A str as UTF-8, cut to `most` bytes; returns its length, negative if it is no str that can be read. */
 int32_t walk_text(const struct walker_of_stacks *walker, uint64_t address, char *text, uint32_t most);
+/* The items of a tuple of str, a NUL after each; returns their length, negative if unreadable or longer. */
+int32_t walk_names(const struct walker_of_stacks *walker, uint64_t address, char *texts, uint32_t most);
+/* The bytecode as it is now; returns its length, negative if it cannot be read or needs more. */
+int32_t walk_bytecode(const struct walker_of_stacks *walker, const struct code_identity *code, uint8_t *data,
+                      uint32_t most);
 /* A bytes object, cut. */
 int32_t walk_bytes(const struct walker_of_stacks *walker, uint64_t address, uint8_t *data, uint32_t most);
 

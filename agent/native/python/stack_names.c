@@ -4,6 +4,10 @@
  * file, all read for this very sample: a program that makes and frees code gets the same addresses again and again, for
  * the code and for its texts. The texts are read once, and only believed if all is the same afterwards.
  *
+ * The bytecode of the code object that runs, and the names that it loads, tell the decoder what a line calls. They are
+ * written once, too, when the code is first seen as the innermost one. Its instructions may be specialised meanwhile:
+ * these are 16-bit words that change one by one, and the decoder knows all of them.
+ *
  * A stack is a chain of nodes: (parent node, code number, offset of the instruction). Both tables are open-addressed
  * and of a fixed size; their memory is only touched as far as it is used. A full one costs the sample, which is counted.
  *
@@ -22,10 +26,14 @@
 #define NAME_BYTES_MOST 512u
 #define LINES_BYTES_MOST (64u << 10) /* some 10,000 lines; beyond it the decoder gives the first line */
 #define ENTRY_HEAD_BYTES 13u
+#define BYTECODE_BYTES_MOST (16u << 10) /* of what is larger no callees are told */
+#define NAMES_BYTES_MOST (4u << 10)     /* of attributes and globals, and again of variables */
+#define BYTECODE_HEAD_BYTES 8u
 
 struct code_entry {
     struct code_identity code;
-    uint32_t number; /* 0: free */
+    uint32_t number;   /* 0: free */
+    bool has_bytecode; /* it has been written, or cannot be */
 };
 
 struct node_entry {
@@ -105,23 +113,44 @@ static enum named write_code(struct stack_names *names, struct walker_of_stacks 
                : NAMED_FULL;
 }
 
+/* Only of code that was seen as the innermost one: nobody asks what the others call. */
+static void write_bytecode(struct stack_names *names, struct walker_of_stacks *walker, struct arena *arena,
+                           struct code_entry *code) {
+    uint8_t *entry = names->entry;
+    uint8_t *units = entry + BYTECODE_HEAD_BYTES;
+    const int32_t bytes = walk_bytecode(walker, &code->code, units, BYTECODE_BYTES_MOST);
+    char *text = bytes < 0 ? NULL : (char *)units + bytes;
+    const int32_t others = bytes < 0 ? -1 : walk_names(walker, code->code.names, text, NAMES_BYTES_MOST);
+    const int32_t variables = others < 0 ? -1
+                                         : walk_names(walker, code->code.variables, text + others, NAMES_BYTES_MOST);
+    if (!code_is_still(walker, &code->code)) {
+        return;
+    }
+    code->has_bytecode = true;
+    if (variables >= 0) {
+        put_u32(entry, (uint32_t)bytes);
+        put_u32(entry + 4, (uint32_t)others);
+        (void)arena_add_string(arena, code->number, ARENA_SPACE_PYTHON_BYTECODE, (const char *)entry,
+                               BYTECODE_HEAD_BYTES + (uint32_t)(bytes + others + variables));
+    }
+}
+
 static enum named code_number(struct stack_names *names, struct walker_of_stacks *walker, struct arena *arena,
-                              const struct code_identity *code, uint32_t *number) {
+                              const struct code_identity *code, struct code_entry **found) {
     uint32_t at = mix(code->address ^ code->lines << 1) % CODES;
     for (; names->code[at].number != 0; at = (at + 1) % CODES) {
         if (same_code(&names->code[at].code, code)) {
-            *number = names->code[at].number;
+            *found = &names->code[at];
             return NAMED;
         }
     }
     if (names->codes >= CODES / 4 * 3) {
         return NAMED_FULL;
     }
-    *number = names->codes + 1;
-    const enum named written = write_code(names, walker, arena, code, *number);
+    const enum named written = write_code(names, walker, arena, code, names->codes + 1);
     if (written == NAMED) {
-        names->codes++;
-        names->code[at] = (struct code_entry){.code = *code, .number = *number};
+        *found = &names->code[at];
+        **found = (struct code_entry){.code = *code, .number = ++names->codes, .has_bytecode = code->names == 0};
     }
     return written;
 }
@@ -158,10 +187,14 @@ enum named stack_names_node(struct stack_names *names, struct walker_of_stacks *
     }
     for (uint32_t i = stack->depth; i > 0; i--) {
         const struct code_identity *code = &names->found[i - 1];
-        uint32_t number;
-        enum named done = code_number(names, walker, arena, code, &number);
+        struct code_entry *entry = NULL;
+        enum named done = code_number(names, walker, arena, code, &entry);
+        if (done == NAMED && i == 1 && !entry->has_bytecode) {
+            write_bytecode(names, walker, arena, entry);
+        }
         if (done == NAMED) {
-            done = child(names, arena, node, number, walk_instruction(walker->layout, &stack->frames[i - 1], code));
+            done = child(names, arena, node, entry->number,
+                         walk_instruction(walker->layout, &stack->frames[i - 1], code));
         }
         if (done != NAMED) {
             return done;

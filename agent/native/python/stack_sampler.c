@@ -199,6 +199,10 @@ int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes) {
     return self.opened ? walk_text(&self.looker, address, text, bytes) : KC_ORDER;
 }
 
+int kc_sampler_read_names(uint64_t address, char *texts, uint32_t bytes) {
+    return self.opened ? walk_names(&self.looker, address, texts, bytes) : KC_ORDER;
+}
+
 struct wanted {
     uint64_t code; /* 0: any code of the file */
     const char *file;

@@ -3,8 +3,8 @@
  *   kc_sampler_open -> kc_sampler_look* -> kc_sampler_read_text* -> kc_sampler_prepare -> kc_sampler_start
  *     -> kc_sampler_name*, kc_sampler_counts* -> kc_sampler_stop -> kc_sampler_close
  *
- * kc_sampler_open, _look, _read_text, _runs and _change_item may be called at any time; the rest belongs to one
- * recording at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their
+ * kc_sampler_open, _look, _read_text, _read_names, _runs and _change_item may be called at any time; the rest belongs to
+ * one recording at a time. All are called on one thread at a time (the agent's). Functions return 0 (or what their
  * comments say) on success and a negative kc_error otherwise, KC_ORDER in a forked child; those with an `error` buffer
  * put a text into it.
  */
@@ -16,7 +16,7 @@
 
 #include "common/export.h"
 
-#define KC_SAMPLER_ABI 3 /* changes with any signature or structure below */
+#define KC_SAMPLER_ABI 4 /* changes with any signature or structure below */
 
 enum { KC_SAMPLER_UNREAD = -3 }; /* this process's memory does not look as the layout says, or cannot be read */
 
@@ -60,7 +60,10 @@ struct kc_sampler_layout {
     uint32_t code_name;
     uint32_t code_first_line;
     uint32_t code_lines;
-    uint32_t code_bytecode; /* 0: in an object of its own */
+    uint32_t code_bytecode;  /* 0: in an object of its own */
+    uint32_t code_names;     /* 0: neither bytecode nor names are recorded */
+    uint32_t code_variables; /* names of locals, cells and free variables */
+    uint32_t tuple_items;
     uint32_t bytes_value;
     uint32_t text_length;
     uint32_t text_state;
@@ -120,6 +123,8 @@ KC_EXPORT int kc_sampler_look(struct kc_sampler_frame *frames, uint32_t most, ui
                               size_t error_bytes);
 /* A str object as UTF-8, cut to `bytes`; returns its length. */
 KC_EXPORT int kc_sampler_read_text(uint64_t address, char *text, uint32_t bytes);
+/* The items of a tuple of str, a NUL after each; returns their length, negative if they need more than `bytes`. */
+KC_EXPORT int kc_sampler_read_names(uint64_t address, char *texts, uint32_t bytes);
 /* 1 if a thread of any interpreter is inside this code object, or cannot be read, 0 if none is. The caller keeps the
  * GIL, so that the threads of its interpreter stand still. */
 KC_EXPORT int kc_sampler_runs(uint64_t code);

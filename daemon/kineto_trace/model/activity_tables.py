@@ -397,6 +397,11 @@ TABLES = (
                 "int32",
                 "number into Trace.strings: its self samples by line and state, as text; -1: unknown",
             ),
+            Column(
+                "callees",
+                "int32",
+                "number into Trace.strings: its self samples at calls by line, callee and state, as text; -1: unknown",
+            ),
             Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
             Column("call_line", "int32", "line of the caller at which it was called; 0: unknown"),
             Column("idle_sleep", "int32", "idle samples in which the thread slept for a time"),

@@ -100,6 +100,12 @@ _RENAMED = {
         "",
         "samples: its self samples by line and state, such as `43: 12 running, 3 idle; 51: 2 running`",
     ),
+    "callees": SqlColumn(
+        "callees",
+        NAMES,
+        "",
+        "samples: its self samples at calls of functions in C, as `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
+    ),
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
 # Column of the model -> the values that mean "there is none".
@@ -109,6 +115,7 @@ MISSING: dict[str, tuple[int, ...]] = {
     "inputs": (-1,),
     "line": (0,),
     "lines": (-1,),
+    "callees": (-1,),
     "correlation": (0,),
     "external_id": (0,),
     "graph_id": (0,),

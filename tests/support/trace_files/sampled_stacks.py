@@ -21,14 +21,16 @@ LOADER = TORCH + "utils/data/dataloader.py(725): _BaseDataLoaderIter.__next__"
 FORWARD = (*MAIN, MODULE, LINEAR)
 
 Stack = tuple[str, ...]
-Sample = Stack | tuple[Stack, str]  # the state is "running" unless it is told; several words: columns
+# The state is "running" unless it is told; several words: columns. "in NAME": what the innermost frame calls.
+Sample = Stack | tuple[Stack, str]
 
 
 def stack_rows(samples: Sequence[Sample], *, thread: int = THREAD, line: int = 42) -> list[dict[str, Any]]:
     """Rows of python_function: for each sample one slice for each frame, a period long, all at the same line."""
     rows: list[dict[str, Any]] = []
     for number, sample in enumerate(samples):
-        stack, state = sample if isinstance(sample[0], tuple) else (sample, "running")
+        stack, told = sample if isinstance(sample[0], tuple) else (sample, "running")
+        state, _, callee = str(told).partition(" in ")
         for depth, name in enumerate(stack):
             leaf = depth == len(stack) - 1
             rows.append(
@@ -41,9 +43,10 @@ def stack_rows(samples: Sequence[Sample], *, thread: int = THREAD, line: int = 4
                     "parent": len(rows) - 1 if depth else -1,
                     "samples": 1,
                     "self_samples": int(leaf),
-                    **dict.fromkeys(str(state).split(), int(leaf)),
+                    **dict.fromkeys(state.split(), int(leaf)),
                     "line": line,
                     "lines": -1,
+                    "callees": f"{line} {callee}: 1 {state}" if leaf and callee else "",
                     "module": -1,
                 }
             )

@@ -11,6 +11,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 COOKIE = b"xdebugpy"
 TABLE_BYTES = 1024  # more than the fields that are needed take up
 FRAME_OBJECTS, FRAMES_BY_CFRAME, FRAMES_BY_THREAD = range(3)  # kc_sampler_frames
+_CODE_NAMES = 32  # PyCodeObject.co_names, second of the "hottest fields" from 3.11 on
 _TEXT_KIND_SHIFT = 2  # interned has 2 bits, then come kind, compact and ascii
 GIL_UNKNOWN, GIL_IN_RUNTIME, GIL_BY_POINTER = range(3)  # kc_sampler_gil
 
@@ -42,6 +43,9 @@ class StackLayout(NamedTuple):
     code_first_line: int
     code_lines: int
     code_bytecode: int
+    code_names: int
+    code_variables: int
+    tuple_items: int
     bytes_value: int
     text_length: int
     text_state: int
@@ -80,6 +84,9 @@ _39 = StackLayout(
     code_first_line=40,  # co_firstlineno
     code_lines=120,  # co_lnotab
     code_bytecode=0,
+    code_names=0,
+    code_variables=0,
+    tuple_items=24,  # PyTupleObject.ob_item
     bytes_value=32,  # PyBytesObject.ob_sval
     text_length=16,  # PyASCIIObject.length
     text_state=32,  # state
@@ -117,6 +124,8 @@ _311 = _310._replace(
     code_first_line=72,
     code_lines=136,
     code_bytecode=184,  # co_code_adaptive
+    code_names=_CODE_NAMES,
+    code_variables=96,  # co_localsplusnames
     gil_offset=360,
     interpreter_collecting=848,
     line_table_kind=11,
@@ -258,6 +267,9 @@ def _from_table(value: Dict[str, int]) -> StackLayout:
         code_first_line=value["code_object.firstlineno"],
         code_lines=value["code_object.linetable"],
         code_bytecode=value["code_object.co_code_adaptive"],
+        code_names=_CODE_NAMES,  # not in the table
+        code_variables=value["code_object.localsplusnames"],
+        tuple_items=value["tuple_object.ob_item"],
         bytes_value=value["bytes_object.ob_sval"],
         text_length=value["unicode_object.length"],
         text_state=value["unicode_object.state"],

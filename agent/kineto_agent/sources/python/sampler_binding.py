@@ -30,6 +30,7 @@ _REASONS = {_SYSTEM: "ARENA_FAILED", _UNREAD: _UNREADABLE, _ORDER: "STACKS_BUSY"
 _DEPTH = 256  # STACK_DEPTH_MOST
 _TEXTS = ("plain", "na\u00efve", "\u0436\u4e2d", "\u4e2d\U0001f40d")  # one for each way in which CPython stores strings
 _TEXT_BYTES = 64
+_NAMES_BYTES = 4096
 # struct _gc_runtime_state of 3.9 to 3.12: generations[0].threshold to collecting, and struct gc_generation.
 _THRESHOLDS_BEFORE, _GENERATION_BYTES = 160, 24
 
@@ -110,7 +111,7 @@ class Sampler(NativeInterface):
     """The one stack sampler of this process. Methods raise SourceError where the C side gives a reason."""
 
     ABI_FUNCTION = "kc_sampler_abi"
-    ABI = 3
+    ABI = 4
     USE = " for stacks"
     REASONS = _REASONS
 
@@ -141,6 +142,12 @@ class Sampler(NativeInterface):
         room = ctypes.create_string_buffer(_TEXT_BYTES)
         size = self._with_gil.kc_sampler_read_text(ctypes.c_uint64(id(text)), room, _TEXT_BYTES)
         return room.raw[: max(size, 0)].decode("utf-8", "replace")
+
+    def read_names(self, address: int) -> List[str]:
+        """The items of the tuple of strings at this address as the sampler reads them; [] if it cannot."""
+        room = ctypes.create_string_buffer(_NAMES_BYTES)
+        size = self._with_gil.kc_sampler_read_names(ctypes.c_uint64(address), room, _NAMES_BYTES)
+        return room.raw[: max(size, 0)].decode("utf-8", "replace").split("\0")[:-1]
 
     def runs(self, code: CodeType) -> bool:
         """Whether a thread of any interpreter is inside this code."""
@@ -217,6 +224,8 @@ def checked() -> Sampler:
     # Likewise, when the garbage collector ran. It is seen on the thread that has the GIL; callbacks may give that away.
     if gc.callbacks or not _finds_collector(numbers):
         sure = sure._replace(interpreter_collecting=0)
+    if not _finds_bytecode(sampler, numbers):  # likewise, what lines call
+        sure = sure._replace(code_names=0)
     if sure != numbers:
         sampler.open(sure)
     return sampler
@@ -234,6 +243,17 @@ def _finds_collector(numbers: StackLayout) -> bool:
         if thresholds != list(gc.get_threshold()):
             return False
     return _int(place) == 0
+
+
+def _finds_bytecode(sampler: Sampler, numbers: StackLayout) -> bool:
+    """Whether the bytecode and the names of a code object are where they should be."""
+    code = layout.__code__  # it does not run now, so that its bytecode stays as it is
+    live = getattr(code, "_co_code_adaptive", None)
+    if not numbers.code_names or live is None or _bytes(code, numbers.code_bytecode, len(live)) != live:
+        return False
+    of_cells = [name for name in code.co_cellvars if name not in code.co_varnames]
+    wanted = [list(code.co_names), [*code.co_varnames, *of_cells, *code.co_freevars]]
+    return [sampler.read_names(_word(code, at)) for at in (numbers.code_names, numbers.code_variables)] == wanted
 
 
 def _int(address: int) -> int:

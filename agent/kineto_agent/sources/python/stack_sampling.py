@@ -18,6 +18,7 @@ from typing import Any, Dict, FrozenSet, List
 from kineto_agent.protocol.records import PYTHON_STACKS_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.python.interpreter_layouts import known
+from kineto_agent.sources.python.opcode_tables import opcode_table
 from kineto_agent.system.threads import program_threads
 
 DEFAULT_HZ = 100
@@ -83,6 +84,9 @@ class PythonStacksSession:
             "python_version": "%d.%d.%d" % sys.version_info[:3],
             "max_depth": MAX_DEPTH,
         }
+        opcodes = opcode_table()
+        if opcodes is not None:
+            self.metadata["opcodes"] = opcodes
         self.arena_fd = arena_fd
         self._hz = hz
         self._sampler = sampler

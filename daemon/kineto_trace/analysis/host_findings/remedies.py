@@ -45,6 +45,12 @@ REMEDIES = {
     CallKind.CLIP: "Clip all gradients at once (torch.nn.utils.clip_grad_norm_ with foreach=True, or a fused optimizer "
     "that clips), and not at all if their norm never reaches the limit; with gradient accumulation, once for each step "
     "of the optimizer.",
+    CallKind.HASH: f"Hash less, since a digest reads every byte: {_LESS}; where nobody attacks, a checksum "
+    "(zlib.crc32, xxhash) is faster.",
+    CallKind.DATABASE: "Do not wait for a database in the step: write many rows in one transaction (executemany, one "
+    f"commit); {_LESS}.",
+    CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: to make one of a Python list reads one "
+    "object at a time. Convert once, before the training, or in worker processes of a DataLoader (num_workers).",
 }
 BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "

@@ -13,7 +13,7 @@ Theory of operation
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from kineto_trace.analysis.host_time.call_tree import CallTree
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.user_callees import callees_text, kind_weights
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import commonest_place
 from kineto_trace.arrays.row_groups import places_by_value
@@ -141,7 +142,7 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
         saving_ns=int(weight),
         advice=advice,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}; seen at {len(rows)} of {len(found)} moments"
-        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{way}",
+        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{callees_text(context, rows, share)}{way}",
         where=str(place),
     )
 
@@ -155,7 +156,17 @@ def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:
         return EVALUATION
     place = context.get(moments).place[subtree.moments]
     kind, outer = main_kind(calls.kind[place], share), main_kind(calls.outer[place], share)
-    return outer if kind == CallKind.NONE and outer in CALLING_BACK else kind
+    if kind == CallKind.NONE:
+        return outer if outer in CALLING_BACK else _kind_by_callees(context, subtree.moments, share)
+    return kind
+
+
+def _kind_by_callees(context: Context, rows: Ints, share: Floats) -> CallKind:
+    """What most of the time was spent in, by the C functions that were called, too."""
+    calls, found = context.get(user_calls), context.get(moments)
+    return _heaviest(
+        np.bincount(calls.kind[found.place[rows]], share, len(CallKind)), kind_weights(context, rows, share)
+    )
 
 
 def _runs_a_model(context: Context, rows: Ints, share: Floats) -> bool:
@@ -177,7 +188,11 @@ def _way(context: Context, node: int) -> str:
 
 def main_kind(kinds: npt.NDArray[np.int8], share: Floats) -> CallKind:
     """Returns what most of the time was spent in; NONE if no kind has enough of it."""
-    weights = np.bincount(kinds, share, len(CallKind))
+    return _heaviest(np.bincount(kinds, share, len(CallKind)))
+
+
+def _heaviest(*parts: npt.NDArray[Any]) -> CallKind:
+    weights = np.sum(parts, axis=0)
     weights[CallKind.NONE] = 0
     best = int(np.argmax(weights))
     return CallKind(best) if weights[best] >= MOSTLY else CallKind.NONE
@@ -204,6 +219,9 @@ _TITLES: dict[int, str] = {
     CallKind.GARBAGE: "collects garbage",
     CallKind.COLLECTIVE: "waits in collectives",
     CallKind.CLIP: "clips gradients",
+    CallKind.HASH: "computes digests",
+    CallKind.DATABASE: "uses a database",
+    CallKind.CONVERT: "makes arrays of Python objects",
 }
 
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.step_phases import OTHER, STEP_PHASES, step_phases
+from kineto_trace.analysis.host_time.user_callees import own_callees
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import user_lines
 from kineto_trace.arrays.row_groups import group
@@ -85,7 +86,7 @@ _PARTS = {
         ("file", "text", "", "its file"),
         ("line", "int", "", "line that ran, or that called what ran; missing if it is not known"),
         ("part", "text", "", "part of the step: loading, forward, backward, optimizer, other, …"),
-        ("calls", "text", "", "the library function that it called, if it was not itself"),
+        ("calls", "text", "", "the library function that it called, or the C function as the line names it"),
         ("time_us", "float", "us", "time, over all steps"),
         ("per_step_us", "float", "us", "the same per training step"),
         ("share_pct", "float", "%", "share of the steps' time"),
@@ -109,7 +110,9 @@ def hot_lines(context: Context) -> Answer:
     name = table["name"][slices.row[inner[rows]]].astype(np.int64)
     node = calls.node[found.place[rows]] if len(calls) else rows
     entry = np.where(calls.user[node], NOTHING, calls.name[node]) if len(calls) else rows
-    groups = group([name, lines, classes.kind[rows], entry])
+    names, callee = context.get(own_callees)
+    callees = np.where(inner[rows] == found.place[rows], callee[slices.row[found.place[rows]]], NOTHING)
+    groups = group([name, lines, classes.kind[rows], entry, callees])
     weight = np.bincount(groups.number, found.weight[rows], len(groups))
     idle = np.bincount(groups.number, (found.weight * found.idle)[rows], len(groups))
     order = np.argsort(-weight, kind="stable")
@@ -122,7 +125,10 @@ def hot_lines(context: Context) -> Answer:
             "file": [place.file for place in places],
             "line": [int(line) or None for line in lines[first]],
             "part": [_PARTS[Class(kind)] for kind in classes.kind[rows][first].tolist()],
-            "calls": [code_place(strings[number]).shown if number >= 0 else None for number in entry[first].tolist()],
+            "calls": [
+                code_place(strings[number]).shown if number >= 0 else names[in_c] if in_c >= 0 else None
+                for number, in_c in zip(entry[first].tolist(), callees[first].tolist(), strict=True)
+            ],
             "time_us": weight[order] / 1000,
             "per_step_us": weight[order] / 1000 / counted if counted else [None] * len(order),
             "share_pct": 100 * weight[order] / max(window.total_ns, 1),

@@ -84,40 +84,117 @@ def _linetable(raw: bytes, line: int) -> Iterator[Stretch]:
 
 
 def _locations(raw: bytes, line: int) -> Iterator[Stretch]:
+    for entry in _entries(raw, line):
+        yield entry.start, entry.stop, entry.line
+
+
+class _Entry(NamedTuple):
+    """An entry of a table of 3.11 and later. at: where the bytes after its first one begin."""
+
+    start: int
+    stop: int
+    line: int
+    code: int
+    at: int
+
+
+def _entries(raw: bytes, line: int) -> Iterator[_Entry]:
     at = offset = 0
     while at < len(raw) and raw[at] & 0x80:
         code, length = raw[at] >> 3 & 15, ((raw[at] & 7) + 1) * 2
         at += 1
         if code in (_NO_COLUMNS, _LONG):
-            change = _signed_varint(raw, at)
+            change, _ = _signed_varint(raw, at)
             if change is None:
                 return
             line += change
         elif _FIRST_ONE_LINE <= code < _NO_COLUMNS:
             line += code - _FIRST_ONE_LINE
+        yield _Entry(offset, offset + length, line, code, at)
         while at < len(raw) and not raw[at] & 0x80:  # only the first byte of an entry has that bit
             at += 1
-        yield offset, offset + length, line
         offset += length
+
+
+class Span(NamedTuple):
+    """A stretch of the source: lines from 1, columns from 0 in bytes of UTF-8, the end exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+class SpanTable(NamedTuple):
+    """Stretches of bytecode: the first offset of each, its span, and the end of the last one."""
+
+    starts: list[int]
+    spans: list[Span | None]
+    end: int
+
+    def span(self, offset: int) -> Span | None:
+        """Returns the span of the instruction at this offset; None if it has none or the table does not cover it."""
+        place = bisect_right(self.starts, offset) - 1
+        return self.spans[place] if place >= 0 and offset < self.end else None
+
+
+def span_table(first_line: int, raw: bytes) -> SpanTable:
+    """Returns the spans of one code object of Python 3.11 or later."""
+    starts: list[int] = []
+    spans: list[Span | None] = []
+    end = 0
+    for entry in _entries(raw, first_line):
+        starts.append(entry.start)
+        spans.append(_span(raw, entry))
+        end = entry.stop
+    return SpanTable(starts, spans, end)
+
+
+def _span(raw: bytes, entry: _Entry) -> Span | None:
+    line, code, at = entry.line, entry.code, entry.at
+    if code == _LONG:
+        numbers = []
+        _, at = _signed_varint(raw, at)
+        for _ in range(3):
+            number, at = _varint(raw, at)
+            if number is None:
+                return None
+            numbers.append(number)
+        more, column, end = numbers  # columns are counted from 1; 0: none
+        return Span(line, column - 1, line + more, end - 1) if column and end else None
+    if code < _FIRST_ONE_LINE and at < len(raw):
+        column = code << 3 | raw[at] >> 4 & 7
+        return Span(line, column, line, column + (raw[at] & 15))
+    if _FIRST_ONE_LINE <= code < _NO_COLUMNS and at + 1 < len(raw):
+        return Span(line, raw[at], line, raw[at + 1])
+    return None
 
 
 def _signed(byte: int) -> int:
     return byte - 256 if byte > 127 else byte
 
 
-def _signed_varint(raw: bytes, at: int) -> int | None:
-    """Returns the number that begins there, or None. Six bits per byte, lowest first; bit 6: more bytes follow.
+def _signed_varint(raw: bytes, at: int) -> tuple[int | None, int]:
+    """Returns the number that begins there, or None, and where it ends. The number's lowest bit is the sign."""
+    value, end = _varint(raw, at)
+    if value is None:
+        return None, end
+    return -(value >> 1) if value & 1 else value >> 1, end
 
-    The number's lowest bit is the sign.
+
+def _varint(raw: bytes, at: int) -> tuple[int | None, int]:
+    """Returns the number that begins there, or None, and where it ends.
+
+    It has six bits per byte, lowest first; bit 6: more bytes follow.
     """
     value = 0
     for place, byte in enumerate(raw[at : at + _MAX_VARINT_BYTES]):
         value |= (byte & 63) << 6 * place
         if byte & 0x80:
-            return None
+            break
         if not byte & 64:
-            return -(value >> 1) if value & 1 else value >> 1
-    return None
+            return value, at + place + 1
+    return None, at
 
 
 _STRETCHES = {LNOTAB: _lnotab, LINETABLE: _linetable, LOCATIONS: _locations}

@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
+from kineto_trace.model.line_counts import (
+    STATES,
+    WAITS,
+    CalleeCount,
+    LineCount,
+    format_callees,
+    format_lines,
+)
 from kineto_trace.model.trace import NO_MODULE, NO_ROW, NO_STRING, StringTable, Table, make_table
 
 MAX_DEPTH = 1024  # frames; deeper nodes are rejected
@@ -38,6 +45,7 @@ class Trie:
     parent: Ints  # of each node: the index of the caller's node
     frame: Ints  # of each node
     line: Ints  # of each node; 0: unknown
+    callee: Ints  # of each node: the number of the text that names it; NO_STRING: unknown
     depth: Ints  # of each frame: 0 for the outermost, -1 for frame 0, which means none
     name: Ints  # of each frame: the number of its text
     call_line: Ints  # of each frame: the caller's line; 0: unknown
@@ -55,13 +63,15 @@ class Trie:
 class Samples:
     """One value per sample. line: of the innermost frame, 0: unknown. state: number into STATES.
 
-    wait: number into WAITS. gil_holder: the thread that held the GIL when this one waited for it; 0: unknown.
+    callee: the number of the text that names what that frame calls; NO_STRING: unknown, or nothing. wait: number into
+    WAITS. gil_holder: the thread that held the GIL when this one waited for it; 0: unknown.
     """
 
     time: Ints
     thread: Ints
     node: Ints
     line: Ints
+    callee: Ints
     state: Ints
     wait: Ints
     gil_holder: Ints
@@ -175,6 +185,7 @@ def _assemble(levels: list[dict[str, Ints]], samples: Samples, ends: Ints, trie:
         **dict(zip(WAITS[1:], waits[1:], strict=True)),
         "line": joined["line"],
         "lines": _line_texts(own, samples.line[placed], samples.state[placed], rows[-1], strings),
+        "callees": _callee_texts(samples, placed, own, rows[-1], strings),
         "module": np.full(len(start), NO_MODULE),
         "call_line": trie.call_line[joined["frame"]],
         "gil_holder": _gil_holders(own, samples.gil_holder[placed], rows[-1]),
@@ -208,4 +219,22 @@ def _line_texts(row: Ints, line: Ints, state: Ints, rows: int, strings: StringTa
     found = np.full(rows, NO_STRING, np.int64)
     for number, lines in texts.items():
         found[number] = strings.add(format_lines(lines))
+    return found
+
+
+def _callee_texts(samples: Samples, placed: Flags, row: Ints, rows: int, strings: StringTable) -> Ints:
+    """Returns for each row the number of the text with its self samples by line, callee and state.
+
+    placed: which samples are in a row. row: of each of these.
+    """
+    line, callee, state = (column[placed] for column in (samples.line, samples.callee, samples.state))
+    known = (line > 0) & (callee != NO_STRING)
+    keys, place = np.unique(np.stack([row, line, callee])[:, known], axis=1, return_inverse=True)
+    counts = np.bincount(place.reshape(-1) * len(STATES) + state[known], minlength=keys.shape[1] * len(STATES))
+    texts: dict[int, list[CalleeCount]] = {}
+    for (number, at, name), by_state in zip(keys.T.tolist(), counts.reshape(-1, len(STATES)).tolist(), strict=True):
+        texts.setdefault(number, []).append(CalleeCount(at, strings.strings[name], tuple(by_state)))  # type: ignore[arg-type]
+    found = np.full(rows, NO_STRING, np.int64)
+    for number, callees in texts.items():
+        found[number] = strings.add(format_callees(callees))
     return found

@@ -2,7 +2,8 @@
 
 Theory of operation
     A sample states that at this time this thread was at this node of the stack trie. A node stands for a whole stack
-    prefix. In format 2 a node has an instruction, so that every frame has its line (line_tables.py), and a sample says
+    prefix. In format 2 a node has an instruction, so that every frame has its line (line_tables.py), and the innermost
+    one what it calls if its bytecode was recorded (callees.py). A sample says
     whether the thread ran, waited for the GIL or was idle, and its CPU time; threads without Python frames are sampled
     too (node 0). In format 1 the sample itself has the line of the innermost frame, and nothing else is known.
 
@@ -10,15 +11,18 @@ Theory of operation
     dangling numbers, truncated values and impossible lines are left out or count as unknown.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import (
+    PYTHON_BYTECODE,
     PYTHON_CODE,
     PYTHON_STACKS_1_FORMAT,
     PYTHON_STACKS_FORMAT,
+    SPACE_PYTHON_BYTECODE,
     SPACE_PYTHON_CODE,
     SPACE_STACK_NODE,
     SPACE_THREAD_NAME,
@@ -39,10 +43,11 @@ from kineto_agent.protocol.records import (
 
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
-from kineto_trace.decode.python.line_tables import LineTable, line_table
+from kineto_trace.decode.python.callees import Bytecode, opcodes
+from kineto_trace.decode.python.line_tables import LOCATIONS, LineTable, line_table
 from kineto_trace.decode.python.python_slices import MAX_DEPTH, Ints, Samples, Trie, slices
 from kineto_trace.model.line_counts import MAX_LINE, STATES, WAITS
-from kineto_trace.model.trace import StringTable
+from kineto_trace.model.trace import NO_STRING, StringTable
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT_1, FORMAT = PYTHON_STACKS_1_FORMAT, PYTHON_STACKS_FORMAT
@@ -68,11 +73,11 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     if window.end_ns:
         records = records[(records["time"] >= window.start_ns) & (records["time"] < window.end_ns)]
     inside = len(records)
-    trie = _trie(source, strings)
+    trie = _trie(source, strings, frozenset(np.unique(records["node"]).tolist()))
     nodes = trie.index(records["node"])
     known = (nodes > 0) | ((records["node"] == 0) & (not old))
     records, nodes = records[known], nodes[known]
-    samples = _samples_1(records, nodes) if old else _samples(records, nodes, trie)
+    samples = _samples_1(records, nodes, trie) if old else _samples(records, nodes, trie)
     table = slices(samples, trie, max(period, 1), strings)
     return Decoded(
         tables={table.kind: table},
@@ -87,11 +92,11 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     )
 
 
-def _samples_1(records: npt.NDArray[Any], nodes: Ints) -> Samples:
+def _samples_1(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
     line = np.where(records["line"] <= MAX_LINE, records["line"], 0).astype(np.int64)
     unknown = np.zeros(len(records), np.int64)
     times, threads = records["time"].astype(np.int64), records["thread"].astype(np.int64)
-    return Samples(times, threads, nodes, line, unknown, unknown, unknown)
+    return Samples(times, threads, nodes, line, trie.callee[nodes], unknown, unknown, unknown)
 
 
 def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
@@ -102,7 +107,7 @@ def _samples(records: npt.NDArray[Any], nodes: Ints, trie: Trie) -> Samples:
     wait[(wait >= len(WAITS)) | (state != of_state)] = 0
     times, threads = records["time"].astype(np.int64), records["thread"].astype(np.int64)
     holder = np.where(state == STACK_WAITS_FOR_GIL, _gil_holders(times, threads, records["state"]), 0)
-    return Samples(times, threads, nodes, trie.line[nodes], state, wait, holder)
+    return Samples(times, threads, nodes, trie.line[nodes], trie.callee[nodes], state, wait, holder)
 
 
 def _gil_holders(times: Ints, threads: Ints, states: npt.NDArray[Any]) -> Ints:
@@ -153,6 +158,7 @@ class _Code:
     kind: int
     raw: bytes
     table: LineTable | None = None
+    bytecode: Bytecode | None = None
 
     def line(self, offset: int) -> int:
         """Returns the line of the instruction at this offset; the first line if it is unknown."""
@@ -162,16 +168,24 @@ class _Code:
             self.table = line_table(self.kind, self.first_line, self.raw)
         return self.table.line(offset)
 
+    def callee(self, offset: int, strings: StringTable) -> int:
+        """Returns the number of the text that names what the instruction at this offset calls, or NO_STRING."""
+        name = self.bytecode.callee(offset) if self.bytecode is not None and self.kind == LOCATIONS else ""
+        return strings.add(name) if name else NO_STRING
 
-def _trie(source: RawSource, strings: StringTable) -> Trie:
+
+def _trie(source: RawSource, strings: StringTable, innermost: frozenset[int]) -> Trie:
+    """Returns the trie. innermost: keys of the nodes that samples stand at; only these have callees."""
     old = source.format == FORMAT_1
     codes = {}
     for number, raw in source.strings.get(SPACE_PYTHON_CODE, {}).items():
         code = _code_1(raw, strings) if old else _code(raw, strings)
         if code is not None:
             codes[number] = code
+    if not old:
+        _add_bytecode(source, codes)
     layout = STACK_NODE_1 if old else STACK_NODE
-    keys, lines = [], [0]
+    keys, lines, callees = [], [0], [NO_STRING]
     frames = [0]  # of each node: the function below the caller's frame and its line there, whatever its own line
     parents, depths, names, call_lines = [0], [-1], [0], [0]  # of frames
     index: dict[int, int] = {0: 0}
@@ -196,8 +210,27 @@ def _trie(source: RawSource, strings: StringTable) -> Trie:
         callers.append(above)
         frames.append(frame)
         lines.append(0 if old else code.line(offset[0]))
-    integers = (np.array(column, np.int64) for column in (callers, frames, lines, depths, names, call_lines))
+        callees.append(code.callee(offset[0], strings) if key in innermost and not old else NO_STRING)
+    integers = (np.array(column, np.int64) for column in (callers, frames, lines, callees, depths, names, call_lines))
     return Trie(np.array(keys, np.uint64), *integers)
+
+
+def _add_bytecode(source: RawSource, codes: Mapping[int, _Code]) -> None:
+    known = opcodes(source.metadata.get("python_version"), source.metadata.get("opcodes"))
+    if known is None:
+        return
+    for number, raw in source.strings.get(SPACE_PYTHON_BYTECODE, {}).items():
+        if number not in codes or len(raw) < PYTHON_BYTECODE.size:
+            continue
+        size, names_size = PYTHON_BYTECODE.unpack_from(raw)
+        names_at = PYTHON_BYTECODE.size + size
+        variables_at = names_at + names_size
+        names, variables = (
+            part.decode("utf-8", "replace").split("\0") for part in (raw[names_at:variables_at], raw[variables_at:])
+        )
+        code = codes[number]
+        bytecode = raw[PYTHON_BYTECODE.size : names_at]
+        code.bytecode = Bytecode(known, bytecode, code.raw, code.first_line, names=names, variables=variables)
 
 
 def _code_1(raw: bytes, strings: StringTable) -> _Code:

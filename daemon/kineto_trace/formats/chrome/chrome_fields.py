@@ -22,6 +22,7 @@ class FieldNames:
     texts: Texts  # the trace's strings, as names
     arguments: Texts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
     lines: Texts  # lines of sampled slices as arguments, each with a leading comma
+    callees: Texts  # callees of sampled Python slices, likewise
     captured: Texts  # operators that captured CUDA graphs, as arguments, each with a leading comma
     base_ns: int  # Unix ns that all times in the file are relative to
     pid: int

@@ -51,7 +51,10 @@ FLOW_CATEGORIES = ("fwdbwd", "forward_backward")
 _UNKNOWN_DEVICE = 0xFFFFFFFF
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_LINES = re.compile(r'"lines": ?"([0-9:;, a-z]+)"')
+_SAMPLED_TEXTS = {  # columns of sampled slices
+    "lines": re.compile(r'"lines": ?"([0-9:;, a-z]+)"'),
+    "callees": re.compile(r'"callees": ?"([0-9:;, A-Za-z_.]+)"'),
+}
 _MEMCPY = re.compile(r"Memcpy (\w+)(?: \(([\w ]+) -> ([\w ]+)\))?")
 _MEMSET = re.compile(r"Memset \(([\w ]+)\)")
 
@@ -154,8 +157,7 @@ def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]
         origin["args"] = np.full(len(args), -1, np.int32)
     else:
         origin["args"] = args
-    if "lines" in schema:
-        columns["lines"] = _sampled_lines(args, strings)
+    columns.update((key, _sampled_texts(args, strings, text)) for key, text in _SAMPLED_TEXTS.items() if key in schema)
     if "id" in columns and kind != "flow":
         origin["member_id"] = columns.pop("id")
     phase = columns.pop("phase")
@@ -177,12 +179,12 @@ def _table(kind: str, columns: Columns, tracks: ChromeTracks, strings: list[str]
     return make_table(kind, len(present), columns, origin)
 
 
-def _sampled_lines(args: AnyArray, strings: list[str]) -> AnyArray:
-    """Returns the number of each row's line text (sampled slices). Each distinct text of arguments is searched once."""
+def _sampled_texts(args: AnyArray, strings: list[str], pattern: re.Pattern[str]) -> AnyArray:
+    """Returns the number of each row's text of that form. Each distinct text of arguments is searched once."""
     found = np.full(len(strings) + 1, NO_STRING, np.int32)  # the last place is for rows without arguments
     numbers: dict[str, int] = {}
     for number in distinct(args[args >= 0]).tolist():
-        told = _LINES.search(strings[number])
+        told = pattern.search(strings[number])
         if told is not None:
             if told[1] not in numbers:
                 numbers[told[1]] = len(strings)

@@ -68,6 +68,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
             ]
         ),
         lines=_as_argument(trace, "lines", trace.table("python_function")["lines"]),
+        callees=_as_argument(trace, "callees", trace.table("python_function")["callees"]),
         captured=_as_argument(trace, "captured op", trace.table("graph_op")["name"]),
         base_ns=base,
         pid=trace.target.pid,

@@ -114,6 +114,7 @@ def _sampled(rows: Columns, names: FieldNames, parent: Field) -> Fields:
         Field(b',"line":', OPTIONAL, rows["line"]),
         *(Field(b',"%s":' % key.encode(), OPTIONAL, rows[column]) for column, key in SAMPLED_ARGUMENTS.items()),
         Field(b"", TEXT, rows["lines"], names.lines),
+        Field(b"", TEXT, rows["callees"], names.callees),
         CLOSE,
     ]
 

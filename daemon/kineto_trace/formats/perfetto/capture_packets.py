@@ -134,6 +134,7 @@ class CaptureParts:
             for column, key in SAMPLED_ARGUMENTS.items():
                 fields.optional(key, table[column])
             fields.texts("lines", table["lines"], self._trace.strings)
+            fields.texts("callees", table["callees"], self._trace.strings)
             times = nested_python(self._trace, table)
             start, end = times.get("start", start), start + table["duration"]
             if times:

@@ -58,6 +58,9 @@ class CallKind(IntEnum):
     RESET = 25
     COLLECTIVE = 26
     CLIP = 27
+    HASH = 28
+    DATABASE = 29
+    CONVERT = 30
 
 
 CALLING_BACK = (

@@ -3,7 +3,7 @@
  *   drive_stacks
  *
  * Threads that call and return all the time while they are sampled; thread states that are freed and unmapped; chains
- * that lead to memory that is not there, or round in circles; a table that is full; forks; recordings one after another;
+ * that lead to memory that is not there, or round in circles; names that are none; a table that is full; forks; recordings one after another;
  * an exit in the middle. Exits with 0 if all numbers are right.
  */
 #define _GNU_SOURCE
@@ -36,10 +36,16 @@ struct fake_bytes {
     char value[16];
 };
 
+struct fake_tuple {
+    uint64_t references, type, size;
+    const struct fake_text *items[3];
+};
+
 struct fake_code {
     uint64_t references, type, size;
     const struct fake_text *filename, *name;
     const struct fake_bytes *lines;
+    const struct fake_tuple *names, *variables;
     uint32_t first_line, padding;
     uint16_t bytecode[64];
 };
@@ -79,6 +85,8 @@ static const char code_type;
 static struct fake_text names[3];
 static struct fake_text file;
 static struct fake_bytes lines;
+static struct fake_tuple called_names = {.size = 3, .items = {&names[0], &names[1], &names[2]}};
+static struct fake_tuple broken_names = {.size = (uint64_t)1 << 40, .items = {&names[0], (void *)0x1000}};
 static struct fake_code codes[3];
 static struct fake_gil gil;
 static struct fake_interpreter interpreters[2];
@@ -107,6 +115,9 @@ static const struct kc_sampler_layout layout = {
     .code_first_line = offsetof(struct fake_code, first_line),
     .code_lines = offsetof(struct fake_code, lines),
     .code_bytecode = offsetof(struct fake_code, bytecode),
+    .code_names = offsetof(struct fake_code, names),
+    .code_variables = offsetof(struct fake_code, variables),
+    .tuple_items = offsetof(struct fake_tuple, items),
     .bytes_value = offsetof(struct fake_bytes, value),
     .text_length = offsetof(struct fake_text, length),
     .text_state = offsetof(struct fake_text, state),
@@ -139,6 +150,8 @@ static void make_interpreter(void) {
                                       .filename = &file,
                                       .name = &names[i],
                                       .lines = &lines,
+                                      .names = &called_names,
+                                      .variables = i == 2 ? &broken_names : &called_names,
                                       .first_line = i + 1};
     }
     interpreters[0] = (struct fake_interpreter){.next = &interpreters[1], .gil = &gil};

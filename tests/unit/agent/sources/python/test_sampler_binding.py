@@ -6,10 +6,10 @@ import sys
 import threading
 from pathlib import Path
 from types import CodeType
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
-from kineto_agent.protocol.records import WAIT_COLLECTOR
+from kineto_agent.protocol.records import SPACE_PYTHON_BYTECODE, WAIT_COLLECTOR
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.python import sampler_binding as module
 from kineto_agent.sources.python.interpreter_layouts import GIL_UNKNOWN, StackLayout, known, layout
@@ -19,7 +19,10 @@ KINDS = ["frames", "gil", "line_table_kind", "least_shim_owner"]
 # Their neighbours lead to the same in a process with one interpreter, or there is another way to the same.
 UNNOTICED = ["runtime_interpreters", "interpreter_threads", "interpreter_next", "thread_next", "thread_native_id"]
 NEEDED = [name for name in StackLayout._fields if name not in (*KINDS, *UNNOTICED, "frame_owner")]
-NEEDED = [name for name in NEEDED if not name.startswith("gil_") and name != "interpreter_collecting"]
+OF_CALLEES = ["code_names", "code_variables", "tuple_items"]
+NEEDED = [
+    name for name in NEEDED if not name.startswith("gil_") and name not in ("interpreter_collecting", *OF_CALLEES)
+]
 UNUSED: Dict[int, List[str]] = {  # by minor version
     minor: (["code_bytecode"] if minor < 11 else ["instruction_scale"])
     + (["cframe_frame"] if minor not in (11, 12) else [])
@@ -85,6 +88,20 @@ def test_without_the_collectors_place_its_runs_are_left_out(monkeypatch: pytest.
     assert any(sample.wait == WAIT_COLLECTOR for sample in found) == collects
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no callees are told")
+@pytest.mark.parametrize("field", [None, *OF_CALLEES])
+def test_without_the_place_of_names_no_bytecode_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, field: Optional[str]
+) -> None:
+    if field is not None:
+        changed(monkeypatch, lambda right: right._replace(**{field: getattr(right, field) + 8}))
+    with Waiter(), contextlib.closing(Recorder()) as recorder:
+        recorder.wait(5)
+        recorder.stop()
+        spaces = {space for space, _ in recorder.reader.strings()}
+    assert (SPACE_PYTHON_BYTECODE in spaces) == (field is None)
+
+
 def test_a_version_without_a_table_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not known((3, 8))
     assert layout((3, 99), b"xdebugpy" + bytes(1016)) is None
@@ -130,7 +147,7 @@ def test_looking_does_not_disturb_a_recording(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("offset", [1 << 16, 0x7FFF_0000, 0xFFFF_FFFC])
-@pytest.mark.parametrize("field", [name for name in NEEDED if name not in UNUSED[sys.version_info[1]]])
+@pytest.mark.parametrize("field", [*(name for name in NEEDED if name not in UNUSED[sys.version_info[1]]), *OF_CALLEES])
 def test_an_offset_that_leads_out_of_the_object_is_noticed_without_going_there(
     monkeypatch: pytest.MonkeyPatch, field: str, offset: int
 ) -> None:

@@ -10,7 +10,7 @@ from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.decode.python.python_slices import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
-from kineto_trace.model.trace import StringTable, Trace
+from kineto_trace.model.trace import NO_STRING, StringTable, Trace
 from support.trace_files.simulated_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
@@ -459,15 +459,15 @@ def sampled(moments: Sequence[tuple[int, str, str]], strings: StringTable) -> An
         parent=np.array([0, 0, *[1] * (count - 1)]),
         frame=np.arange(count + 1),
         line=np.array([0, *range(100, 100 + count)]),
+        callee=np.full(count + 1, NO_STRING),
         depth=np.array([-1, 0, *[1] * (count - 1)]),
         name=np.array([0, *strings.add_all(names)]),
         call_line=np.zeros(count + 1, np.int64),
     )
     node = np.array([names.index(name) + 1 for _, name, _ in moments])
     state = np.array([STATES.index(state) for *_, state in moments])
-    time = np.array([moment for moment, *_ in moments])
-    none = np.zeros_like(time)
-    samples = Samples(time, np.ones_like(time), node, trie.line[node], state, none, none)
+    time, none = np.array([moment for moment, *_ in moments]), np.zeros(len(moments), np.int64)
+    samples = Samples(time, np.ones_like(time), node, trie.line[node], trie.callee[node], state, none, none)
     return slices(samples, trie, 10 * MS, strings)
 
 

@@ -1,5 +1,6 @@
 """What is found of the program's own code in the steps."""
 
+import pytest
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.user_code import user_code
 from kineto_trace.model.context import Context
@@ -54,6 +55,50 @@ def test_time_in_a_library_belongs_to_the_function_that_calls_it() -> None:
     )
     (finding,) = found(*[stack] * 20)
     assert (finding.title, finding.name) == ("publish (board.py:42) writes or reads JSON", "user_code_json")
+
+
+def handed_over(*callees: str) -> Finding:
+    stack = (*MAIN, "/job/work.py(3): hand_over")
+    (finding,) = found(*[(stack, f"running in {callee}" if callee else "running") for callee in callees])
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("callee", "name", "what"),
+    [
+        ("pickle.dumps", "user_code_pickle", "pickles"),
+        ("value.tolist", "user_code_item", "reads single numbers of tensors"),
+        ("zlib.compress", "user_code_archive", "compresses or unpacks"),
+        ("hashlib.sha256", "user_code_hash", "computes digests"),
+        ("gc.collect", "user_code_garbage", "collects garbage"),
+        ("self.connection.commit", "user_code_database", "uses a database"),
+        ("np.array", "user_code_convert", "makes arrays of Python objects"),
+        ("print", "user_code_logging", "writes logs"),
+        ("time.sleep", "user_code_sleep", "sleeps"),
+        ("os.fsync", "user_code_file", "reads or writes files"),
+    ],
+)
+def test_the_c_function_that_a_line_calls_tells_what_it_is_for(callee: str, name: str, what: str) -> None:
+    finding = handed_over(*[callee] * 20)
+    assert (finding.name, finding.title) == (name, f"hand_over (work.py:42) {what}")
+    assert finding.evidence.endswith(f"; 100 % in {callee} (line 42)")
+
+
+def test_the_callees_with_most_of_the_time_are_named() -> None:
+    finding = handed_over(*["pickle.dumps"] * 11, *["value.tolist"] * 8, "len")
+    assert finding.name == "user_code_pickle"
+    assert finding.evidence.endswith("; 55 % in pickle.dumps (line 42); 40 % in value.tolist (line 42)")
+
+
+@pytest.mark.parametrize("callees", [["update"] * 20, ["pickle.dumps"] * 7 + [""] * 13])
+def test_a_callee_that_is_not_known_or_seldom_tells_nothing_about_the_rest(callees: list[str]) -> None:
+    assert handed_over(*callees).name == "user_code"
+
+
+def test_python_functions_of_a_known_kind_take_precedence_over_the_c_functions_that_they_call() -> None:
+    stack = (*MAIN, "/job/board.py(3): publish", STDLIB + "json/__init__.py(183): dumps")
+    (finding,) = found(*[(stack, "running in value.tolist")] * 20)
+    assert finding.name == "user_code_json"
 
 
 def test_what_a_slice_that_ends_too_early_has_called_is_still_its_own() -> None:

@@ -98,6 +98,18 @@ def test_hot_lines_are_the_programs_own_with_what_they_call() -> None:
     assert (second["time_us"], second["share_pct"], second["idle_pct"]) == (40_000, 40.0, 100.0)
 
 
+def test_hot_lines_name_the_c_function_that_a_line_calls() -> None:
+    work = (*MAIN, "/job/a.py(3): work")
+    samples: list[Sample] = [
+        *[FORWARD] * 4,
+        *[(work, "running in pickle.dumps")] * 3,
+        (work, "running in .tolist"),
+        work,
+    ]
+    rows = [(row["calls"], row["moments"]) for row in hot_lines(sampled(samples)).rows() if row["function"] == "work"]
+    assert rows == [("pickle.dumps", 3), (".tolist", 1), (None, 1)]
+
+
 def test_hot_lines_without_python_say_what_to_record() -> None:
     result = hot_lines(Context(trace({"cpu_op": OPS}, length_ns=100 * MS)))
     assert (len(result), result.notes) == (

@@ -1,9 +1,7 @@
 """Line tables of real code objects of every CPython that is here, and of broken ones."""
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,21 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto_trace.decode.python.line_tables import LINETABLE, LNOTAB, LOCATIONS, line_table
 from kineto_trace.model.line_counts import MAX_LINE
-from support.machine import newer_pythons
+from support.machine.pythons import python
 
 PROGRAM = Path(__file__).parents[4] / "support" / "agent" / "line_tables.py"
 SOURCES = sorted(Path(json.__file__).parent.glob("*.py")) + [Path(subprocess.__file__)]
-PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-
-
-def python(version: str) -> Path:
-    """An executable of this version; skips the test where there is none."""
-    if sys.version_info[:2] == tuple(map(int, version.split("."))):
-        return Path(sys.executable)
-    found = newer_pythons.find(version) or next(iter(sorted(PYENV.glob(f"{version}.*/bin/python"))), None)
-    if found is None:
-        pytest.skip(f"no CPython {version}")
-    return found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""What the lines of the training thread call that is no Python function: in C, as the samples tell."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
+from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.analysis.host_time.user_lines import own_lines
+from kineto_trace.arrays.row_groups import group
+from kineto_trace.model.context import Context
+from kineto_trace.structure.python.callees import CalleeSamples, callee_kind, callee_samples
+from kineto_trace.structure.python.library_calls import CallKind
+from kineto_trace.structure.python.python_samples import line_samples
+
+TOLD = 0.1  # of a finding's time: callees with less are not named
+MOST_TOLD = 3
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCallees:
+    """Callees of the slices of thread_slices, one value per slice, line and callee.
+
+    name: place in `names`. kind: CallKind. share: of the slice's own samples.
+    """
+
+    names: list[str]
+    place: Ints
+    line: Ints
+    name: Ints
+    kind: Ints
+    share: Floats
+
+
+def slice_callees(context: Context) -> SliceCallees:
+    """Returns the callees of the training thread."""
+    told, slices, table = context.get(_samples), context.get(thread_slices), context.trace.table("python_function")
+    place = np.full(len(table), NOTHING, np.int64)
+    place[slices.row] = np.arange(len(slices))
+    own = place[told.row] != NOTHING
+    row, name = told.row[own], told.name[own]
+    kinds = np.array([callee_kind(text) for text in told.names], np.int64)
+    share = np.minimum(told.counts[own].sum(axis=1) / np.maximum(table["self_samples"][row], 1), 1.0)
+    return SliceCallees(told.names, place[row], told.line[own], name, kinds[name] if len(name) else name, share)
+
+
+def own_callees(context: Context) -> tuple[list[str], Ints]:
+    """Returns the names of callees, and for each row of python_function the place of its callee among them.
+
+    That is the one with most samples at the line of own_lines; NOTHING if more of these have none.
+    """
+    told, lines = context.get(_samples), context.get(own_lines)
+    all_of_line = np.zeros(len(lines), np.int64)
+    by_line = line_samples(context.trace)
+    here = by_line.line == lines[by_line.row]
+    np.add.at(all_of_line, by_line.row[here], by_line.counts[here].sum(axis=1))
+    found = np.full(len(lines), NOTHING, np.int64)
+    mine = np.flatnonzero(told.line == lines[told.row])
+    counts = told.counts[mine].sum(axis=1)
+    order = np.argsort(counts, kind="stable")
+    mine, counts = mine[order], counts[order]
+    without = all_of_line.copy()
+    np.subtract.at(without, told.row[mine], counts)
+    best = counts >= without[told.row[mine]]
+    found[told.row[mine[best]]] = told.name[mine[best]]
+    return told.names, found
+
+
+def kind_weights(context: Context, rows: Ints, share: Floats) -> Floats:
+    """Returns the weight of each CallKind by the callees of moments whose Python functions tell none.
+
+    rows: places of moments. share: weight of each.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    unknown = context.get(user_calls).kind[place] == CallKind.NONE
+    by_slice = np.bincount(place[unknown], share[unknown], len(context.get(thread_slices)))
+    weights: Floats = np.bincount(told.kind, by_slice[told.place] * told.share, len(CallKind)).astype(np.float64)
+    return weights
+
+
+def callees_text(context: Context, rows: Ints, share: Floats) -> str:
+    """Formats what the user's functions called in most of these moments: "; 48 % in pickle.dumps (line 77)".
+
+    rows: places of moments. share: of each, all together 1. "" if nothing has enough of them.
+    """
+    told, place = context.get(slice_callees), context.get(moments).place[rows]
+    own = context.get(user_calls).user_slice[place] == place
+    by_slice = np.bincount(place[own], share[own], len(context.get(thread_slices)))
+    weight = by_slice[told.place] * told.share
+    if not (weight > 0).any():
+        return ""
+    groups = group([told.name, told.line])
+    weights = np.bincount(groups.number, weight)
+    best = [place for place in np.argsort(-weights, kind="stable")[:MOST_TOLD].tolist() if weights[place] >= TOLD]
+    named = [(weights[at], told.names[told.name[groups.first[at]]], told.line[groups.first[at]]) for at in best]
+    return "".join(f"; {100 * part:.0f} % in {name} (line {line})" for part, name, line in named)
+
+
+def _samples(context: Context) -> CalleeSamples:
+    return callee_samples(context.trace)
