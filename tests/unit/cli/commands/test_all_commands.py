@@ -38,12 +38,15 @@ def finished() -> pb.Capture:
 
 
 def test_ps_is_a_table_without_trailing_blanks(server: FakeServer, run: Run) -> None:
-    other = pb.Process(pid=7, uid=1001, command=["python"], agent_state=pb.AGENT_STATE_NONE, iterations=-1)
+    other = pb.Process(
+        pid=7, uid=1001, command=["python"], agent_state=pb.AGENT_STATE_NONE, iterations=-1, parent_pid=1
+    )
     server.profiler.processes = [captures.process(), other]
+    server.profiler.processes[0].start_time_ns = 0
     assert run("ps", "--all").stdout == (
-        "PID   USER  RANK  GPU  FRAMEWORK    AGENT  ITER  COMMAND\n"
-        "4242  ada   0     0    torch 2.9.0  READY  120   python train.py --epochs 3\n"
-        "7     1001  -     -    -            NONE   -     python\n"
+        "PID   USER  RANK  GPU  AGE  ITER  PARENT  TRACE   COMMAND\n"
+        "4242  ada   0     0    -    120   -       ready   python train.py --epochs 3\n"
+        "7     1001  -     -    -    -     1       attach  python\n"
     )
     assert server.profiler.requests[0].include_without_agent
 
@@ -60,31 +63,49 @@ def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
 def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
     result = run("ps")
     assert result.code == 0
-    assert "`kinetoctl trace --pid` attaches one" in result.stderr
+    assert "`kinetoctl ps --all` lists every Python process, and `kinetoctl trace PID` traces any" in result.stderr
 
 
-def test_ps_tells_agents_that_were_brought_in(server: FakeServer, run: Run) -> None:
-    attached, busy = captures.process(), captures.process(pid=7)
+def test_ps_tells_how_a_process_would_be_traced_or_why_not(server: FakeServer, run: Run) -> None:
+    attached, busy, stopped, old = (captures.process(pid=pid) for pid in (4, 5, 6, 7))
     attached.attached = busy.attached = True
     busy.agent_state = pb.AGENT_STATE_BUSY
-    server.profiler.processes = [attached, busy]
-    _, *rows = run("ps").stdout.splitlines()
-    assert [row.split()[6] for row in rows] == ["ATTACHED", "BUSY"]
+    stopped.agent_state, stopped.obstacle = pb.AGENT_STATE_NONE, "stopped"
+    old.agent_state = pb.AGENT_STATE_INCOMPATIBLE
+    server.profiler.processes = [attached, busy, stopped, old]
+    head, *rows = run("ps").stdout.splitlines()
+    place = head.index("TRACE")
+    shown = [row[place : head.index("COMMAND")].rstrip() for row in rows]
+    assert shown == ["attached", "busy", "no: stopped", "no: agent of another version"]
+
+
+def test_ps_wide_has_more_columns_and_columns_without_any_value_are_left_out(server: FakeServer, run: Run) -> None:
+    process = captures.process()
+    server.profiler.processes = [process]
+    assert not {"JOB", "ITER/S", "FRAMEWORK", "POD"} & set(run("ps").stdout.split())
+    process.job_id, process.iteration_ns, process.world_size = "831245", 40_000_000, 8
+    head, row = run("ps").stdout.splitlines()
+    assert head.split() == ["PID", "USER", "JOB", "RANK", "GPU", "AGE", "ITER", "ITER/S", "PARENT", "TRACE", "COMMAND"]
+    assert "831245" in row and " 25 " in row
+    head, row = run("ps", "-o", "wide").stdout.splitlines()
+    assert {"WORLD", "STARTED", "FRAMEWORK", "PYTHON", "AGENT"} <= set(head.split())
+    assert "torch 2.9.0" in row and "READY" in row
 
 
 def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, run: Run) -> None:
     assert run("ps", "--user", "bob").code == 3
 
 
-def test_ps_shows_everything_with_an_agent_unless_it_has_a_selector(server: FakeServer, run: Run) -> None:
+def test_ps_asks_for_what_a_person_would_trace_unless_it_has_a_selector(server: FakeServer, run: Run) -> None:
     run("ps")
     run("ps", "--helpers", "--gpu", "1-2")
     run("ps", "--pid", "7", "--children")
     assert [request.selector for request in server.profiler.requests] == [
-        pb.Selector(helpers=True),
+        pb.Selector(),
         pb.Selector(helpers=True, gpus=[1, 2]),
         pb.Selector(pids=[7], children=True),
     ]
+    assert all(request.trainers for request in server.profiler.requests)
 
 
 @pytest.mark.parametrize(("option", "offered"), [("--user", ["plain,ada", "plain,bob"]), ("--job-id", ["plain,77"])])

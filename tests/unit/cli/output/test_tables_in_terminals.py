@@ -59,9 +59,8 @@ def test_ps_keeps_every_column_beside_a_command_of_4000_characters(
     lines = in_terminal(width, "--address", server.address, "ps")
     assert max(map(_cells, lines)) <= width
     text = " ".join(lines).split()
-    for cell in ("4194304", "a-long-user", "1023", "0,1,2,3", "ATTACHED", "1234567", "4242", "python"):
+    for cell in ("4194304", "a-long-user", "1023", "0,1,2,3", "attached", "1234567", "4242", "python"):
         assert cell in text, (cell, lines)
-    assert "torch 2.11.0+cu130" in " ".join(lines)
     assert any(line.endswith("…") for line in lines)
 
 

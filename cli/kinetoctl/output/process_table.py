@@ -1,0 +1,80 @@
+"""Processes as `kinetoctl ps` lists them: one row each. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kinetoctl.client import enum_names
+from kinetoctl.output import units
+from kinetoctl.output.cell_values import NOTHING
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
+OTHER_VERSION = "agent of another version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column. wide: only with -o wide; optional: only if a process has a value."""
+
+    title: str
+    cell: "Callable[[pb.Process], str]"
+    wide: bool = False
+    optional: bool = False
+
+
+def traceable(process: "pb.Process") -> str:
+    """How a capture would reach it, or why none would."""
+    state = enum_names.agent_state(process.agent_state)
+    if process.obstacle or state == "INCOMPATIBLE":
+        return f"no: {process.obstacle or OTHER_VERSION}"
+    if state == "BUSY":
+        return "busy"
+    if state == "READY":
+        return "attached" if process.attached else "ready"
+    return "attach"
+
+
+def rate(process: "pb.Process") -> str:
+    """Iterations per second."""
+    return f"{1e9 / process.iteration_ns:.3g}" if process.iteration_ns > 0 else NOTHING
+
+
+def _rank(process: "pb.Process") -> str:
+    return str(process.rank) if process.HasField("rank") else NOTHING
+
+
+COLUMNS = (
+    Column(title="PID", cell=lambda each: str(each.pid)),
+    Column(title="USER", cell=lambda each: each.user or str(each.uid)),
+    Column(title="JOB", cell=lambda each: each.job_id or NOTHING, optional=True),
+    Column(title="RANK", cell=_rank),
+    Column(
+        title="WORLD", cell=lambda each: str(each.world_size) if each.HasField("world_size") else NOTHING, wide=True
+    ),
+    Column(title="GPU", cell=lambda each: ",".join(map(str, each.gpus)) or NOTHING),
+    Column(title="AGE", cell=lambda each: units.age(each.start_time_ns)),
+    Column(title="STARTED", cell=lambda each: units.moment(each.start_time_ns), wide=True),
+    Column(title="ITER", cell=lambda each: str(each.iterations) if each.iterations > 0 else NOTHING),
+    Column(title="ITER/S", cell=rate, optional=True),
+    Column(title="PARENT", cell=lambda each: str(each.parent_pid or NOTHING)),
+    Column(title="TRACE", cell=traceable),
+    Column(title="FRAMEWORK", cell=lambda each: each.framework or NOTHING, wide=True),
+    Column(title="PYTHON", cell=lambda each: each.python_version or NOTHING, wide=True),
+    Column(title="AGENT", cell=lambda each: enum_names.agent_state(each.agent_state), wide=True),
+    Column(title="CONTAINER", cell=lambda each: each.container_id[:12] or NOTHING, wide=True, optional=True),
+    Column(title="POD", cell=lambda each: enum_names.pod(each) or NOTHING, optional=True),
+    Column(title="COMMAND", cell=lambda each: " ".join(each.command)),
+)
+
+
+def table(processes: "Sequence[pb.Process]", *, wide: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows."""
+    cells = [(column, [column.cell(each) for each in processes]) for column in COLUMNS if wide or not column.wide]
+    shown = [
+        (column.title, values)
+        for column, values in cells
+        if not column.optional or any(value != NOTHING for value in values)
+    ]
+    return [title for title, _ in shown], [list(row) for row in zip(*(values for _, values in shown), strict=True)]
