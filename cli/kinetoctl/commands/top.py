@@ -56,7 +56,7 @@ def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool,
 
 
 def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: CommonOptions) -> None:
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not settings.wide:
         console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))
         return

@@ -56,6 +56,9 @@ def _console_class() -> "type[Console]":
 
 def rich_console(file: TextIO, **options: Any) -> "Console":
     """A console of Rich, without highlighting."""
+    if file.isatty() and os.environ.get("TERM", "dumb") == "dumb":
+        size = shutil.get_terminal_size()
+        options = {"width": size.columns, "height": size.lines, **options}  # Rich takes every dumb one to have 80 by 25
     return _console_class()(file=file, highlight=False, **options)
 
 
