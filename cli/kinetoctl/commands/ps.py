@@ -1,5 +1,6 @@
 """`kinetoctl ps`."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.host_options import named_places, place_options
+from kinetoctl.options.listing_options import listing_options
 from kinetoctl.options.selection_options import selector_options
-from kinetoctl.output.console import print_table, say
-from kinetoctl.output.json_yaml import emit, plain
-from kinetoctl.output.process_table import table
+from kinetoctl.output.console import say
+from kinetoctl.output.lists.listing import Entry, ordered, show, watch
+from kinetoctl.output.lists.process_table import PROCESSES
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -22,20 +24,11 @@ if TYPE_CHECKING:
     from kinetoctl.client.fleet.host_client import HostClient
     from kinetoctl.client.hosts.host_targets import Place
 
-Shown = tuple[list["pb.Process"], ExitCode]
+Found = tuple[list[Entry], ExitCode]
 
 
-def _show(processes: "Sequence[pb.Process]", settings: CommonOptions, hosts: Sequence[str] = ()) -> None:
-    """Prints a table. hosts: the host of each process, if there are several."""
-    columns, rows = table(processes, wide=settings.wide)
-    if hosts:
-        columns = ["HOST", *columns]
-        rows = [[host, *row] for host, row in zip(hosts, rows, strict=True)]
-    print_table(columns, rows, color=settings.color)
-
-
-def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
-    """Prints the processes of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
+def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Found:
+    """The processes of many hosts. Reports hosts that do not answer, and raises their error if none answers."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
     async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
@@ -44,33 +37,37 @@ def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, s
     answers = ask(places, processes, timeout_s=settings.timeout_s)
     for text in errors(answers):
         say(text, err=True)
-    found = [(place, process) for place, of_host in values(answers) for process in of_host]
-    if settings.output == "table":
-        _show([process for _, process in found], settings, [place.host for place, _ in found])
-    else:
-        emit([{"host": place.host, **plain(process)} for place, process in found], settings.output)
-    return [process for _, process in found], exit_code(answers)
+    entries = [
+        Entry(item=process, host=place.host, place={"host": place.host})
+        for place, of_host in values(answers)
+        for process in of_host
+    ]
+    return entries, exit_code(answers)
 
 
-def _here(selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
-    """Prints the processes of one host."""
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        processes = client.processes(selector, include_without_agent=every, trainers=True)
-    if settings.output == "table":
-        _show(processes, settings)
-    else:
-        emit([plain(process) for process in processes], settings.output)
-    return processes, ExitCode.DONE
+def _here(client: Client, selector: "pb.Selector", every: bool) -> Found:
+    """The processes of one host."""
+    found = client.processes(selector, include_without_agent=every, trainers=True)
+    return [Entry(item=process, place={}) for process in found], ExitCode.DONE
 
 
 @click.command("ps")
 @click.option(
     "--all", "include_without_agent", is_flag=True, help="Every Python and GPU process, whether or not it trains."
 )
+@listing_options(PROCESSES.orders, "by pid, host by host")
 @selector_options
 @place_options
 @common_options
-def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> int:
+def command(
+    include_without_agent: bool,
+    order: str | None,
+    reverse: bool,
+    watches: bool,
+    interval: int,
+    selection: Selection,
+    **hosts: Any,
+) -> int:
     """List processes that train or use a GPU, and whether they can be traced.
 
     Listed are processes that have an agent or hold a context on a GPU, and Python processes that have loaded torch,
@@ -87,13 +84,22 @@ def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> 
     places = named_places(hosts)
     selects = bool(selection) or any(place.selects for place in places)
     selector = selection.to_proto()
-    if places:
-        processes, code = _of_hosts(places, selector, include_without_agent, settings)
-    else:
-        processes, code = _here(selector, include_without_agent, settings)
-    if not processes and selects:
+    with contextlib.ExitStack() as stack:
+        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
+
+        def find() -> Found:
+            if client is None:
+                return _of_hosts(places, selector, include_without_agent, settings)
+            return _here(client, selector, include_without_agent)
+
+        if watches:
+            watch(lambda: ordered(find()[0], PROCESSES, order, reverse=reverse), PROCESSES, settings, interval / 1e9)
+            return ExitCode.DONE
+        entries, code = find()
+    show(ordered(entries, PROCESSES, order, reverse=reverse), PROCESSES, settings)
+    if not entries and selects:
         raise NotFound("no process matches")
-    if not processes and not settings.quiet:
+    if not entries and not settings.quiet:
         say(
             "no process shows a sign of training; `kinetoctl ps --all` lists every Python process, and "
             "`kinetoctl trace PID` traces any of them",

@@ -132,6 +132,44 @@ def test_captures_list_shows_what_was_captured_and_when(server: FakeServer, run:
     assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
 
 
+def test_captures_are_listed_with_absolute_times_where_there_is_room(server: FakeServer, run: Run) -> None:
+    capture = finished()
+    capture.created_ns = 1_782_000_000 * 10**9
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[capture]) for _ in range(2)]
+    head, row = run("captures", "list", "-o", "wide").stdout.splitlines()
+    assert "CREATED UTC" in head and "2026-06-21T00:00:00Z" in row
+    (document,) = run("captures", "list", "-o", "json").json()
+    assert document["created_utc"] == "2026-06-21T00:00:00Z"
+    assert document["created_local"].startswith("2026-06-2")
+    assert document["created_ns"] == capture.created_ns
+    capture.ended_ns = 0
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[capture])]
+    assert run("captures", "list", "-o", "json").json()[0]["ended_utc"] is None
+
+
+def test_captures_and_processes_are_sorted_as_asked(server: FakeServer, run: Run) -> None:
+    small, large = finished(), finished()
+    small.id, large.id = "small", "large"
+    large.targets[0].files[0].size_bytes *= 2
+    for arguments, ids in (([], "small large"), (["--sort", "size"], "large small"), (["--reverse"], "large small")):
+        server.profiler.pages = [pb.ListCapturesResponse(captures=[small, large])]
+        _, *rows = run("captures", "list", *arguments).stdout.splitlines()
+        assert " ".join(row.split()[0] for row in rows) == ids
+    server.profiler.processes = [captures.process(pid=pid, rank=rank) for pid, rank in ((5, 1), (6, None), (7, 0))]
+    _, *rows = run("ps", "--sort", "rank").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["7", "5", "6"]
+    assert run("ps", "--interval", "1ms").code == 2
+
+
+def test_a_capture_is_watched_until_it_has_ended_and_then_shown(server: FakeServer, run: Run) -> None:
+    server.profiler.stored = captures.capture(captures.target(state=pb.TARGET_STATE_COLLECT))
+    server.profiler.watches = [[pb.CaptureEvent(snapshot=finished())]]
+    result = run("captures", "show", "c0ffee", "--watch")
+    assert result.code == 0
+    assert [line.rpartition(": ")[2] for line in result.stderr.splitlines()] == ["COLLECT", "DONE"]
+    assert result.stdout.startswith("capture c0ffee")
+
+
 def test_captures_show_in_yaml_is_the_capture(server: FakeServer, run: Run) -> None:
     server.profiler.stored = finished()
     document = yaml.safe_load(run("captures", "show", "c0ffee", "-o", "yaml").stdout)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.console import _cells, _plain_lines
+from kinetoctl.output.console import _cells, table_lines
 from support.service import captures
 from support.service.cli import environment, kinetoctl
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
@@ -119,17 +119,17 @@ def test_a_capture_of_a_command_of_4000_characters_is_verified_and_explained_wit
 
 def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:
     columns, rows = ("PID", "USER", "COMMAND"), [("1234567", "somebody", "python train.py --epochs 3")]
-    assert _plain_lines(columns, rows, 40) == [
+    assert table_lines(columns, rows, 40) == [
         "PID      USER      COMMAND",
         "1234567  somebody  python train.py --ep…",
     ]
-    assert _plain_lines(columns, rows, 30) == [
+    assert table_lines(columns, rows, 30) == [
         "PID      USER",
         "    COMMAND",
         "1234567  somebody",
         "    python train.py --epochs 3",
     ]
-    assert _plain_lines(columns, rows, 16) == [
+    assert table_lines(columns, rows, 16) == [
         "PID",
         "    USER",
         "    COMMAND",

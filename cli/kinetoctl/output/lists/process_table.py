@@ -1,27 +1,17 @@
 """Processes as `kinetoctl ps` lists them: one row each. Pure."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import NOTHING
+from kinetoctl.output.json_yaml import plain
+from kinetoctl.output.lists.listing import Column, Kind
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
 OTHER_VERSION = "agent of another version"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column. wide: only with -o wide; optional: only if a process has a value."""
-
-    title: str
-    cell: "Callable[[pb.Process], str]"
-    wide: bool = False
-    optional: bool = False
 
 
 def traceable(process: "pb.Process") -> str:
@@ -54,10 +44,10 @@ COLUMNS = (
         title="WORLD", cell=lambda each: str(each.world_size) if each.HasField("world_size") else NOTHING, wide=True
     ),
     Column(title="GPU", cell=lambda each: ",".join(map(str, each.gpus)) or NOTHING),
-    Column(title="AGE", cell=lambda each: units.age(each.start_time_ns)),
+    Column(title="AGE", cell=lambda each: units.age(each.start_time_ns), moves=True),
     Column(title="STARTED", cell=lambda each: units.moment(each.start_time_ns), wide=True),
-    Column(title="ITER", cell=lambda each: str(each.iterations) if each.iterations > 0 else NOTHING),
-    Column(title="ITER/S", cell=rate, optional=True),
+    Column(title="ITER", cell=lambda each: str(each.iterations) if each.iterations > 0 else NOTHING, moves=True),
+    Column(title="ITER/S", cell=rate, optional=True, moves=True),
     Column(title="PARENT", cell=lambda each: str(each.parent_pid or NOTHING)),
     Column(title="TRACE", cell=traceable),
     Column(title="FRAMEWORK", cell=lambda each: each.framework or NOTHING, wide=True),
@@ -67,14 +57,18 @@ COLUMNS = (
     Column(title="POD", cell=lambda each: enum_names.pod(each) or NOTHING, optional=True),
     Column(title="COMMAND", cell=lambda each: " ".join(each.command)),
 )
-
-
-def table(processes: "Sequence[pb.Process]", *, wide: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows."""
-    cells = [(column, [column.cell(each) for each in processes]) for column in COLUMNS if wide or not column.wide]
-    shown = [
-        (column.title, values)
-        for column, values in cells
-        if not column.optional or any(value != NOTHING for value in values)
-    ]
-    return [title for title, _ in shown], [list(row) for row in zip(*(values for _, values in shown), strict=True)]
+PROCESSES = Kind(
+    columns=COLUMNS,
+    key=lambda each: (each.pid, each.start_time_ns),
+    document=plain,
+    orders={
+        "pid": (lambda each: each.pid, False),
+        "age": (lambda each: each.start_time_ns, False),  # the oldest first
+        "user": (lambda each: (each.user, each.pid), False),
+        "job": (lambda each: (each.job_id == "", each.job_id, each.rank, each.pid), False),
+        "rank": (lambda each: (not each.HasField("rank"), each.rank, each.pid), False),
+        "gpu": (lambda each: (not each.gpus, list(each.gpus), each.pid), False),
+        "iterations": (lambda each: each.iterations, True),
+        "pace": (lambda each: 1 / each.iteration_ns if each.iteration_ns else 0.0, True),
+    },
+)
