@@ -9,7 +9,7 @@ from kinetoctl.output import units
 from kinetoctl.output.cell_values import NOTHING
 from kinetoctl.output.file_status import where
 from kinetoctl.output.json_yaml import plain
-from kinetoctl.output.lists.listing import Column, Kind
+from kinetoctl.output.lists.listing import ListColumn, ListKind
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -59,21 +59,21 @@ def document(capture: "pb.Capture") -> dict[str, Any]:
 
 
 COLUMNS = (
-    Column(title="ID", cell=lambda each: each.id),
-    Column(title="STATUS", cell=lambda each: enum_names.capture_status(each.status)),
-    Column(title="AGE", cell=lambda each: units.age(each.created_ns), moves=True),
-    Column(title="CREATED", cell=lambda each: iso_local(each.created_ns) or NOTHING, wide=True),
-    Column(title="CREATED UTC", cell=lambda each: iso_utc(each.created_ns) or NOTHING, wide=True),
-    Column(title="ENDED", cell=lambda each: iso_local(each.ended_ns) or NOTHING, wide=True),
-    Column(title="PID", cell=lambda each: _first([str(target.pid) for target in each.targets])),
-    Column(title="JOB", cell=lambda each: _first(_jobs(each))),
-    Column(title="SIZE", cell=lambda each: units.size(stored(each))),
-    Column(title="WHERE", cell=where),
-    Column(title="FORMATS", cell=lambda each: ",".join(each.spec.formats) or NOTHING, wide=True),
-    Column(title="LABELS", cell=_labels),
-    Column(title="COMMAND", cell=lambda each: _first(_commands(each))),
+    ListColumn(title="ID", cell=lambda each: each.id),
+    ListColumn(title="STATUS", cell=lambda each: enum_names.capture_status(each.status)),
+    ListColumn(title="AGE", cell=lambda each: units.age(each.created_ns), moves=True),
+    ListColumn(title="CREATED", cell=lambda each: iso_local(each.created_ns) or NOTHING, wide=True),
+    ListColumn(title="CREATED UTC", cell=lambda each: iso_utc(each.created_ns) or NOTHING, wide=True),
+    ListColumn(title="ENDED", cell=lambda each: iso_local(each.ended_ns) or NOTHING, wide=True),
+    ListColumn(title="PID", cell=lambda each: _first([str(target.pid) for target in each.targets])),
+    ListColumn(title="JOB", cell=lambda each: _first(_jobs(each))),
+    ListColumn(title="SIZE", cell=lambda each: units.size(stored(each))),
+    ListColumn(title="WHERE", cell=where),
+    ListColumn(title="FORMATS", cell=lambda each: ",".join(each.spec.formats) or NOTHING, wide=True),
+    ListColumn(title="LABELS", cell=_labels),
+    ListColumn(title="COMMAND", cell=lambda each: _first(_commands(each))),
 )
-CAPTURES = Kind(
+CAPTURES = ListKind(
     columns=COLUMNS,
     key=lambda each: (each.id,),
     document=document,

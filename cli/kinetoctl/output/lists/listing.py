@@ -1,7 +1,7 @@
 """Lists of processes or captures: columns, orders, one row each, printed once or whenever something has changed.
 
 Theory of operation
-    What kind of list it is, is a value (`Kind`); commands give entries of it. A watch asks for the entries again and
+    What kind of list it is, is a value (`ListKind`); commands give entries of it. A watch asks for the entries again and
     again: a terminal shows the whole table, redrawn, and keeps the last one; elsewhere an entry is a line when it
     comes, changes or goes. Figures that change all the time, such as an age, are no change.
 """
@@ -23,7 +23,7 @@ ADDED, CHANGED, GONE = "added", "changed", "gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ListColumn:
     """A column. wide: only with -o wide; optional: only if an entry has a value; moves: it changes all the time."""
 
     title: str
@@ -34,14 +34,14 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ListKind:
     """A kind of list.
 
     key: what tells an item from others of its host, whatever its state. document: the item for JSON. orders: what
     --sort names: the key, and whether the largest comes first.
     """
 
-    columns: Sequence[Column]
+    columns: Sequence[ListColumn]
     key: Callable[[Any], tuple[Any, ...]]
     document: Callable[[Any], dict[str, Any]]
     orders: Mapping[str, tuple[Callable[[Any], Any], bool]]
@@ -56,7 +56,7 @@ class Entry:
     place: Mapping[str, str]
 
 
-def ordered(entries: Sequence[Entry], kind: Kind, order: str | None, *, reverse: bool) -> list[Entry]:
+def ordered(entries: Sequence[Entry], kind: ListKind, order: str | None, *, reverse: bool) -> list[Entry]:
     """The entries by one of kind.orders, or as they came; those that are equal stay as they came."""
     if order is None:
         return list(reversed(entries)) if reverse else list(entries)
@@ -64,7 +64,7 @@ def ordered(entries: Sequence[Entry], kind: Kind, order: str | None, *, reverse:
     return sorted(entries, key=lambda entry: key(entry.item), reverse=largest_first is not reverse)
 
 
-def show(entries: Sequence[Entry], kind: Kind, settings: CommonOptions) -> None:
+def show(entries: Sequence[Entry], kind: ListKind, settings: CommonOptions) -> None:
     """Prints the entries once, in the format of --output."""
     if settings.output == "table":
         print_table(*_table(entries, kind, settings), color=settings.color)
@@ -72,7 +72,7 @@ def show(entries: Sequence[Entry], kind: Kind, settings: CommonOptions) -> None:
         emit([_document(entry, kind) for entry in entries], settings.output)
 
 
-def watch(load: Callable[[], Sequence[Entry]], kind: Kind, settings: CommonOptions, interval_s: float) -> None:
+def watch(load: Callable[[], Sequence[Entry]], kind: ListKind, settings: CommonOptions, interval_s: float) -> None:
     """Shows the entries again every interval_s seconds, or what has changed, until Ctrl-C."""
     if settings.output == "table" and sys.stdout.isatty():
         _redraw(load, kind, settings, interval_s)
@@ -88,7 +88,7 @@ def watch(load: Callable[[], Sequence[Entry]], kind: Kind, settings: CommonOptio
             time.sleep(interval_s)
 
 
-def _redraw(load: Callable[[], Sequence[Entry]], kind: Kind, settings: CommonOptions, interval_s: float) -> None:
+def _redraw(load: Callable[[], Sequence[Entry]], kind: ListKind, settings: CommonOptions, interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -107,12 +107,12 @@ def _redraw(load: Callable[[], Sequence[Entry]], kind: Kind, settings: CommonOpt
     show(entries, kind, settings)
 
 
-def _key(entry: Entry, kind: Kind) -> tuple[Any, ...]:
+def _key(entry: Entry, kind: ListKind) -> tuple[Any, ...]:
     return entry.host, *kind.key(entry.item)
 
 
 def _changes(
-    known: Mapping[tuple[Any, ...], Entry], found: Mapping[tuple[Any, ...], Entry], kind: Kind
+    known: Mapping[tuple[Any, ...], Entry], found: Mapping[tuple[Any, ...], Entry], kind: ListKind
 ) -> Iterator[tuple[str, Entry]]:
     for key, entry in found.items():
         before = known.get(key)
@@ -125,11 +125,13 @@ def _changes(
             yield GONE, entry
 
 
-def _steady(entry: Entry, kind: Kind) -> list[str]:
+def _steady(entry: Entry, kind: ListKind) -> list[str]:
     return [column.cell(entry.item) for column in kind.columns if not column.moves]
 
 
-def _print_changes(changes: Sequence[tuple[str, Entry]], kind: Kind, settings: CommonOptions, *, heading: bool) -> None:
+def _print_changes(
+    changes: Sequence[tuple[str, Entry]], kind: ListKind, settings: CommonOptions, *, heading: bool
+) -> None:
     if settings.output == "json":
         for change, entry in changes:
             say_text(as_json({"change": change, **_document(entry, kind)}))
@@ -145,11 +147,11 @@ def _print_changes(changes: Sequence[tuple[str, Entry]], kind: Kind, settings: C
         say(GAP.join([change, *([entry.host] if entry.host else ()), *(column.cell(entry.item) for column in columns)]))
 
 
-def _document(entry: Entry, kind: Kind) -> dict[str, Any]:
+def _document(entry: Entry, kind: ListKind) -> dict[str, Any]:
     return {**entry.place, **kind.document(entry.item)}
 
 
-def _table(entries: Sequence[Entry], kind: Kind, settings: CommonOptions) -> tuple[list[str], list[list[str]]]:
+def _table(entries: Sequence[Entry], kind: ListKind, settings: CommonOptions) -> tuple[list[str], list[list[str]]]:
     """Titles and rows."""
     cells = [
         (column, [column.cell(entry.item) for entry in entries])

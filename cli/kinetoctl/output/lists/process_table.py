@@ -6,7 +6,7 @@ from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import NOTHING
 from kinetoctl.output.json_yaml import plain
-from kinetoctl.output.lists.listing import Column, Kind
+from kinetoctl.output.lists.listing import ListColumn, ListKind
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -36,28 +36,28 @@ def _rank(process: "pb.Process") -> str:
 
 
 COLUMNS = (
-    Column(title="PID", cell=lambda each: str(each.pid)),
-    Column(title="USER", cell=lambda each: each.user or str(each.uid)),
-    Column(title="JOB", cell=lambda each: each.job_id or NOTHING, optional=True),
-    Column(title="RANK", cell=_rank),
-    Column(
+    ListColumn(title="PID", cell=lambda each: str(each.pid)),
+    ListColumn(title="USER", cell=lambda each: each.user or str(each.uid)),
+    ListColumn(title="JOB", cell=lambda each: each.job_id or NOTHING, optional=True),
+    ListColumn(title="RANK", cell=_rank),
+    ListColumn(
         title="WORLD", cell=lambda each: str(each.world_size) if each.HasField("world_size") else NOTHING, wide=True
     ),
-    Column(title="GPU", cell=lambda each: ",".join(map(str, each.gpus)) or NOTHING),
-    Column(title="AGE", cell=lambda each: units.age(each.start_time_ns), moves=True),
-    Column(title="STARTED", cell=lambda each: units.moment(each.start_time_ns), wide=True),
-    Column(title="ITER", cell=lambda each: str(each.iterations) if each.iterations > 0 else NOTHING, moves=True),
-    Column(title="ITER/S", cell=rate, optional=True, moves=True),
-    Column(title="PARENT", cell=lambda each: str(each.parent_pid or NOTHING)),
-    Column(title="TRACE", cell=traceable),
-    Column(title="FRAMEWORK", cell=lambda each: each.framework or NOTHING, wide=True),
-    Column(title="PYTHON", cell=lambda each: each.python_version or NOTHING, wide=True),
-    Column(title="AGENT", cell=lambda each: enum_names.agent_state(each.agent_state), wide=True),
-    Column(title="CONTAINER", cell=lambda each: each.container_id[:12] or NOTHING, wide=True, optional=True),
-    Column(title="POD", cell=lambda each: enum_names.pod(each) or NOTHING, optional=True),
-    Column(title="COMMAND", cell=lambda each: " ".join(each.command)),
+    ListColumn(title="GPU", cell=lambda each: ",".join(map(str, each.gpus)) or NOTHING),
+    ListColumn(title="AGE", cell=lambda each: units.age(each.start_time_ns), moves=True),
+    ListColumn(title="STARTED", cell=lambda each: units.moment(each.start_time_ns), wide=True),
+    ListColumn(title="ITER", cell=lambda each: str(each.iterations) if each.iterations > 0 else NOTHING, moves=True),
+    ListColumn(title="ITER/S", cell=rate, optional=True, moves=True),
+    ListColumn(title="PARENT", cell=lambda each: str(each.parent_pid or NOTHING)),
+    ListColumn(title="TRACE", cell=traceable),
+    ListColumn(title="FRAMEWORK", cell=lambda each: each.framework or NOTHING, wide=True),
+    ListColumn(title="PYTHON", cell=lambda each: each.python_version or NOTHING, wide=True),
+    ListColumn(title="AGENT", cell=lambda each: enum_names.agent_state(each.agent_state), wide=True),
+    ListColumn(title="CONTAINER", cell=lambda each: each.container_id[:12] or NOTHING, wide=True, optional=True),
+    ListColumn(title="POD", cell=lambda each: enum_names.pod(each) or NOTHING, optional=True),
+    ListColumn(title="COMMAND", cell=lambda each: " ".join(each.command)),
 )
-PROCESSES = Kind(
+PROCESSES = ListKind(
     columns=COLUMNS,
     key=lambda each: (each.pid, each.start_time_ns),
     document=plain,

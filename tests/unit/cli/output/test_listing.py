@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.output.lists import listing
-from kinetoctl.output.lists.listing import Column, Entry, Kind, ordered, show, watch
+from kinetoctl.output.lists.listing import Entry, ListColumn, ListKind, ordered, show, watch
 
-KIND = Kind(
+KIND = ListKind(
     columns=(
-        Column(title="ID", cell=lambda item: item["id"]),
-        Column(title="AGE", cell=lambda item: item["age"], moves=True),
-        Column(title="STATE", cell=lambda item: item["state"]),
-        Column(title="NOTE", cell=lambda item: item.get("note", "-"), optional=True),
-        Column(title="MORE", cell=lambda item: "more", wide=True),
+        ListColumn(title="ID", cell=lambda item: item["id"]),
+        ListColumn(title="AGE", cell=lambda item: item["age"], moves=True),
+        ListColumn(title="STATE", cell=lambda item: item["state"]),
+        ListColumn(title="NOTE", cell=lambda item: item.get("note", "-"), optional=True),
+        ListColumn(title="MORE", cell=lambda item: "more", wide=True),
     ),
     key=lambda item: (item["id"],),
     document=dict,
