@@ -1,8 +1,8 @@
 """Lists of processes or captures: columns, orders, one row each, printed once or whenever something has changed.
 
 Theory of operation
-    What kind of list it is, is a value (`ListKind`); commands give entries of it. A watch asks for the entries again and
-    again: a terminal shows the whole table, redrawn, and keeps the last one; elsewhere an entry is a line when it
+    What kind of list it is, is a value (`ListKind`); commands give entries of it. A watch asks for the entries again
+    and again: a terminal shows the whole table, redrawn, and keeps the last one; elsewhere an entry is a line when it
     comes, changes or goes. Figures that change all the time, such as an age, are no change.
 """
 
@@ -83,8 +83,9 @@ def watch(load: Callable[[], Sequence[Entry]], kind: ListKind, settings: CommonO
         while True:
             entries = load()
             found = {_key(entry, kind): entry for entry in entries}
-            _print_changes(list(_changes(known, found, kind)), kind, settings, heading=first)
-            known, first = found, False
+            changes = list(_changes(known, found, kind))
+            _print_changes(changes, kind, settings, heading=first)
+            known, first = found, first and not changes
             time.sleep(interval_s)
 
 
@@ -141,8 +142,9 @@ def _print_changes(
             say_text(f"---\n{as_yaml({'change': change, **_document(entry, kind)})}", nl=False)
         return
     columns = [column for column in kind.columns if settings.wide or not column.wide]
-    if heading:
-        say(GAP.join([CHANGE, *(column.title for column in columns)]))
+    if heading and changes:
+        host = ["HOST"] if changes[0][1].host else []
+        say(GAP.join([CHANGE, *host, *(column.title for column in columns)]))
     for change, entry in changes:
         say(GAP.join([change, *([entry.host] if entry.host else ()), *(column.cell(entry.item) for column in columns)]))
 

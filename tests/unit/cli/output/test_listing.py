@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.output.lists import listing
 from kinetoctl.output.lists.listing import Entry, ListColumn, ListKind, ordered, show, watch
 
 KIND = ListKind(
@@ -53,7 +52,7 @@ def looking(looks: Sequence[list[Entry]]) -> Callable[[], list[Entry]]:
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     asked: list[float] = []
-    monkeypatch.setattr(listing.time, "sleep", asked.append)
+    monkeypatch.setattr("kinetoctl.output.lists.listing.time.sleep", asked.append)
     return asked
 
 
@@ -109,3 +108,9 @@ def test_an_order_may_be_reversed_and_without_one_entries_stay_as_they_came() ->
 
     assert [names(order, reverse=False) for order in (None, "id", "state")] == ["ba", "ab", "ba"]
     assert [names(order, reverse=True) for order in (None, "id", "state")] == ["ab", "ba", "ab"]
+
+
+def test_with_several_hosts_the_first_changes_bring_the_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    look = [Entry(item={"id": "a", "age": "1s", "state": "DONE"}, host="n1", place={"host": "n1"})]
+    watch(looking([[], look, look]), KIND, settings(), 2.0)
+    assert capsys.readouterr().out == "CHANGE  HOST  ID  AGE  STATE  NOTE\nadded  n1  a  1s  DONE  -\n"
