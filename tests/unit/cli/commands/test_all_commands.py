@@ -376,6 +376,30 @@ def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) ->
         assert like in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "like"),
+    [
+        (["trace", "7", "--duraton", "5"], "No such option '--duraton'. (Did you mean one of: '--duration'"),
+        (["trace", "7", "--format", "crome"], "'perfetto'. Did you mean chrome or chrome-json?"),
+        (["ps", "-o", "yml"], "'yaml'. Did you mean yaml?"),
+        (["ps", "--sort", "ranks"], "Did you mean rank?"),
+    ],
+)
+def test_a_mistyped_option_or_value_is_answered_with_those_that_are_like_it(
+    run: Run, words: list[str], like: str
+) -> None:
+    result = run(*words)
+    assert result.code == 2
+    assert like in result.stderr
+
+
+def test_a_value_that_is_like_none_is_answered_with_all(run: Run) -> None:
+    assert run("ps", "-o", "xxxxxxx").stderr.splitlines() == [
+        "error: --output: 'xxxxxxx' is not one of 'table', 'wide', 'json', 'yaml'.",
+        "See `kinetoctl ps --help`.",
+    ]
+
+
 def test_the_version_is_an_option_too(run: Run) -> None:
     assert run("--version").stdout == f"kinetoctl {metadata.version('kinetod')}\n"
 
