@@ -33,7 +33,7 @@ SUMMARIES = {
     "open": "Show a trace in the Perfetto UI.",
     "export": "Write a trace in another format, or merge the traces of several ranks.",
     "memory": "Take a CUDA memory snapshot of running PyTorch processes and download it.",
-    "ps": "List processes that can be traced.",
+    "ps": "List processes that train or use a GPU, and whether they can be traced.",
     "top": "Show the host, its GPUs and the processes on them, live.",
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
     "explain": "Explain a reason code of a verdict or an error: what it means and what to do.",
@@ -76,7 +76,7 @@ def cli() -> None:
     """Trace running training processes on demand and analyse the traces.
 
     \b
-    kinetoctl ps --all                          list what can be traced
+    kinetoctl ps                                list what trains or uses a GPU
     kinetoctl trace 1234 --duration 5s          trace a process; no preparation needed
     kinetoctl memory 1234                       take a snapshot of its CUDA memory
     kinetoctl doctor 1234                       find out why it cannot be traced

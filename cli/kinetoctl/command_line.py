@@ -4,8 +4,10 @@ SIGTERM is taken for a Ctrl-C, unless the caller handles or ignores it: what a c
 terminal is left as it was.
 """
 
+import difflib
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,6 +26,8 @@ from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
 
+_NO_CHOICE = re.compile(r"'(.*)' is not one of ", re.DOTALL)  # as click says it
+
 
 def _say(kind: str, message: str, *, color: str = "red") -> None:
     style = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and "--no-color" not in sys.argv
@@ -36,8 +40,17 @@ def _usage_text(exc: click.ClickException) -> str:
         option = (
             exc.param.opts[-1] if isinstance(exc.param, click.Option) else exc.param.human_readable_name.strip("[].")
         )
-        return f"{option}: {exc.message}"
+        return f"{option}: {exc.message}{_like(exc)}"
     return exc.format_message()
+
+
+def _like(exc: click.BadParameter) -> str:
+    """Which of the possible values is like the one that was given."""
+    given = _NO_CHOICE.match(exc.message)
+    if given is None or exc.param is None or not isinstance(exc.param.type, click.Choice):
+        return ""
+    like = difflib.get_close_matches(given[1], [str(choice) for choice in exc.param.type.choices], 3)
+    return f" Did you mean {' or '.join(like)}?" if like else ""
 
 
 def _report_usage(exc: click.ClickException) -> int:

@@ -277,7 +277,10 @@ class Agent:
 
     def _hello(self) -> wire.Hello:
         offers = registry.offers(self._sources())
-        return self_description.hello(offers, self._counter.count, self._session.capture_id)
+        counter = self._counter
+        return self_description.hello(
+            offers, counter.count, self._session.capture_id, iteration_ns=counter.iteration_ns()
+        )
 
     def _link_ready(self, mask: int) -> None:
         if mask & select.POLLOUT:

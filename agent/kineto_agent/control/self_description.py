@@ -20,6 +20,8 @@ def hello(
     iterations: int,
     busy_capture_id: str,
     environ: Mapping[str, str] = os.environ,
+    *,
+    iteration_ns: int = 0,
 ) -> wire.Hello:
     """A Hello that describes this process as it is now."""
     return wire.Hello(
@@ -34,6 +36,7 @@ def hello(
         sources=sources,
         argv=command_line(),
         busy_capture_id=busy_capture_id,
+        iteration_ns=iteration_ns,
     )
 
 

@@ -55,6 +55,7 @@ class Hello(NamedTuple):
     sources: Dict[str, List[str]]  # source name -> Kineto activity types available now
     argv: List[str]
     busy_capture_id: str
+    iteration_ns: int = 0  # median length of the latest iterations; 0: unknown, or the running one takes far longer
 
 
 class Welcome(NamedTuple):

@@ -33,6 +33,9 @@ _MIN_SAMPLES = 3
 _PARTS = 4
 _MIN_COMPARED = 2 * _PARTS
 _UNSTEADY = 0.1
+# An iteration that takes this many times the usual, and this long, is no sign of the pace any more.
+_STALLED = 20
+_STALLED_NS = 1_000_000_000
 _PROFILER, _OPTIMIZER, _PROGRAM = 1, 2, 3  # who counts: the largest seen so far
 
 
@@ -209,6 +212,13 @@ class StepCounter:
         return [
             after - before for before, after in pairs if 0 < before <= after and start_ns <= before and after <= end_ns
         ]
+
+    def iteration_ns(self) -> int:
+        """Median length of the latest iterations; 0 if there are too few, or if the running one takes far longer."""
+        now_ns = self._time_ns()
+        median = median_ns(self.durations_ns(0, now_ns))
+        running_ns = now_ns - self.time_of(self.count)
+        return median if running_ns <= max(_STALLED * median, _STALLED_NS) else 0
 
 
 COUNTER = StepCounter()

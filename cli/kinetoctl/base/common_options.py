@@ -17,7 +17,8 @@ from kinetoctl.base.value_types import ADDRESS, DURATION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OUTPUTS = ("table", "json", "yaml")
+WIDE = "wide"  # a table with all its columns
+OUTPUTS = ("table", WIDE, "json", "yaml")
 TABLE_OUTPUTS = (*OUTPUTS, "csv")  # of commands whose result is a table
 TABLE_FILES = (".csv", ".json", ".parquet")
 NO_COLOR_VARIABLE = "NO_COLOR"
@@ -29,11 +30,13 @@ _PREFIX = "kinetoctl."
 class CommonOptions:
     """The values of the common options. timeout_s: limit for each answer of the daemon, in seconds.
 
+    wide: whether a table is to have all its columns, whatever the width of the terminal; output is then "table".
     file: where a table command writes its result instead of stdout; output is then the format of the file.
     """
 
     address: str
     output: str
+    wide: bool = False
     file: Path | None = None
     color: bool
     quiet: bool
@@ -59,14 +62,19 @@ def _parse_output(text: str) -> str:
 _ADDRESS = _option(
     "--address", type=ADDRESS, help="Address of the daemon: unix:/path or host:port.  [env: KINETO_ADDRESS]"
 )
-_FORM = _option("-o", "--output", type=click.Choice(OUTPUTS), help="Format of the result on stdout.  [default: table]")
+_FORM = _option(
+    "-o",
+    "--output",
+    type=click.Choice(OUTPUTS),
+    help="Format of the result on stdout; wide: a table with more columns.  [default: table]",
+)
 _FORM_OR_FILE = _option(
     "-o",
     "--output",
     metavar="FORMAT|FILE",
     type=Parsed("format", _parse_output),
-    help="Format on stdout: table, json, yaml or csv; or a file to write, with the suffix .csv, .json or .parquet.  "
-    "[default: table]",
+    help="Format on stdout: table, wide (all columns), json, yaml or csv; or a file to write, with the suffix .csv, "
+    ".json or .parquet.  [default: table]",
 )
 _OTHERS = (
     _option("--no-color", is_flag=True, flag_value=True, help="Print without colours.  [env: NO_COLOR]"),
@@ -105,6 +113,10 @@ def _address(given: str | None) -> str:
         raise click.UsageError(f"{endpoints.ADDRESS_VARIABLE}: {exc}") from exc
 
 
+def _plain_form(output: str) -> str:
+    return "table" if output == WIDE else output
+
+
 def current() -> CommonOptions:
     """The common options of the running command."""
     meta = click.get_current_context().meta
@@ -112,7 +124,8 @@ def current() -> CommonOptions:
     file = None if output in TABLE_OUTPUTS else Path(output)
     return CommonOptions(
         address=_address(meta.get(f"{_PREFIX}address")),
-        output=output if file is None else file.suffix.lower().removeprefix("."),
+        output=_plain_form(output) if file is None else file.suffix.lower().removeprefix("."),
+        wide=output == WIDE,
         file=file,
         color=not (meta.get(f"{_PREFIX}no_color", False) or os.environ.get(NO_COLOR_VARIABLE)),
         quiet=meta.get(f"{_PREFIX}quiet", False),

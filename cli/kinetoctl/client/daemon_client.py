@@ -138,9 +138,13 @@ class Client:
             if call is not None:
                 call.cancel()  # a consumer that stops early must not leave the stream open
 
-    def processes(self, selector: pb.Selector, *, include_without_agent: bool = False) -> list[pb.Process]:
-        """The processes that match."""
-        request = pb.ListProcessesRequest(selector=selector, include_without_agent=include_without_agent)
+    def processes(
+        self, selector: pb.Selector, *, include_without_agent: bool = False, trainers: bool = False
+    ) -> list[pb.Process]:
+        """The processes that match; of an empty selector with `trainers`, what a person would trace."""
+        request = pb.ListProcessesRequest(
+            selector=selector, include_without_agent=include_without_agent, trainers=trainers
+        )
         return list(self._call(self._stub.ListProcesses, request).processes)
 
     def create(self, spec: pb.CaptureSpec, idempotency_key: str) -> pb.Capture:

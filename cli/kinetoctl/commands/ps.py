@@ -1,21 +1,22 @@
 """`kinetoctl ps`."""
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import NotFound
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.host_options import named_places, place_options
+from kinetoctl.options.listing_options import listing_options
 from kinetoctl.options.selection_options import selector_options
-from kinetoctl.output.console import print_table, say
-from kinetoctl.output.json_yaml import emit, plain
+from kinetoctl.output.console import say
+from kinetoctl.output.lists.listing import Entry, ordered, show, watch
+from kinetoctl.output.lists.process_table import PROCESSES
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -23,104 +24,85 @@ if TYPE_CHECKING:
     from kinetoctl.client.fleet.host_client import HostClient
     from kinetoctl.client.hosts.host_targets import Place
 
-Shown = tuple[list["pb.Process"], ExitCode]
-COLUMNS = ("PID", "USER", "RANK", "GPU", "FRAMEWORK", "AGENT", "ITER")
+Found = tuple[list[Entry], ExitCode]
 
 
-def _show(processes: "Sequence[pb.Process]", settings: CommonOptions, hosts: Sequence[str] = ()) -> None:
-    """Prints a table. hosts: the host of each process, if there are several."""
-    pods = any(process.pod_name for process in processes)
-    columns = (*(("HOST",) if hosts else ()), *COLUMNS, *(("POD",) if pods else ()), "COMMAND")
-    rows = [
-        (
-            *hosts[at : at + 1],
-            *_row(process),
-            *((enum_names.pod(process) or "-",) if pods else ()),
-            " ".join(process.command),
-        )
-        for at, process in enumerate(processes)
-    ]
-    print_table(columns, rows, color=settings.color)
-
-
-def _row(process: "pb.Process") -> tuple[str, ...]:
-    """The cells of COLUMNS."""
-    return (
-        str(process.pid),
-        process.user or str(process.uid),
-        str(process.rank) if process.HasField("rank") else "-",
-        ",".join(map(str, process.gpus)) or "-",
-        process.framework or "-",
-        _agent(process),
-        str(process.iterations) if process.iterations > 0 else "-",
-    )
-
-
-def _agent(process: "pb.Process") -> str:
-    state = enum_names.agent_state(process.agent_state)
-    if process.attached and state == "READY":
-        return "ATTACHED"
-    return state
-
-
-def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
-    """Prints the processes of many hosts, and reports hosts that do not answer. Raises their error if none answers."""
+def _of_hosts(places: "Sequence[Place]", selector: "pb.Selector", every: bool, settings: CommonOptions) -> Found:
+    """The processes of many hosts. Reports hosts that do not answer, and raises their error if none answers."""
     from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values  # 60 ms that one host does not need
 
     async def processes(client: "HostClient", place: "Place") -> "list[pb.Process]":
-        return await client.processes(place.selected(selector), include_without_agent=every)
+        return await client.processes(place.selected(selector), include_without_agent=every, trainers=True)
 
     answers = ask(places, processes, timeout_s=settings.timeout_s)
     for text in errors(answers):
         say(text, err=True)
-    found = [(place, process) for place, of_host in values(answers) for process in of_host]
-    if settings.output == "table":
-        _show([process for _, process in found], settings, [place.host for place, _ in found])
-    else:
-        emit([{"host": place.host, **plain(process)} for place, process in found], settings.output)
-    return [process for _, process in found], exit_code(answers)
+    entries = [
+        Entry(item=process, host=place.host, place={"host": place.host})
+        for place, of_host in values(answers)
+        for process in of_host
+    ]
+    return entries, exit_code(answers)
 
 
-def _here(selector: "pb.Selector", every: bool, settings: CommonOptions) -> Shown:
-    """Prints the processes of one host."""
-    with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        processes = client.processes(selector, include_without_agent=every)
-    if settings.output == "table":
-        _show(processes, settings)
-    else:
-        emit([plain(process) for process in processes], settings.output)
-    return processes, ExitCode.DONE
+def _here(client: Client, selector: "pb.Selector", every: bool) -> Found:
+    """The processes of one host."""
+    found = client.processes(selector, include_without_agent=every, trainers=True)
+    return [Entry(item=process, place={}) for process in found], ExitCode.DONE
 
 
 @click.command("ps")
-@click.option("--all", "include_without_agent", is_flag=True, help="Include Python and GPU processes without an agent.")
+@click.option(
+    "--all", "include_without_agent", is_flag=True, help="Every Python and GPU process, whether or not it trains."
+)
+@listing_options(PROCESSES.orders, "by pid, host by host")
 @selector_options
 @place_options
 @common_options
-def command(include_without_agent: bool, selection: Selection, **hosts: Any) -> int:
-    """List processes that can be traced.
+def command(
+    include_without_agent: bool,
+    order: str | None,
+    reverse: bool,
+    watches: bool,
+    interval: int,
+    selection: Selection,
+    **hosts: Any,
+) -> int:
+    """List processes that train or use a GPU, and whether they can be traced.
 
-    With options that select processes, it lists those that `kinetoctl trace` would record with the same options;
-    without, every process that has an agent. --all adds launchers, DataLoader workers and processes without an
-    agent.
+    Listed are processes that have an agent or hold a context on a GPU, and Python processes that have loaded torch,
+    JAX, TensorFlow or CuPy, have a GPU open, have a rank or belong to a job. Launchers and DataLoader workers are left
+    out. --all lists every Python and GPU process. With options that select processes, it lists those that
+    `kinetoctl trace` would record with the same options.
 
-    AGENT is READY (an agent is waiting), ATTACHED (READY, and `kinetoctl trace` attached it for a while), BUSY (a
-    capture is running), INCOMPATIBLE (the agent has another version) or NONE (`kinetoctl trace` attaches one).
-    ITER is the number of training iterations so far.
+    TRACE is ready (an agent is waiting), attached (likewise; `kinetoctl trace` attached it for a while), attach
+    (`kinetoctl trace` will attach one; nothing was seen that prevents it), busy (a capture is running), or why there
+    can be no trace; `kinetoctl doctor PID` says more. ITER is the number of training iterations that the agent has
+    counted, ITER/S how many there are in a second now.
     """
     settings = current()
     places = named_places(hosts)
     selects = bool(selection) or any(place.selects for place in places)
-    selector = (selection if selects else replace(selection, helpers=True)).to_proto()
-    if places:
-        processes, code = _of_hosts(places, selector, include_without_agent, settings)
-    else:
-        processes, code = _here(selector, include_without_agent, settings)
-    if not processes and selects:
+    selector = selection.to_proto()
+    with contextlib.ExitStack() as stack:
+        client = None if places else stack.enter_context(Client(settings.address, timeout_s=settings.timeout_s))
+
+        def find() -> Found:
+            if client is None:
+                return _of_hosts(places, selector, include_without_agent, settings)
+            return _here(client, selector, include_without_agent)
+
+        if watches:
+            watch(lambda: ordered(find()[0], PROCESSES, order, reverse=reverse), PROCESSES, settings, interval / 1e9)
+            return ExitCode.DONE
+        entries, code = find()
+    show(ordered(entries, PROCESSES, order, reverse=reverse), PROCESSES, settings)
+    if not entries and selects:
         raise NotFound("no process matches")
-    if not processes and not settings.quiet:
+    if not entries and not settings.quiet:
         say(
-            "no process has an agent; `kinetoctl ps --all` lists the others, and `kinetoctl trace --pid` attaches one",
+            "no process shows a sign of training; `kinetoctl ps --all` lists every Python process, and "
+            "`kinetoctl trace PID` traces any of them",
             err=True,
         )
     return code

@@ -10,11 +10,11 @@ import click
 from rich.live import Live
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
-from kinetoctl.base.value_types import DURATION
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.listing_options import interval_option
 from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import captured, rich_console, say_text
 from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
@@ -23,15 +23,7 @@ from kinetoctl.output.top_screen import ORDERS, ordered, render
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-LEAST_INTERVAL_NS = 500_000_000
-MOST_INTERVAL_NS = 3600 * 10**9
 SHORTEST_STREAM_S = 1.0  # a watch that ends sooner is not reopened
-
-
-def _interval(_ctx: click.Context, param: click.Parameter, value: int) -> int:
-    if not LEAST_INTERVAL_NS <= value <= MOST_INTERVAL_NS:
-        raise click.BadParameter("must be between 500ms and 1h", param=param)
-    return value
 
 
 def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.HostSample]":
@@ -56,7 +48,7 @@ def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool,
 
 
 def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: CommonOptions) -> None:
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not settings.wide:
         console = rich_console(sys.stdout, no_color=not settings.color)
         console.print(render(sample, order=order, reverse=reverse, width=console.width))
         return
@@ -79,9 +71,7 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
 
 
 @click.command("top")
-@click.option(
-    "--interval", type=DURATION, default="2s", show_default=True, callback=_interval, help="Time between samples."
-)
+@interval_option("2s", "Time between samples.")
 @click.option(
     "--sort",
     "order",

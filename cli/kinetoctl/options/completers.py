@@ -36,7 +36,7 @@ ACTIVITIES = {
 
 
 def pids(incomplete: str) -> list[CompletionItem]:
-    """Processes with an agent whose pid starts like this."""
+    """Processes that a person would trace, whose pid starts like this."""
     return [
         CompletionItem(str(p.pid), help=one_line(" ".join(p.command)))
         for p in _processes()
@@ -62,7 +62,7 @@ def _items(texts: set[str], incomplete: str) -> list[CompletionItem]:
 def _processes() -> "list[pb.Process]":
     try:
         with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
-            return client.processes(Selection(helpers=True).to_proto())
+            return client.processes(Selection().to_proto(), trainers=True)
     except CliError:
         return []
 

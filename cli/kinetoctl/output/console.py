@@ -56,6 +56,9 @@ def _console_class() -> "type[Console]":
 
 def rich_console(file: TextIO, **options: Any) -> "Console":
     """A console of Rich, without highlighting."""
+    if file.isatty() and os.environ.get("TERM", "dumb") == "dumb":
+        size = shutil.get_terminal_size()
+        options = {"width": size.columns, "height": size.lines, **options}  # Rich takes every dumb one to have 80 by 25
     return _console_class()(file=file, highlight=False, **options)
 
 
@@ -87,11 +90,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
     return table
 
 
-def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """The lines of the table. The last column is cut to fit; what does not fit beside the first goes below it.
 
-    Only the last column is ever cut, so that a long command hides no pid.
+    Only the last column is ever cut, so that a long command hides no pid. Control characters are spelled out.
     """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(_cells, cells)) for cells in zip(columns, *rows, strict=True)]
     *others, last = range(len(columns))
     room = width - sum(widths[place] + len(GAP) for place in others)
@@ -141,11 +145,11 @@ def _fitted(text: str, size: int) -> str:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, color: bool, folds: bool = False) -> None:
     """Prints a table on stdout. In a terminal the last column is cut to fit, or folded; in a pipe nothing is cut."""
     terminal = sys.stdout.isatty()
-    rows = [[one_line(cell) for cell in row] for row in rows]
     if terminal and folds:
-        rich_console(sys.stdout, no_color=not color).print(_table(columns, rows))
+        shown = [[one_line(cell) for cell in row] for row in rows]
+        rich_console(sys.stdout, no_color=not color).print(_table(columns, shown))
         return
-    lines = _plain_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
+    lines = table_lines(columns, rows, _width() if terminal else PIPE_WIDTH)
     heading = len(lines) // (len(rows) + 1)
     for line in lines[:heading]:
         say(line, bold=terminal and os.environ.get("TERM", "dumb") != "dumb")

@@ -2,9 +2,9 @@
 
 Theory of operation
     A table for people fits the terminal: texts are shortened in the middle, and columns that do not fit are left out
-    from the right and named below. In a pipe all columns are printed, and texts are shortened only if they are very
-    long. Columns without any value are left out. JSON, YAML, CSV and files have everything, unrounded, with the
-    columns' own names, which give the unit; notes then go to stderr.
+    from the right and named below. In a pipe, and with -o wide, all columns are printed, and texts are shortened only
+    if they are very long. Columns without any value are left out. JSON, YAML, CSV and files have everything, unrounded,
+    with the columns' own names, which give the unit; notes then go to stderr.
 """
 
 import sys
@@ -218,7 +218,7 @@ def _print_title(text: str, settings: CommonOptions) -> None:
 
 
 def _print_columns(columns: list[_Shown], settings: CommonOptions) -> None:
-    if not sys.stdout.isatty():
+    if settings.wide or not sys.stdout.isatty():
         say_text("\n".join(captured(_table(columns, PIPE_TEXT_WIDTH))))
         return
     console = rich_console(sys.stdout, no_color=not settings.color)
@@ -226,7 +226,7 @@ def _print_columns(columns: list[_Shown], settings: CommonOptions) -> None:
     console.print(_table(fitting, text_width))
     left_out = [column.title for column in columns if column not in fitting]
     if left_out:
-        say(f"… more columns: {', '.join(left_out).lower()} (--columns, a wider terminal, or -o csv)")
+        say(f"… more columns: {', '.join(left_out).lower()} (-o wide, --columns or a wider terminal)")
 
 
 def fit(columns: Sequence[_Shown], width: int) -> tuple[list[_Shown], int]:

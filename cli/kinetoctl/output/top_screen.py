@@ -33,7 +33,12 @@ PROCESS_COLUMNS = (
     "PID", "USER", "RANK", "JOB", "GPU", "GPU MEM", "GPU UTIL", "CPU", "RSS", "AGENT", "CAPTURE", "ITER", "POD",
     "COMMAND",
 )  # fmt: skip
-LEAST_WANTED = ("POD", "ITER", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "USER")
+# What is left out of a narrow terminal, in this order; KEPT stays even without any value.
+LEAST_WANTED = (
+    "POD", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "CAPTURE", "JOB", "GPU UTIL", "USER", "GPU MEM",
+    "POWER", "MEM", "NAME", "AGENT",
+)  # fmt: skip
+KEPT = ("PID", "RANK", "GPU", "ITER")
 _POD = PROCESS_COLUMNS.index("POD")
 _GAP = 2
 
@@ -185,7 +190,7 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int |
     """
     widths = [max([len(column), *(len(row[place]) for row in rows)]) for place, column in enumerate(columns)]
     shown = list(range(len(columns)))
-    empty = [place for place in shown if all(row[place] == NOTHING for row in rows)]
+    empty = [place for place in shown if columns[place] not in KEPT and all(row[place] == NOTHING for row in rows)]
     unwanted = [columns.index(column) for column in LEAST_WANTED if column in columns]
     for place in [*empty, *unwanted]:
         needed = sum(widths[each] + _GAP for each in shown[:-1]) + len(columns[-1]) + _GAP
@@ -196,6 +201,11 @@ def _table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int |
     for place in shown:
         least = len(columns[place]) if place == shown[-1] else widths[place]
         table.add_column(columns[place], no_wrap=True, overflow="ellipsis", min_width=least)
+    *others, last = shown
+    room = None if width is None else max(width - sum(widths[each] + _GAP for each in others), len(columns[last]))
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in shown))
+        command = Text(row[last])
+        if room is not None:
+            command.truncate(room, overflow="ellipsis")  # Rich would take from every column
+        table.add_row(*(Text(row[place]) for place in others), command)
     return table

@@ -284,6 +284,7 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
         job_id=clean(each.job_id, 128),
         job_step=clean(each.job_step, 32),
         is_python=each.is_python,
+        framework=each.framework,
         own_user_namespace=each.own_user_namespace,
         uid=each.uid,
         program=clean(each.program, 128),

@@ -15,7 +15,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-VERSION = 2
+from kinetod.processes.frameworks import Framework
+
+VERSION = 3
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
@@ -162,6 +164,7 @@ class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     job_id: Short
     job_step: Annotated[str, msgspec.Meta(max_length=32)]
     is_python: bool
+    framework: Framework
     own_user_namespace: bool
     uid: Id | None
     program: Digest

@@ -18,6 +18,7 @@ from kinetod.processes.ancestry import Family
 from kinetod.processes.batch_jobs import job_in, step_in
 from kinetod.processes.containers import Container, Names, container_in, pod_in
 from kinetod.processes.credentials import Credentials
+from kinetod.processes.frameworks import Framework, framework
 from kinetod.processes.identity import PROC, ProcessKey, started_ns
 from kinetod.processes.proc_folder import ProcessFolder
 
@@ -53,6 +54,7 @@ class ProcessFacts:
     world_size: int | None
     job_id: str
     is_python: bool
+    framework: Framework = ""  # of a Python process
     parent_pid: int = 0
     ancestors: tuple[int, ...] = ()  # the parent first; not read by read_facts
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
@@ -80,6 +82,7 @@ class ProcessFacts:
             job_id=private.job_id,
             job_step=self.job_step if self.job else private.job_step,
             is_python=self.is_python or private.is_python,
+            framework=private.framework,
             hidden=False,
             plain=self.plain or (self.capable and private.own_user_namespace),
         )
@@ -95,6 +98,7 @@ class PrivateFacts:
     job_id: str = ""
     job_step: str = ""
     is_python: bool = False  # by its executable
+    framework: Framework = ""  # as ProcessFacts has it
     own_user_namespace: bool = False  # as in a container that its user has started
     uid: int | None = None  # whose it was then; None: not known
     program: str = ""  # as Credentials has it
@@ -117,7 +121,8 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
         return None
     arguments = _command(folder)  # none: a thread of the kernel
     command = arguments or [os.fsdecode(name)]
-    private, rights = _read_with_rights(pid, folder, proc)
+    named_python = _PYTHON.fullmatch(_base_name(command[0])) is not None
+    private, rights = _read_with_rights(pid, folder, proc, named_python=named_python)
     cgroups = _cgroups(folder)
     job = job_in(cgroups)
     dumpable = not rights.changes_rights and rights.dumpable is not False
@@ -131,7 +136,8 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
         rank=private.rank,
         world_size=private.world_size,
         job_id=private.job_id,
-        is_python=private.is_python or _PYTHON.fullmatch(_base_name(command[0])) is not None,
+        is_python=private.is_python or named_python,
+        framework=private.framework,
         parent_pid=int(fields[_STAT_PARENT]),
         is_ours=_is_ours(command),
         hidden=bool(arguments) and _hidden(folder),
@@ -145,10 +151,17 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
     )
 
 
-def _read_with_rights(pid: int, folder: ProcessFolder, proc: Path) -> tuple[PrivateFacts, Credentials]:
-    """Both of one program, or nothing private. Raises OSError."""
+def _read_with_rights(
+    pid: int, folder: ProcessFolder, proc: Path, *, named_python: bool = False
+) -> tuple[PrivateFacts, Credentials]:
+    """Both of one program, or nothing private. Raises OSError.
+
+    named_python: whether its command line says that it is Python.
+    """
     before = credentials.program(f"{proc}/{pid}")
     private = _read_private(folder)
+    if private.is_python or named_python:
+        private = replace(private, framework=framework(folder, before))
     rights = credentials.read(pid, proc=proc)
     if before != rights.program:
         private = PrivateFacts()

@@ -85,7 +85,9 @@ class ProfilerService(ProfilerServicer):
         match = checked_selector(request.selector)
         async with self._looks.turn():
             everything = request.include_without_agent
-            processes = await self._registry.processes(match, caller, include_without_agent=everything)
+            processes = await self._registry.processes(
+                match, caller, include_without_agent=everything, trainers=request.trainers
+            )
         return pb.ListProcessesResponse(processes=processes)
 
     @unary

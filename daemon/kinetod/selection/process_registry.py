@@ -16,14 +16,16 @@ from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.base.errors import check_shown, invalid
 from kinetod.gpus.context_holders import Held
 from kinetod.kubernetes.pod_names import PodNames
-from kinetod.permissions.role_policy import Action, Caller, Thing, may
+from kinetod.permissions.role_policy import Caller
 from kinetod.processes.ancestry import with_descendants
 from kinetod.processes.containers import is_container_id, is_pod_uid
 from kinetod.processes.credentials import REPLACED, Credentials
 from kinetod.processes.identity import PROC, ProcessKey
 from kinetod.processes.process_info import PrivateFacts, ProcessFacts, foreign_pids, read_all
+from kinetod.selection.candidate import Candidate
+from kinetod.selection.obstacles import note
 from kinetod.selection.process_info_cache import RecentFacts
-from kinetod.selection.target_selection import Member, leading
+from kinetod.selection.target_selection import Member, leading, leading_of_families
 
 DESCRIBE_DEADLINE_S = 0.5
 MAX_REGEX_CHARS = 512
@@ -167,28 +169,6 @@ def _regex(text: str, field: str) -> Expression | None:
         raise invalid(f"{field}.command_regex", f"not a valid regular expression (RE2 syntax): {problem}") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A process and its agent, if that can be talked to."""
-
-    key: ProcessKey
-    process: pb.Process
-    agent: ConnectedAgent | None
-    facts: ProcessFacts
-
-    def thing(self) -> Thing:
-        """What decisions about it are made from."""
-        return Thing(uid=self.facts.uid, plain=self.facts.plain, job=self.facts.job, pod=self.facts.pod)
-
-    def visible_to(self, caller: Caller) -> bool:
-        """Whether the caller may know of it."""
-        return may(caller, Action.SEE_PROCESS, self.thing())
-
-    def has_agent(self) -> bool:
-        """Also one that we cannot talk to."""
-        return self.process.agent_state != pb.AGENT_STATE_NONE
-
-
 class Privileged(Protocol):
     """Reads facts about processes that we may not read: the attach helper service."""
 
@@ -236,10 +216,13 @@ class Registry:
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
-    async def processes(self, match: Match, caller: Caller, *, include_without_agent: bool) -> list[pb.Process]:
+    async def processes(
+        self, match: Match, caller: Caller, *, include_without_agent: bool, trainers: bool = False
+    ) -> list[pb.Process]:
         """Of the processes that the caller may see those that a capture would take, with recent data, by pid.
 
-        include_without_agent: also the others that meet the conditions, if they have an agent, are Python or use a GPU.
+        include_without_agent: also the others that meet the conditions, if they have an agent, are Python or use a GPU;
+        trainers: without conditions and that, what a person would trace.
         """
 
         def sees(candidate: Candidate) -> bool:
@@ -251,9 +234,24 @@ class Registry:
         elif include_without_agent:
             pids = await self._pids(match, attachable=True)
             found = await self.meant(replace(match, helpers=True), pids, sees, listed=True)
+        elif trainers and not match:
+            found = await self._trainers(match, sees)
         else:
             found = await self.selected(match, sees, attachable=self._attaching, listed=True)
+        await note(found, caller, own_uid=self.own_uid, attaching=self._attaching, proc=self._proc)
         return [each.process for each in found]
+
+    async def _trainers(self, match: Match, usable: Callable[[Candidate], bool]) -> list[Candidate]:
+        """What a person would trace: whatever shows a sign of training, unless it only helps others of its family."""
+        held = await self._held([], listed=True)
+        pids = await self._pids(match, attachable=True, others=held.keys())
+        found = await self.meant(replace(match, helpers=True), pids, usable, listed=True, anything=held.keys())
+        _set_gpus(found, held)
+        signs = [each for each in found if shows_training(each, held)]
+        if match.helpers:
+            return signs
+        leaders = leading_of_families(_member(each, held) for each in signs)
+        return [each for each in signs if each.key.pid in leaders]
 
     async def shown(
         self, match: Match, caller: Caller, on_gpus: Collection[int], *, everything: bool
@@ -316,9 +314,7 @@ class Registry:
         found = [each for each in candidates if match(each.process, each.facts)]
         leaves_out = len(found) > 1 and not (match.helpers or match.names_pids)
         held = await self._held(found, listed=listed) if leaves_out or match.gpus else {}
-        for each in found:
-            if gpus := held.get(each.key.pid):
-                each.process.gpus[:] = sorted(gpus)
+        _set_gpus(found, held)
         found = [each for each in found if match.is_on(each.process.gpus)]
         if not leaves_out:
             return found
@@ -398,6 +394,25 @@ def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
     return not facts.is_ours and (candidate.has_agent() or worth_one)
 
 
+def shows_training(candidate: Candidate, held: Held) -> bool:
+    """Whether a person would trace it: it has an agent, or holds a context on a GPU (has one open, if nobody's contexts
+    are known), or is Python with a framework, a GPU, a rank or a job. None of ours is.
+    """
+    facts = candidate.facts
+    if facts.is_ours:
+        return False
+    if candidate.has_agent() or facts.key.pid in held or (facts.gpus and not held):
+        return True
+    signs = (facts.framework, facts.gpus, facts.rank is not None, facts.job_id, facts.job)
+    return facts.is_python and any(signs)
+
+
+def _set_gpus(candidates: Iterable[Candidate], held: Held) -> None:
+    for each in candidates:
+        if gpus := held.get(each.key.pid):
+            each.process.gpus[:] = sorted(gpus)
+
+
 def _member(candidate: Candidate, held: Held) -> Member:
     return Member(
         pid=candidate.key.pid,
@@ -419,6 +434,8 @@ def to_proto(facts: ProcessFacts) -> pb.Process:
         command=facts.command,
         gpus=facts.gpus,
         job_id=facts.job_id,
+        framework=facts.framework,
+        parent_pid=facts.parent_pid,
         agent_state=pb.AGENT_STATE_NONE,
         iterations=-1,
     )
@@ -443,10 +460,11 @@ def add_agent(process: pb.Process, agent: ConnectedAgent) -> None:
     if hello.world_size is not None:
         process.world_size = hello.world_size
     process.job_id = hello.job_id or process.job_id
-    process.framework = hello.framework
+    process.framework = hello.framework or process.framework
     process.python_version = hello.python_version
     process.agent_version = hello.agent_version
     process.iterations = hello.iterations
+    process.iteration_ns = hello.iteration_ns
     process.busy_capture_id = agent.capture_id or hello.busy_capture_id
     process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
     process.activity_types.extend(agent.activity_types())

@@ -56,6 +56,18 @@ def leading(members: Iterable[Member]) -> frozenset[int]:
     return frozenset(each.pid for each in rest if each.trains or each.pid not in above)
 
 
+def leading_of_families(members: Iterable[Member]) -> frozenset[int]:
+    """As `leading`, in each family by itself: those that descend from the same member. Programs of others do not count
+    as helpers because one of them holds a context.
+    """
+    by_pid = {each.pid: each for each in members}
+    families: dict[int, list[Member]] = {}
+    for each in by_pid.values():
+        eldest = next((pid for pid in reversed(each.ancestors) if pid in by_pid), each.pid)
+        families.setdefault(eldest, []).append(each)
+    return frozenset().union(*map(leading, families.values()))
+
+
 def _above(members: Iterable[Member]) -> set[int]:
     return {pid for each in members for pid in each.ancestors}
 

@@ -91,7 +91,7 @@ CHECK_STATUS_PROBLEM: CheckStatus
 CHECK_STATUS_UNKNOWN: CheckStatus
 
 class Process(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name")
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns")
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,9 @@ class Process(_message.Message):
     POD_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PARENT_PID_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_NS_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     user: str
@@ -136,7 +139,10 @@ class Process(_message.Message):
     pod_namespace: str
     pod_name: str
     container_name: str
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ...) -> None: ...
+    parent_pid: int
+    obstacle: str
+    iteration_ns: int
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ...) -> None: ...
 
 class Selector(_message.Message):
     __slots__ = ("pids", "command_regex", "user", "ranks", "job_ids", "gpus", "children", "helpers", "job_step", "pod_uids", "container_ids")
@@ -165,12 +171,14 @@ class Selector(_message.Message):
     def __init__(self, pids: _Optional[_Iterable[int]] = ..., command_regex: _Optional[str] = ..., user: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., job_ids: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., children: bool = ..., helpers: bool = ..., job_step: _Optional[str] = ..., pod_uids: _Optional[_Iterable[str]] = ..., container_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListProcessesRequest(_message.Message):
-    __slots__ = ("selector", "include_without_agent")
+    __slots__ = ("selector", "include_without_agent", "trainers")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_WITHOUT_AGENT_FIELD_NUMBER: _ClassVar[int]
+    TRAINERS_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     include_without_agent: bool
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., include_without_agent: bool = ...) -> None: ...
+    trainers: bool
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., include_without_agent: bool = ..., trainers: bool = ...) -> None: ...
 
 class ListProcessesResponse(_message.Message):
     __slots__ = ("processes",)

@@ -11,8 +11,8 @@ APPROVED = messages.Approved(
     program="ab" * 16,
 )  # fmt: skip
 FACTS = messages.PrivateFactsItem(
-    pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, own_user_namespace=False,
-    uid=1000, program="ab" * 16,
+    pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, framework="torch",
+    own_user_namespace=False, uid=1000, program="ab" * 16,
 )  # fmt: skip
 
 

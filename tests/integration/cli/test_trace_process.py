@@ -117,7 +117,7 @@ def test_a_process_without_agent_says_exactly_what_to_do(daemon: Daemon, tmp_pat
         assert "[NO_AGENT]" in result.stderr
         assert "start it with `kinetoctl run -- <command>`" in result.stderr
         assert str(plain.pid) not in run(daemon, "ps").stdout
-        assert "NONE" in run(daemon, "ps", "--all", "--pid", str(plain.pid)).stdout
+        assert "attach" in run(daemon, "ps", "--all", "--pid", str(plain.pid)).stdout
 
 
 @pytest.mark.slow

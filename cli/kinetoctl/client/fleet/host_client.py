@@ -87,9 +87,13 @@ class HostClient:
         clock = await self._once(self._stub.GetClock, pb.GetClockRequest(), min(CLOCK_DEADLINE_S, self.timeout_s))
         return RoundTrip(sent_ns, clock.received_ns, clock.sent_ns, time.time_ns())
 
-    async def processes(self, selector: pb.Selector, *, include_without_agent: bool = False) -> list[pb.Process]:
-        """The processes that match."""
-        request = pb.ListProcessesRequest(selector=selector, include_without_agent=include_without_agent)
+    async def processes(
+        self, selector: pb.Selector, *, include_without_agent: bool = False, trainers: bool = False
+    ) -> list[pb.Process]:
+        """The processes that match; of an empty selector with `trainers`, what a person would trace."""
+        request = pb.ListProcessesRequest(
+            selector=selector, include_without_agent=include_without_agent, trainers=trainers
+        )
         return list((await self._call(self._stub.ListProcesses, request)).processes)
 
     async def watch(self, capture_id: str, *, limit_s: float) -> AsyncIterator[pb.CaptureEvent]:

@@ -30,7 +30,8 @@ from kinetod.base.errors import Exhausted, KinetodError, NotFound, NotPermitted,
 from kinetod.permissions.role_policy import Action, Caller, listed, may, needed, sees_all
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey
-from kinetod.selection.process_registry import Candidate, Match, Registry, add_agent
+from kinetod.selection.candidate import Candidate
+from kinetod.selection.process_registry import Match, Registry, add_agent
 
 MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (

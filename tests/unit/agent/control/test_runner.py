@@ -343,7 +343,7 @@ def test_an_error_of_our_own_ends_the_capture_and_the_agent_comes_back(
 ) -> None:
     connection = process.connect()
     connection.collect()
-    monkeypatch.setattr("kineto_agent.control.self_description.hello", lambda *_arguments: 1 / 0)
+    monkeypatch.setattr("kineto_agent.control.self_description.hello", lambda *_arguments, **_options: 1 / 0)
     connection.send(wire.Describe())
     result = connection.expect(wire.Result)
     assert (result.outcome, result.reason_code) == ("failed", "AGENT_ERROR")

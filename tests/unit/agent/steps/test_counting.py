@@ -295,3 +295,17 @@ def test_of_too_few_or_unsteady_iterations_no_ratio_is_told(other: List[int]) ->
 
 def test_a_program_that_got_faster_was_slowed_by_something_else_before() -> None:
     assert step_ratio(times(3.7), STEADY) == 0
+
+
+def test_the_pace_is_that_of_the_latest_iterations_until_one_takes_many_times_as_long() -> None:
+    clock = Clock()
+    counter = StepCounter(clock)
+    assert counter.iteration_ns() == 0
+    for length_ms in (40, 50, 60, 50):
+        counter.step()
+        clock.now_ns += length_ms * 1_000_000
+    assert counter.iteration_ns() == 50_000_010
+    clock.now_ns += 900_000_000
+    assert counter.iteration_ns() == 50_000_010
+    clock.now_ns += 200_000_000
+    assert counter.iteration_ns() == 0

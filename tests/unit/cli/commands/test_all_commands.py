@@ -38,12 +38,15 @@ def finished() -> pb.Capture:
 
 
 def test_ps_is_a_table_without_trailing_blanks(server: FakeServer, run: Run) -> None:
-    other = pb.Process(pid=7, uid=1001, command=["python"], agent_state=pb.AGENT_STATE_NONE, iterations=-1)
+    other = pb.Process(
+        pid=7, uid=1001, command=["python"], agent_state=pb.AGENT_STATE_NONE, iterations=-1, parent_pid=1
+    )
     server.profiler.processes = [captures.process(), other]
+    server.profiler.processes[0].start_time_ns = 0
     assert run("ps", "--all").stdout == (
-        "PID   USER  RANK  GPU  FRAMEWORK    AGENT  ITER  COMMAND\n"
-        "4242  ada   0     0    torch 2.9.0  READY  120   python train.py --epochs 3\n"
-        "7     1001  -     -    -            NONE   -     python\n"
+        "PID   USER  RANK  GPU  AGE  ITER  PARENT  TRACE   COMMAND\n"
+        "4242  ada   0     0    -    120   -       ready   python train.py --epochs 3\n"
+        "7     1001  -     -    -    -     1       attach  python\n"
     )
     assert server.profiler.requests[0].include_without_agent
 
@@ -60,31 +63,49 @@ def test_ps_in_json_has_every_field(server: FakeServer, run: Run) -> None:
 def test_ps_without_any_process_says_what_to_do(server: FakeServer, run: Run) -> None:
     result = run("ps")
     assert result.code == 0
-    assert "`kinetoctl trace --pid` attaches one" in result.stderr
+    assert "`kinetoctl ps --all` lists every Python process, and `kinetoctl trace PID` traces any" in result.stderr
 
 
-def test_ps_tells_agents_that_were_brought_in(server: FakeServer, run: Run) -> None:
-    attached, busy = captures.process(), captures.process(pid=7)
+def test_ps_tells_how_a_process_would_be_traced_or_why_not(server: FakeServer, run: Run) -> None:
+    attached, busy, stopped, old = (captures.process(pid=pid) for pid in (4, 5, 6, 7))
     attached.attached = busy.attached = True
     busy.agent_state = pb.AGENT_STATE_BUSY
-    server.profiler.processes = [attached, busy]
-    _, *rows = run("ps").stdout.splitlines()
-    assert [row.split()[6] for row in rows] == ["ATTACHED", "BUSY"]
+    stopped.agent_state, stopped.obstacle = pb.AGENT_STATE_NONE, "stopped"
+    old.agent_state = pb.AGENT_STATE_INCOMPATIBLE
+    server.profiler.processes = [attached, busy, stopped, old]
+    head, *rows = run("ps").stdout.splitlines()
+    place = head.index("TRACE")
+    shown = [row[place : head.index("COMMAND")].rstrip() for row in rows]
+    assert shown == ["attached", "busy", "no: stopped", "no: agent of another version"]
+
+
+def test_ps_wide_has_more_columns_and_columns_without_any_value_are_left_out(server: FakeServer, run: Run) -> None:
+    process = captures.process()
+    server.profiler.processes = [process]
+    assert not {"JOB", "ITER/S", "FRAMEWORK", "POD"} & set(run("ps").stdout.split())
+    process.job_id, process.iteration_ns, process.world_size = "831245", 40_000_000, 8
+    head, row = run("ps").stdout.splitlines()
+    assert head.split() == ["PID", "USER", "JOB", "RANK", "GPU", "AGE", "ITER", "ITER/S", "PARENT", "TRACE", "COMMAND"]
+    assert "831245" in row and " 25 " in row
+    head, row = run("ps", "-o", "wide").stdout.splitlines()
+    assert {"WORLD", "STARTED", "FRAMEWORK", "PYTHON", "AGENT"} <= set(head.split())
+    assert "torch 2.9.0" in row and "READY" in row
 
 
 def test_ps_with_a_selector_that_matches_nothing_is_code_3(server: FakeServer, run: Run) -> None:
     assert run("ps", "--user", "bob").code == 3
 
 
-def test_ps_shows_everything_with_an_agent_unless_it_has_a_selector(server: FakeServer, run: Run) -> None:
+def test_ps_asks_for_what_a_person_would_trace_unless_it_has_a_selector(server: FakeServer, run: Run) -> None:
     run("ps")
     run("ps", "--helpers", "--gpu", "1-2")
     run("ps", "--pid", "7", "--children")
     assert [request.selector for request in server.profiler.requests] == [
-        pb.Selector(helpers=True),
+        pb.Selector(),
         pb.Selector(helpers=True, gpus=[1, 2]),
         pb.Selector(pids=[7], children=True),
     ]
+    assert all(request.trainers for request in server.profiler.requests)
 
 
 @pytest.mark.parametrize(("option", "offered"), [("--user", ["plain,ada", "plain,bob"]), ("--job-id", ["plain,77"])])
@@ -109,6 +130,44 @@ def test_captures_list_shows_what_was_captured_and_when(server: FakeServer, run:
     assert cells[9].startswith("python")
     assert re.fullmatch(r"\d+(s|min|h|d)", cells[2])
     assert dict(server.profiler.requests[0].labels) == {"team": "vision"}
+
+
+def test_captures_are_listed_with_absolute_times_where_there_is_room(server: FakeServer, run: Run) -> None:
+    capture = finished()
+    capture.created_ns = 1_782_000_000 * 10**9
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[capture]) for _ in range(2)]
+    head, row = run("captures", "list", "-o", "wide").stdout.splitlines()
+    assert "CREATED UTC" in head and "2026-06-21T00:00:00Z" in row
+    (document,) = run("captures", "list", "-o", "json").json()
+    assert document["created_utc"] == "2026-06-21T00:00:00Z"
+    assert document["created_local"].startswith("2026-06-2")
+    assert document["created_ns"] == capture.created_ns
+    capture.ended_ns = 0
+    server.profiler.pages = [pb.ListCapturesResponse(captures=[capture])]
+    assert run("captures", "list", "-o", "json").json()[0]["ended_utc"] is None
+
+
+def test_captures_and_processes_are_sorted_as_asked(server: FakeServer, run: Run) -> None:
+    small, large = finished(), finished()
+    small.id, large.id = "small", "large"
+    large.targets[0].files[0].size_bytes *= 2
+    for arguments, ids in (([], "small large"), (["--sort", "size"], "large small"), (["--reverse"], "large small")):
+        server.profiler.pages = [pb.ListCapturesResponse(captures=[small, large])]
+        _, *rows = run("captures", "list", *arguments).stdout.splitlines()
+        assert " ".join(row.split()[0] for row in rows) == ids
+    server.profiler.processes = [captures.process(pid=pid, rank=rank) for pid, rank in ((5, 1), (6, None), (7, 0))]
+    _, *rows = run("ps", "--sort", "rank").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["7", "5", "6"]
+    assert run("ps", "--interval", "1ms").code == 2
+
+
+def test_a_capture_is_watched_until_it_has_ended_and_then_shown(server: FakeServer, run: Run) -> None:
+    server.profiler.stored = captures.capture(captures.target(state=pb.TARGET_STATE_COLLECT))
+    server.profiler.watches = [[pb.CaptureEvent(snapshot=finished())]]
+    result = run("captures", "show", "c0ffee", "--watch")
+    assert result.code == 0
+    assert [line.rpartition(": ")[2] for line in result.stderr.splitlines()] == ["COLLECT", "DONE"]
+    assert result.stdout.startswith("capture c0ffee")
 
 
 def test_captures_show_in_yaml_is_the_capture(server: FakeServer, run: Run) -> None:
@@ -315,6 +374,30 @@ def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) ->
         result = run(*words)
         assert result.code == 2
         assert like in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "like"),
+    [
+        (["trace", "7", "--duraton", "5"], "No such option '--duraton'. (Did you mean one of: '--duration'"),
+        (["trace", "7", "--format", "crome"], "'perfetto'. Did you mean chrome or chrome-json?"),
+        (["ps", "-o", "yml"], "'yaml'. Did you mean yaml?"),
+        (["ps", "--sort", "ranks"], "Did you mean rank?"),
+    ],
+)
+def test_a_mistyped_option_or_value_is_answered_with_those_that_are_like_it(
+    run: Run, words: list[str], like: str
+) -> None:
+    result = run(*words)
+    assert result.code == 2
+    assert like in result.stderr
+
+
+def test_a_value_that_is_like_none_is_answered_with_all(run: Run) -> None:
+    assert run("ps", "-o", "xxxxxxx").stderr.splitlines() == [
+        "error: --output: 'xxxxxxx' is not one of 'table', 'wide', 'json', 'yaml'.",
+        "See `kinetoctl ps --help`.",
+    ]
 
 
 def test_the_version_is_an_option_too(run: Run) -> None:

@@ -97,7 +97,7 @@ def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_p
 def test_another_suffix_is_refused(run: Run) -> None:
     result = run("report", "x", "-o", "kernels.xlsx")
     assert result.code == 2
-    assert "--output: expected table, json, yaml, csv, or a file ending in .csv, .json, .parquet" in result.stderr
+    assert "--output: expected table, wide, json, yaml, csv, or a file ending in .csv, .json, .parquet" in result.stderr
 
 
 def test_limit_cuts_tables_and_says_so(run: Run, traces: Path) -> None:

@@ -137,8 +137,8 @@ def shown(width: int, rows: int | None = None) -> list[str]:
 def test_a_narrow_terminal_leaves_out_empty_columns_then_others_and_cuts_the_command() -> None:
     lines = shown(80)
     assert "GPU  NAME         UTIL  MEM  MEMORY                POWER        TEMP   PROC" in lines
-    assert "PID   USER  RANK  GPU  GPU MEM   GPU UTIL  CPU   AGENT  CAPTURE     COMMAND" in lines
-    assert "4242  ada   0     0    70.0 GiB  80%       150%  READY  20260101-1  python train" in lines
+    assert "PID   USER  RANK  GPU  GPU MEM   GPU UTIL  AGENT  CAPTURE     ITER  COMMAND" in lines
+    assert "4242  ada   0     0    70.0 GiB  80%       READY  20260101-1  120   python trai…" in lines
 
 
 def test_what_does_not_fit_is_counted() -> None:

@@ -26,7 +26,7 @@ MESSAGES = [
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
 ]
-HEAD = b"KATT\x02\x00"
+HEAD = b"KATT\x03\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -45,6 +45,7 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         job_id="é" * 128,
         job_step="é" * 32,
         is_python=True,
+        framework="tensorflow",
         own_user_namespace=True,
         uid=2**32 - 1,
         program="é" * 64,
@@ -95,7 +96,7 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
     with pytest.raises(messages.WrongVersion, match="version 3") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 3) + b"whatever comes then")
+        messages.request(struct.pack("<4sH", b"KATT", 4) + b"whatever comes then")
     assert caught.value.theirs == 3
 
 

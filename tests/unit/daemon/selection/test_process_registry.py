@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,8 @@ from kinetod.processes.containers import Container
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts, read_facts
 from kinetod.selection import process_registry
-from kinetod.selection.process_registry import Candidate, Registry, checked_selector, is_meant
+from kinetod.selection.candidate import Candidate
+from kinetod.selection.process_registry import Registry, checked_selector, is_meant, shows_training
 from support.agent.scripted_agent import hello_message
 
 CALLER = Caller(uid=os.getuid(), user="me", roles=frozenset({Role.ADMIN}), via=Via.UNIX)
@@ -261,6 +263,62 @@ def test_our_own_programs_are_not_meant_even_with_an_agent(ours: bool) -> None:
     for has_one in (agent, None):
         candidate = Candidate(FACTS.key, PROCESS, has_one, replace(FACTS, gpus=(0,), is_ours=ours))
         assert is_meant(candidate, checked_selector(pb.Selector(job_ids=["77"])), attachable=True) is not ours
+
+
+def trainers(selector: pb.Selector | None = None, held: Held | None = None) -> dict[int, pb.Process]:
+    """What a person would trace, by pid, in a daemon without any agent."""
+
+    async def ask() -> dict[int, pb.Process]:
+        found = Registry(AgentHub(), gpus=Gpus(held or {}))
+        match = checked_selector(selector or pb.Selector())
+        listed = await found.processes(match, CALLER, include_without_agent=False, trainers=True)
+        return {each.pid: each for each in listed}
+
+    return asyncio.run(ask())
+
+
+def test_trainers_are_python_processes_with_a_sign_of_it_and_whoever_holds_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = [sys.executable, "-S", "-c", "print(1, flush=True); input()"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen(waiting, env={"RANK": "3"}, **pipes) as rank,
+        subprocess.Popen(waiting, env={"SLURM_JOB_ID": "77"}, **pipes) as job,
+        subprocess.Popen(waiting, env={}, **pipes) as tool,
+        subprocess.Popen(["sh", "-c", "echo; read x"], **pipes) as program,
+    ):
+        everybody = (rank, job, tool, program)
+        monkeypatch.setattr(process_registry, "foreign_pids", lambda _proc: {each.pid for each in everybody})
+        try:
+            for each in everybody:
+                assert each.stdout is not None
+                each.stdout.readline()
+            found = trainers()
+            assert set(found) == {rank.pid, job.pid}
+            assert found[rank.pid].parent_pid == os.getpid()
+            assert found[rank.pid].obstacle == ""
+            assert set(trainers(held={program.pid: frozenset({1})})) == {rank.pid, job.pid, program.pid}
+            assert set(trainers(pb.Selector(ranks=[3]))) == {rank.pid}
+        finally:
+            for each in everybody:
+                assert each.stdin is not None
+                each.stdin.close()
+
+
+def test_the_signs_of_training() -> None:
+    def shows(held: Held | None = None, **facts: Any) -> bool:
+        plain = replace(FACTS, rank=None, job_id="", job="", **facts)
+        candidate = Candidate(plain.key, pb.Process(agent_state=pb.AGENT_STATE_NONE), None, plain)
+        return shows_training(candidate, held or {})
+
+    assert not shows()
+    assert shows(framework="torch")
+    assert not shows(framework="torch", is_ours=True)
+    assert shows(gpus=(0,))
+    assert shows(gpus=(0,), is_python=False)
+    assert not shows({8: frozenset({0})}, gpus=(0,), is_python=False)  # such as a monitor: others hold the contexts
+    assert shows({7: frozenset({0})}, is_python=False)
 
 
 def test_an_empty_selector_means_processes_with_an_agent_only() -> None:

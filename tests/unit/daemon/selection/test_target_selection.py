@@ -1,7 +1,7 @@
 """Which of the selected processes are meant. A process is its pid, its ancestors and its command line."""
 
 import pytest
-from kinetod.selection.target_selection import Member, leading
+from kinetod.selection.target_selection import Member, leading, leading_of_families
 
 TRAIN = ("python", "train.py")
 TORCHRUN = ("python", "torchrun", "train.py")
@@ -91,3 +91,9 @@ def test_without_contexts_open_gpus_count_more_than_relations(members: list[Memb
 )
 def test_who_holds_a_context_is_meant(members: list[Member], meant: set[int]) -> None:
     assert leading(members) == meant
+
+
+def test_a_family_is_judged_by_itself() -> None:
+    on_cpu = [member(20), member(21, TRAIN, 20), member(30, TORCHRUN), member(31, TRAIN, 5, 30, 1)]
+    assert leading_of_families([held(10, gpus="0"), member(11, TRAIN, 10), *on_cpu]) == {10, 20, 31}
+    assert leading_of_families([]) == set()

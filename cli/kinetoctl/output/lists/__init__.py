@@ -1,0 +1,1 @@
+"""Lists of processes and captures, printed once or kept up to date."""
