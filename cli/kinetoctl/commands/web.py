@@ -1,22 +1,25 @@
 """`kinetoctl web`: the web page."""
 
 import glob
+import threading
 import webbrowser
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import click
 
-from kinetoctl.base.common_options import common_options, current
+from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION, SIZE
-from kinetoctl.errors import NoSuchTrace, Refused
+from kinetoctl.errors import NoSuchTrace
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.trace_arguments import traces_argument
 from kinetoctl.output.console import say
 
+HOST = "127.0.0.1"
 MIN_MEMORY_BYTES = 512 << 20
+NS_PER_S = 10**9
 
 
 def _files(arguments: Sequence[str]) -> list[str]:
@@ -31,7 +34,11 @@ def _files(arguments: Sequence[str]) -> list[str]:
 @traces_argument
 @click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
 @click.option(
-    "--port", metavar="N", type=click.IntRange(0, 65_535), default=0, help="Port on 127.0.0.1.  [default: any free one]"
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65_534),
+    default=0,
+    help="Port on 127.0.0.1; the timeline has the next one.  [default: any free ones]",
 )
 @click.option(
     "--worker-memory",
@@ -59,44 +66,22 @@ def command(traces: tuple[str, ...], no_browser: bool, port: int, worker_memory:
 
     Each TRACE is a file, a folder or a glob pattern; the traces of a folder or pattern are taken as the ranks of a job.
     """
-    from kinetoctl.client.daemon_client import Client  # with the rest of what only the server needs
-    from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
-    from kinetoctl.web.analyses.trace_library import TraceLibrary
-    from kinetoctl.web.analyses.worker_process import WorkerLimits
-    from kinetoctl.web.application import WebApplication
-    from kinetoctl.web.http.request_handler import RequestHandler
-    from kinetoctl.web.http.sessions import Sessions
-    from kinetoctl.web.http.web_server import HOST, WebServer
-    from kinetoctl.web.pages.page_context import PageContext
+    from kinetoctl.web.analyses.worker_process import WorkerLimits  # with the rest of what only the server needs
+    from kinetoctl.web.running import WebOptions, running_web
 
-    settings, sessions = current(), Sessions()
-    limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // 10**9))
-    library = TraceLibrary(settings, _files(traces))
-    with closing(library), AnalysisQueue(limits) as queue:
-        context = PageContext(
-            settings=settings,
-            library=library,
-            queue=queue,
-            connect=lambda: Client(settings.address, timeout_s=settings.timeout_s),
-        )
-
-        def address() -> str:
-            return f"http://{HOST}:{server.port}/#{sessions.token}"
-
-        application = WebApplication(
-            context, sessions, on_entry=lambda: say(f"for another browser: {address()}", err=True)
-        )
-        try:
-            server = WebServer(partial(RequestHandler, application), port)
-        except OSError as exc:
-            raise Refused(f"port {port} on {HOST} cannot be used: {exc.strerror or exc}") from exc
-        with server:
-            if no_browser or not webbrowser.open(address()):
-                say(address())
-            if not settings.quiet:
-                say(f"serving on {HOST}:{server.port}; Ctrl-C ends it", err=True)
-            try:
-                server.serve()
-            except KeyboardInterrupt:
-                return ExitCode.DONE
+    settings = current()
+    limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
+    options = WebOptions(traces=_files(traces), port=port, limits=limits)
+    with running_web(options, settings, on_entry=partial(_tell_next, settings)) as web:
+        if no_browser or not webbrowser.open(web.address):
+            say(web.address)
+        if not settings.quiet:
+            say(f"serving on ports {web.pages.port} and {web.ui.port} of {HOST}; Ctrl-C ends it", err=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
     return ExitCode.DONE
+
+
+def _tell_next(settings: CommonOptions, address: str) -> None:
+    if not settings.quiet:
+        say(f"for another browser: {address}", err=True)

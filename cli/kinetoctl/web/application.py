@@ -18,9 +18,10 @@ from kinetoctl.web.pages.captures_page import captures_json, captures_page
 from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
 from kinetoctl.web.pages.sql_page import sql_json, sql_page
-from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace, ui_file
+from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_json, view_page
 
+ENTRY = "/enter"
 Page = Callable[..., WebAnswer]
 _ID, _NAME = r"(?P<id>[\w-]{1,100})", r"(?P<name>\w{1,64})"
 _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
@@ -46,7 +47,7 @@ _WITH_DAEMON = ("/live", "/captures.json")
 _STATIC: Mapping[str, tuple[str, str]] = {
     "style.css": ("kineto_trace.html", "page"),
     "page.js": ("kineto_trace.html", "page"),
-    **dict.fromkeys(("web.css", "web.js", "enter.js", "timeline.js"), ("kinetoctl.web.pages", "static")),
+    **dict.fromkeys(("web.css", "web.js", "enter.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")),
 }
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (NotFound, HTTPStatus.NOT_FOUND),
@@ -70,12 +71,10 @@ class WebApplication:
 
     def __call__(self, request: WebRequest) -> WebAnswer:
         """The answer. Raises WebError for what is no page."""
-        if request.path.startswith(security.UI_PATH):
-            return ui_file(request.path, int(request.headers["host"].rpartition(":")[2]))
         if request.path.startswith("/static/"):
             return _static(request.path.removeprefix("/static/"))
-        if request.path == "/enter" and request.method == "POST":
-            return self._enter(request)
+        if request.path == ENTRY:
+            return self._enter(request) if request.method == "POST" else _way_in(HTTPStatus.OK, refused=False)
         session = self._sessions.find(request.cookie(COOKIE))
         if session is None:
             return _way_in(HTTPStatus.UNAUTHORIZED, refused=False)

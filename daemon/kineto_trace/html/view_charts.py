@@ -34,7 +34,7 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Curves:
     """A line for each rank and place: the columns of the place, of the time in us or ns, and of the values."""
 
     places: tuple[str, ...]
@@ -44,7 +44,7 @@ class Course:
 
 
 # view -> its chart; those of the report that have one are drawn as there
-SHAPES: dict[str, Bars | Course] = {
+SHAPES: dict[str, Bars | Curves] = {
     "rank_time_causes": Bars(("cause",), ("share_pct",), "%"),
     "rank_waits": Bars(("rank", "waits_for"), ("wait_us",)),
     "rank_what_if": Bars(("change",), ("saving_us",)),
@@ -71,10 +71,10 @@ SHAPES: dict[str, Bars | Course] = {
     "memory_statistics": Bars(("operator",), ("self_size_increase_bytes",), "MiB"),
     "memory_peak": Bars(("operator",), ("held_bytes",), "MiB"),
     "step_spread": Bars(("step",), ("median_us",)),
-    "queue_length": Course(("device", "stream"), "time_us", ("queue_length",), "activities"),
-    "memory_bandwidth": Course(("device", "kind"), "time_us", ("bandwidth",), "GB/s"),
-    "sm_efficiency": Course(("device",), "start_ns", ("sm_efficiency_pct",), "%"),
-    "thread_times": Course(("name", "thread"), "start_us", ("cpu_pct", "cpu_wait_pct", "blocked_pct"), "%"),
+    "queue_length": Curves(("device", "stream"), "time_us", ("queue_length",), "activities"),
+    "memory_bandwidth": Curves(("device", "kind"), "time_us", ("bandwidth",), "GB/s"),
+    "sm_efficiency": Curves(("device",), "start_ns", ("sm_efficiency_pct",), "%"),
+    "thread_times": Curves(("name", "thread"), "start_us", ("cpu_pct", "cpu_wait_pct", "blocked_pct"), "%"),
     "profiler_steps": Bars(("step",), ("duration_us",)),
 }
 Values = dict[str, Any]
@@ -87,7 +87,7 @@ def chart(result: Result) -> Markup:
     shape = SHAPES.get(result.view)
     if isinstance(shape, Bars):
         return _bars(result.rows()[:MAX_BARS], shape)
-    if isinstance(shape, Course):
+    if isinstance(shape, Curves):
         return _courses(result.rows(), shape)
     drawn: Callable[[Result], Markup] | None = SHOWN[result.view][2] if result.view in SHOWN else None
     return drawn(result) if drawn else Markup("")
@@ -102,7 +102,7 @@ def _bars(rows: Sequence[Values], shape: Bars) -> Markup:
     return stacked_bars(labels, series, shape.unit)
 
 
-def _courses(rows: Sequence[Values], shape: Course) -> Markup:
+def _courses(rows: Sequence[Values], shape: Curves) -> Markup:
     names = ("rank", *shape.places) if "rank" in rows[0] else shape.places
     groups: dict[tuple[Any, ...], list[Values]] = {}
     for row in rows:

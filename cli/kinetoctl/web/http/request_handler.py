@@ -5,6 +5,7 @@ Sizes are limited before anything is read into memory, and every error becomes a
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,6 +24,17 @@ _FORM = "application/x-www-form-urlencoded"
 _METHODS = (*security.SAFE_METHODS, "POST")
 
 Application = Callable[[WebRequest], WebAnswer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSite:
+    """What one server answers: its own origin, the policy that goes with its answers, and where these come from."""
+
+    origin: str
+    policy: str
+    application: Application
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -33,8 +45,8 @@ class RequestHandler(BaseHTTPRequestHandler):
     server_version, sys_version = "kinetoctl", ""
     server: WebServer
 
-    def __init__(self, application: Application, *args: Any) -> None:
-        self._application = application
+    def __init__(self, site: WebSite, *args: Any) -> None:
+        self._site = site
         super().__init__(*args)
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -64,8 +76,8 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             request = self._request()
             self.server.expect(self.connection, None)
-            security.check(request, self.server.port)
-            answer = self._application(request)
+            security.check(request, self._site.origin)
+            answer = self._site.application(request)
         except WebError as exc:
             answer = _failure(exc)
         except OSError:
@@ -132,8 +144,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(answer.content)
 
     def _begin(self, answer: WebAnswer, length: int) -> None:
-        policy = answer.policy or security.page_policy(self.server.port)
-        headers = {**security.HEADERS, "Content-Security-Policy": policy, **answer.headers}
+        headers = {**security.HEADERS, "Content-Security-Policy": self._site.policy, **answer.headers}
         self.send_response(answer.status)
         for name, value in headers.items():
             self.send_header(name, value.replace("\r", "").replace("\n", ""))

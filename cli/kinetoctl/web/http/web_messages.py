@@ -42,13 +42,12 @@ class WebRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """One answer. content: bytes, or a file that is sent as it is. policy: of the browser, if not the usual one."""
+    """One answer. content: bytes, or a file that is sent as it is."""
 
     status: HTTPStatus = HTTPStatus.OK
     content: bytes | Path = b""
     content_type: str = HTML
     headers: Mapping[str, str] = field(default_factory=dict)
-    policy: str = ""
 
 
 def redirect(location: str, headers: Mapping[str, str] | None = None) -> WebAnswer:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from kinetoctl.web.http.security import HOST
 from kinetoctl.web.http.socket_owner import is_own
 
-HOST = "127.0.0.1"
 MAX_CONNECTIONS = 64  # a browser has six to a server
 REQUEST_S, IDLE_S, SEND_S = 10.0, 30.0, 30.0
 _LOOK_S = 0.25
@@ -35,7 +35,6 @@ class WebServer(ThreadingHTTPServer):
 
     def __init__(
         self,
-        handler: Callable[..., BaseHTTPRequestHandler],
         port: int = 0,
         *,
         is_own: Owner = is_own,
@@ -45,7 +44,11 @@ class WebServer(ThreadingHTTPServer):
         self._clock = clock
         self._lock = threading.Lock()
         self._deadlines: dict[socket.socket, float | None] = {}
-        super().__init__((HOST, port), handler)
+        super().__init__((HOST, port), BaseHTTPRequestHandler)
+
+    def answer_with(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        """Sets what handles a connection; before `serve`."""
+        self.RequestHandlerClass = handler
 
     @property
     def port(self) -> int:

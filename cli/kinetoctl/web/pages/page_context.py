@@ -30,12 +30,13 @@ PROGRAM = "kinetoctl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """What pages work with. connect: opens a client of the daemon. files: whether there is no daemon, only files."""
+    """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served."""
 
     settings: CommonOptions
     library: TraceLibrary
     queue: AnalysisQueue
     connect: Callable[[], Client]
+    ui_origin: str
 
     @property
     def files(self) -> bool:
@@ -49,8 +50,9 @@ class PageContext:
             yield client
 
     def capture(self, capture_id: str) -> "pb.Capture | None":
-        """The capture, or None for a file. Raises the client's errors."""
+        """The capture, or None for a file. Raises NotFound and the client's errors."""
         if self.files:
+            self.library.find(capture_id)
             return None
         with self.client() as client:
             return client.capture(capture_id)

@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from kinetoctl.local.perfetto_ui import offline_ui
-from kinetoctl.web.http import security
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.page_context import PageContext, ask, render
@@ -23,7 +22,6 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
     rank = _rank(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     name = context.library.files.get(trace_id, trace_id)
-    own = security.origins(int(request.headers["host"].rpartition(":")[2]))
     return render(
         "timeline.html",
         context,
@@ -34,8 +32,8 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
         rank="" if rank is None else rank,
         failure=ranks.failure,
-        ui=f"{own.ui}{security.UI_PATH}{UI_PAGE}" if offline_ui() else "",
-        ui_origin=own.ui,
+        ui=f"{context.ui_origin}/{UI_PAGE}" if offline_ui() else "",
+        ui_origin=context.ui_origin,
         trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode({'rank': rank})}" if rank is not None else ""),
         command=context.command("open", name),
     )
@@ -58,15 +56,14 @@ def timeline_trace(context: PageContext, request: WebRequest, _session: WebSessi
     return WebAnswer(content=content, content_type=_BINARY, headers=disposition)
 
 
-def ui_file(path: str, port: int) -> WebAnswer:
-    """A file of the UI. Raises WebError."""
+def ui_file(request: WebRequest) -> WebAnswer:
+    """A file of the UI, on its own server. Raises WebError."""
     folder = offline_ui()
-    inside = path.removeprefix(security.UI_PATH) or "index.html"
-    if folder is not None and "\0" not in inside:
-        found = (folder / inside).resolve()
+    if folder is not None and "\0" not in request.path:
+        found = (folder / request.path.lstrip("/")).resolve()
         if found.is_relative_to(folder.resolve()) and found.is_file():
             kind = mimetypes.guess_type(found.name)[0] or _BINARY
-            return WebAnswer(content=found, content_type=kind, policy=security.ui_policy(port), headers=CACHE)
+            return WebAnswer(content=found, content_type=kind, headers=CACHE)
     raise WebError(HTTPStatus.NOT_FOUND, "the UI has no such file")
 
 

@@ -7,7 +7,11 @@ const refresh = async (place) => {
   if (place.contains(document.activeElement) && document.activeElement !== place) return;
   const filter = place.querySelector("input[type=search]")?.value;
   if (filter) return;
+  const titles = [...place.querySelectorAll("thead th")];
+  const sorted = titles.findIndex((title) => title.ariaSort);
+  const clicks = sorted < 0 ? 0 : titles[sorted].ariaSort === "descending" ? 1 : 2;
   place.replaceChildren(...fresh.childNodes);
+  for (let click = 0; click < clicks; click++) place.querySelectorAll("thead th")[sorted].click();
 };
 
 for (const place of document.querySelectorAll("[data-live]")) {
