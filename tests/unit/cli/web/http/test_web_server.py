@@ -139,9 +139,8 @@ def test_other_methods_are_refused(method: str) -> None:
 
 
 def test_a_connection_of_another_user_is_closed_unread() -> None:
-    with serving(own=False) as server:
-        with suppress(ConnectionResetError):
-            assert get(server, "/") == b""
+    with serving(own=False) as server, suppress(ConnectionResetError):
+        assert get(server, "/") == b""
 
 
 def test_a_request_that_drips_is_cut_off() -> None:
