@@ -86,9 +86,9 @@ def chart(result: Result) -> Markup:
         return Markup("")
     shape = SHAPES.get(result.view)
     if isinstance(shape, Bars):
-        return _bars(result.rows()[:MAX_BARS], shape)
+        return _bars(result.table.slice(0, MAX_BARS).to_pylist(), shape)
     if isinstance(shape, Curves):
-        return _courses(result.rows(), shape)
+        return _curves(result, shape)
     drawn: Callable[[Result], Markup] | None = SHOWN[result.view][2] if result.view in SHOWN else None
     return drawn(result) if drawn else Markup("")
 
@@ -102,17 +102,19 @@ def _bars(rows: Sequence[Values], shape: Bars) -> Markup:
     return stacked_bars(labels, series, shape.unit)
 
 
-def _courses(rows: Sequence[Values], shape: Curves) -> Markup:
-    names = ("rank", *shape.places) if "rank" in rows[0] else shape.places
-    groups: dict[tuple[Any, ...], list[Values]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+def _curves(result: Result, shape: Curves) -> Markup:
+    """Draws a chart for each of the first places; of long ones, every n-th moment."""
+    names = ("rank", *shape.places) if "rank" in result.table.column_names else shape.places
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(result.values(name) for name in names), strict=True)):
+        groups.setdefault(key, []).append(row)
+    table = result.table.select([shape.time, *shape.values])
+    per_ms = 1e6 if shape.time.endswith("_ns") else US_PER_MS
     charts = Markup("")
-    for key, mine in list(groups.items())[:MAX_CHARTS]:
-        few = mine[:: max(1, len(mine) // MAX_POINTS)]
-        per_ms = 1e6 if shape.time.endswith("_ns") else US_PER_MS
-        times = [(row[shape.time] - few[0][shape.time]) / per_ms for row in few]
-        series = [Series(_title(name), [row[name] for row in few]) for name in shape.values]
+    for key, rows in list(groups.items())[:MAX_CHARTS]:
+        few = table.take(rows[:: max(1, len(rows) // MAX_POINTS)]).to_pydict()
+        times = [(time - few[shape.time][0]) / per_ms for time in few[shape.time]]
+        series = [Series(_title(name), few[name]) for name in shape.values]
         drawn = lines(times, series, unit=shape.unit, time_unit="ms")
         title = ", ".join(f"{name} {_label(value)}" for name, value in zip(names, key, strict=True))
         charts += Markup("<h4>{}</h4>").format(title) + drawn if drawn else ""

@@ -1,6 +1,7 @@
 """The page with a real daemon: its captures, its processes, and a capture that is started by a click."""
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         assert tab.page.locator("h1 .status").inner_text() == "DONE"
         tab.page.get_by_role("link", name="Python samples").click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
+        capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
+        assert server.ask(f"/c/{capture_id}/timeline/trace").status == 200
         tab.page.goto(f"{server.own}/")
         tab.page.locator("tbody tr", has_text=str(child.pid)).wait_for()
         assert (tab.problems, tab.elsewhere) == ([], [])

@@ -7,17 +7,24 @@ downloaded stays until the server ends.
 import glob
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.errors import NotFound
+from kinetoctl.errors import CliError, NotFound
 from kinetoctl.options.trace_arguments import CAPTURE_ID, trace_paths
+from kinetoctl.web.analyses.analysis_queue import Computing
 
 _ID_DIGITS = 12
-MAX_DOWNLOADED = 64  # captures of one run
+FIND_S = 0.7  # for the daemon's answer and the download, before a page is shown without them and loads itself again
+MAX_FINDING = 4  # downloads at a time
+MAX_CAPTURES_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,34 +37,64 @@ class TraceSet:
     identity: str
 
 
+class _Found(NamedTuple):
+    """The paths of a capture, once they are known, and what removes its files."""
+
+    paths: "Future[tuple[str, ...]]"
+    stack: ExitStack
+
+
 class TraceLibrary:
     """Finds traces by the id in a page's address. Thread-safe; `close` removes what was downloaded."""
 
     def __init__(self, settings: CommonOptions, arguments: Sequence[str] = ()) -> None:
         self._settings = replace(settings, quiet=True)
-        self._stack = ExitStack()
         self._lock = threading.Lock()
-        self._captures: dict[str, tuple[str, ...]] = {}
+        self._pool = ThreadPoolExecutor(MAX_FINDING, thread_name_prefix="captures")
+        self._captures: OrderedDict[str, _Found] = OrderedDict()
         self.files = {_file_id(argument): argument for argument in arguments}
 
-    def find(self, trace_id: str) -> TraceSet:
-        """The traces of a file's or a capture's id. Raises NotFound and the client's errors."""
+    def find(self, trace_id: str, wait_s: float = FIND_S) -> TraceSet:
+        """The traces of a file's or a capture's id. A capture that takes longer to download is waited for again.
+
+        Raises NotFound, Computing and the client's errors.
+        """
         if self.files:
             return self._file(trace_id)
         if not CAPTURE_ID.fullmatch(trace_id):
             raise NotFound(f"there is no capture {trace_id}")
-        with self._lock:
-            if trace_id not in self._captures:
-                if len(self._captures) >= MAX_DOWNLOADED:
-                    self._stack.close()
-                    self._captures.clear()
-                self._captures[trace_id] = tuple(map(str, trace_paths([trace_id], self._settings, self._stack)))
-            paths = self._captures[trace_id]
+        found = self._capture(trace_id)
+        try:
+            paths = found.paths.result(wait_s)
+        except FutureTimeout:
+            raise Computing from None
+        except CliError:
+            with self._lock:
+                self._captures.pop(trace_id, None)
+            raise
         return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=_identity(paths))
 
     def close(self) -> None:
         """Removes what was downloaded."""
-        self._stack.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for found in self._captures.values():
+                found.stack.close()
+
+    def _capture(self, capture_id: str) -> "_Found":
+        """What is being found, or was, of a capture. Of too many, the first ones are removed."""
+        with self._lock:
+            found = self._captures.get(capture_id)
+            if found is None:
+                while len(self._captures) >= MAX_CAPTURES_KEPT:
+                    self._captures.popitem(last=False)[1].stack.close()
+                stack = ExitStack()
+                found = _Found(self._pool.submit(self._paths, capture_id, stack), stack)
+                self._captures[capture_id] = found
+            return found
+
+    def _paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
+        return tuple(map(str, trace_paths([capture_id], self._settings, stack)))
 
     def _file(self, trace_id: str) -> TraceSet:
         argument = self.files.get(trace_id)

@@ -32,7 +32,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         values = {"facts": facts(capture), "targets": target_facts(capture)}
     else:
         values = {"facts": [], "targets": []}
-    name = context.library.files.get(capture_id, capture_id)
+    name = context.name(capture_id)
     return render(
         "capture.html",
         context,

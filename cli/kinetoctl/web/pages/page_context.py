@@ -67,10 +67,14 @@ class PageContext:
         return next((each for each in self.catalog(self.settings.timeout_s) if each["name"] == name), None)
 
     def ranks(self, traces: TraceSet) -> list[dict[str, Any]]:
-        """The ranks of the traces, each with the name of its file. Raises AnalysisFailed."""
+        """The ranks of the traces, each with the name of its file. Raises Computing, AnalysisFailed."""
         job = {"job": "ranks", "paths": traces.paths}
-        found: list[dict[str, Any]] = self.queue.result(traces.identity, job, wait_s=self.settings.timeout_s)
+        found: list[dict[str, Any]] = self.queue.result(traces.identity, job, wait_s=WAIT_S)
         return found
+
+    def name(self, trace_id: str) -> str:
+        """What people call these traces: the argument of the command line, or the id of the capture."""
+        return self.library.files.get(trace_id, trace_id)
 
     def command(self, *words: str) -> str:
         """The command line that prints what a page shows."""

@@ -36,7 +36,7 @@ def sql_page(context: PageContext, request: WebRequest, session: WebSession) -> 
         asked=asked,
         document=asked.documents[0] if asked.documents else None,
         history=history,
-        command=context.command("query", sql, context.library.files.get(trace_id, trace_id)),
+        command=context.command("query", sql, context.name(trace_id)),
         json=f"/sql.json?{urlencode({'c': trace_id, 'sql': sql})}",
         headers=asked.headers,
     )
@@ -50,7 +50,7 @@ def sql_json(context: PageContext, request: WebRequest, _session: WebSession) ->
 
 
 def _result(context: PageContext, trace_id: str, sql: str, wait_s: float, limit: int) -> Sequence[Mapping[str, Any]]:
-    traces = context.library.find(trace_id)
+    traces = context.library.find(trace_id, wait_s)
     job = {"job": "query", "sql": sql, "paths": traces.paths, "limit": limit}
     found: Sequence[Mapping[str, Any]] = context.queue.result(traces.identity, job, wait_s=wait_s)
     return found

@@ -21,7 +21,7 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
     context.capture(trace_id)
     rank = _rank(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
-    name = context.library.files.get(trace_id, trace_id)
+    name = context.name(trace_id)
     return render(
         "timeline.html",
         context,
@@ -32,6 +32,8 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
         rank="" if rank is None else rank,
         failure=ranks.failure,
+        computing=ranks.computing,
+        headers=ranks.headers,
         ui=f"{context.ui_origin}/{UI_PAGE}" if offline_ui() else "",
         ui_origin=context.ui_origin,
         trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode({'rank': rank})}" if rank is not None else ""),
@@ -41,7 +43,7 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
 
 def timeline_trace(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
     """The trace of one rank in a format of the UI. Raises WebError, AnalysisFailed and the client's errors."""
-    traces = context.library.find(trace_id)
+    traces = context.library.find(trace_id, context.settings.timeout_s)
     rank = _rank(request)
     with tempfile.TemporaryDirectory(prefix="kinetoctl-") as folder:
         job = {

@@ -42,7 +42,7 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
     view, choice = _view(context, name), _choice(request, trace_id, name)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ranks
-    if not ranks.failure and (choice.base or not choice.compares):
+    if ranks.documents and (choice.base or not choice.compares):
         asked = ask(lambda: _documents(context, choice, WAIT_S))
     document = asked.documents[0] if asked.documents and asked is not ranks else None
     set_to = dict(choice.settings)
@@ -53,6 +53,7 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         request,
         session,
         id=trace_id,
+        name=context.name(trace_id),
         view={**view, "options": options},
         sentence=sentence(view["description"]),
         ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
@@ -107,10 +108,10 @@ def _choice(request: WebRequest, trace_id: str, name: str, rows: int = DEFAULT_R
 
 
 def _documents(context: PageContext, choice: ViewChoice, wait_s: float) -> Sequence[Mapping[str, Any]]:
-    traces = context.library.find(choice.trace_id)
+    traces = context.library.find(choice.trace_id, wait_s)
     identity, base = traces.identity, ()
     if choice.compares and choice.base:
-        before = context.library.find(choice.base)
+        before = context.library.find(choice.base, wait_s)
         identity, base = f"{identity} {before.identity}", before.paths  # type: ignore[assignment]
     job = {
         "job": "views",
@@ -139,15 +140,14 @@ def _bases(context: PageContext, trace_id: str) -> list[tuple[str, str]]:
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
-    def argument(trace_id: str) -> str:
-        return context.library.files.get(trace_id, trace_id)
-
     by = next((word for word, view in DIFF_VIEWS.items() if view == choice.name), None)
     if by is not None:
-        return context.command("diff", "--by", by, argument(choice.base) or "BASELINE", argument(choice.trace_id))
+        return context.command(
+            "diff", "--by", by, context.name(choice.base) or "BASELINE", context.name(choice.trace_id)
+        )
     settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
-    base = [argument(choice.base)] if choice.base else []
-    return context.command("report", "--view", choice.name, *settings, *base, argument(choice.trace_id))
+    base = [context.name(choice.base)] if choice.base else []
+    return context.command("report", "--view", choice.name, *settings, *base, context.name(choice.trace_id))
 
 
 def _json_address(request: WebRequest) -> str:
