@@ -24,6 +24,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.get_by_text("There are no captures yet").wait_for()
         tab.page.get_by_role("link", name="Processes").click()
         tab.page.get_by_label("Duration").fill("500ms")
+        tab.page.keyboard.press("Enter")  # chooses no process
         tab.page.get_by_role("button", name=f"Trace process {child.pid}", exact=True).click()
         tab.page.wait_for_url("**/c/**")
         tab.page.locator("section h2 .status", has_text="DONE").wait_for()

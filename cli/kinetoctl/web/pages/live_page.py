@@ -57,4 +57,10 @@ def trace_form(context: PageContext, request: WebRequest, _session: WebSession) 
 
 def _processes(context: PageContext) -> list[pb.Process]:
     with context.client() as client:
-        return client.processes(Selection(helpers=True).to_proto(), include_without_agent=True)
+        found = client.processes(Selection(helpers=True).to_proto(), include_without_agent=True)
+    return sorted(found, key=_place)
+
+
+def _place(process: pb.Process) -> tuple[bool, bool, int]:
+    """First those that have an agent, then those that use a GPU, then all others."""
+    return process.agent_state == pb.AGENT_STATE_NONE, not process.gpus, process.pid

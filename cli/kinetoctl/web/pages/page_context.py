@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
 REFRESH_S = "1"
 PROGRAM = "kinetoctl"
+PROSE = ("title", "advice", "evidence", "meaning", "about", "why", "hides", "effect")  # columns that hold sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ def _environment() -> Environment:
     made.filters.update(
         human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, titles=titles, title=title
     )
+    made.globals["prose"] = PROSE
     return made
 
 
