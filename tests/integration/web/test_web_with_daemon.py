@@ -49,3 +49,17 @@ def test_the_pages_have_the_rights_of_their_user(daemon: Daemon) -> None:
         gone = server.ask("/live/trace", "POST", fields | {"pid": "2147483000"})
         assert gone.status == 404
         assert "2147483000" in gone.text
+
+
+def test_what_the_daemon_lists_is_accessible(daemon: Daemon, new_tab: Any, axe: str) -> None:
+    with browsing(address=daemon.address) as server:
+        tab = new_tab(bypass_csp=True)
+        tab.page.goto(server.web.address)
+        tab.page.get_by_role("heading", name="Captures").wait_for()
+        captures = re.findall(r'href="(/c/[\w-]+)"', server.ask("/").text)
+        for path in ("/", "/live", *captures[:1]):
+            server.shown(path)
+            tab.page.goto(server.own + path)
+            tab.page.evaluate(axe)
+            found = tab.page.evaluate("axe.run().then((result) => result.violations)")
+            assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], path
