@@ -13,7 +13,7 @@ from typing import Any
 from kineto_trace.analysis.diff.diff_views import compare_jobs
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
-from kineto_trace.catalog.view_runner import failed_result, trace_notes
+from kineto_trace.catalog.view_runner import failed_result
 from kineto_trace.errors import FileError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.html.view_charts import chart
@@ -25,7 +25,7 @@ from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
 
-from kinetoctl.base.view_settings import option_type, options_of, type_text
+from kinetoctl.base.view_settings import options_of, type_text
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.errors import NotFound
 
@@ -134,7 +134,7 @@ class TraceJobs:
         for source in sources:
             context = self._context(source)
             partials.append((source.rank, view.packed(view.partial(context, **options))))
-            said = trace_notes(context.trace)
+            said = context.trace.remarks
             notes += said if len(sources) == 1 else [f"rank {source.rank}: {note}" for note in said]
         result = view.combine(partials, **options)
         return replace(result, notes=tuple(dict.fromkeys((*result.notes, *notes))))
@@ -164,7 +164,7 @@ def _described(view: View) -> dict[str, Any]:
         "name": view.name,
         "description": view.description,
         "options": [
-            {"name": name, "type": type_text(option_type(view, name)), "default": _text(default)}
+            {"name": name, "type": type_text(view.option_type(name)), "default": _text(default)}
             for name, default in view.options.items()
         ],
         "columns": [column._asdict() for column in view.result_columns],
