@@ -9,7 +9,8 @@ import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.model.trace import SCHEMAS
 from kineto_trace.sql import sql_tables
-from kinetoctl.commands import diff, export, report
+from kinetoctl.base.diff_names import DIFF_VIEWS
+from kinetoctl.commands import export, report
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -65,7 +66,7 @@ def test_commands_name_views_and_formats_that_exist() -> None:
     from kineto_trace.formats.trace_export import FORMATS
 
     assert {*report.OVERVIEW, *report.PLUGIN_OVERVIEW, *report.JOB_OVERVIEW} <= set(VIEWS)
-    assert set(diff.VIEWS.values()) <= set(VIEWS)
+    assert set(DIFF_VIEWS.values()) <= set(VIEWS)
     assert set(export.FORMATS) == set(FORMATS)
 
 

@@ -11,6 +11,7 @@ import click
 from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
+from kinetoctl.base.diff_names import DIFF_VIEWS
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import NotComparable, UsageProblem
 from kinetoctl.exit_codes import ExitCode
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result
 
 DEFAULT_LIMIT = 20
-VIEWS = {  # compared per step
-    "steps": "diff_step_times",
-    "ops": "diff_operators",
-    "kernels": "diff_kernel_names",
-    "modules": "diff_modules",
-    "paths": "diff_call_paths",
-    "python": "diff_python_functions",
-}
 WITH_TOTALS = ("ops", "modules", "paths")
 STEPS, RANKS, TREE = "steps", "ranks", "tree"
 DEFAULT_BY = (STEPS, "ops", "kernels")
@@ -42,10 +35,10 @@ _LIMIT = re.compile(r"(?:(?P<view>[a-z]+)=)?(?P<percent>\d+(?:\.\d+)?)%?")
 def _parse_limit(text: str) -> tuple[str, float]:
     """A limit as view and percent. Raises ValueError."""
     found = _LIMIT.fullmatch(text)
-    if found is None or (found["view"] or STEPS) not in VIEWS:
+    if found is None or (found["view"] or STEPS) not in DIFF_VIEWS:
         raise ValueError(
             f"{text!r} is not a limit; expected for example 5% for the step time, or ops=20% for each operator "
-            f"(also {', '.join(name for name in VIEWS if name not in (STEPS, 'ops'))})"
+            f"(also {', '.join(name for name in DIFF_VIEWS if name not in (STEPS, 'ops'))})"
         )
     return found["view"] or STEPS, float(found["percent"])
 
@@ -77,7 +70,7 @@ class DiffOptions:
 @trace_argument("OTHER")
 @click.option(
     "--by",
-    type=click.Choice([*VIEWS, TREE]),
+    type=click.Choice([*DIFF_VIEWS, TREE]),
     multiple=True,
     help=f"What to compare; repeatable.  [default: {', '.join(DEFAULT_BY)}]",
 )
@@ -176,7 +169,7 @@ def _results(
         raise UsageProblem(
             f"the two jobs have no rank in common: {', '.join(map(str, first))} and {', '.join(map(str, second))}"
         )
-    if not set(options.names) <= set(VIEWS) or options.path is not None or options.compat:
+    if not set(options.names) <= set(DIFF_VIEWS) or options.path is not None or options.compat:
         return _trees(options, first, second)
     return _compared(options, first, second, shared)
 
@@ -190,7 +183,7 @@ def _compared(
     from kineto_trace.analysis.diff.diff_views import compare_jobs, compare_ranks, missing_ranks
     from kineto_trace.catalog.view_catalog import find_view
 
-    views = {name: find_view(VIEWS[name]) for name in options.names}
+    views = {name: find_view(DIFF_VIEWS[name]) for name in options.names}
     sides: list[dict[str, dict[int, Any]]] = []
     for sources in (first, second):
         sides.append({name: {} for name in views})
@@ -232,7 +225,7 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
             found[name] = diff_tree_ops(before, after, path=node, compat=compat)
         else:
             chosen = {"total": options.total} if name in WITH_TOTALS else {}
-            found[name] = compare(find_view(VIEWS[name]), before, after, **chosen)
+            found[name] = compare(find_view(DIFF_VIEWS[name]), before, after, **chosen)
     return found
 
 

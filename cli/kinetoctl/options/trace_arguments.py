@@ -71,13 +71,22 @@ def found_traces(
     if not arguments:
         raise click.UsageError("name a trace: a file, a folder, a glob pattern, a URL or the id of a capture")
     with ExitStack() as stack, trace_errors():
-        paths: list[str | Path] = []
-        for text in arguments:
-            paths += _paths(text, settings, stack)
+        paths = trace_paths(arguments, settings, stack)
         from kineto_trace.open.trace_discovery import find_traces
 
         sources = find_traces(*paths, fleet=fleet, captures=captures)
         yield _copied(sources, settings, stack) if here else sources
+
+
+def trace_paths(arguments: Sequence[str], settings: CommonOptions, stack: ExitStack) -> list[str | Path]:
+    """The paths, patterns and URLs that these arguments name. Downloaded files exist until the stack is closed.
+
+    Raises NotFound and the client's errors for captures.
+    """
+    paths: list[str | Path] = []
+    for text in arguments:
+        paths += _paths(text, settings, stack)
+    return paths
 
 
 @contextmanager

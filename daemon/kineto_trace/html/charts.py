@@ -76,7 +76,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
             )
         )
     height = len(labels) * (ROW + GAP)
-    return legend(series) + _svg(height, parts)
+    return legend(series) + _svg(height, parts, _summary(series, unit))
 
 
 def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_unit: str, top: float = 0.0) -> Markup:
@@ -116,11 +116,18 @@ def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_u
             before = y
         parts.append(Markup('<polyline points="{}" class="line series-{}"/>').format(" ".join(points), number % SERIES))
     caption = Markup('<div class="unit">{} over {}</div>').format(unit, time_unit)
-    return legend(series) + caption + _svg(LINE_HEIGHT, parts)
+    return legend(series) + caption + _svg(LINE_HEIGHT, parts, f"{_summary(series, unit)}, over {time_unit}")
 
 
-def _svg(height: float, parts: Sequence[Markup]) -> Markup:
-    return Markup('<svg viewBox="0 0 {} {}" role="img">{}</svg>').format(WIDTH, _number(height), Markup("").join(parts))
+def _summary(series: Sequence[Series], unit: str) -> str:
+    """Says to those who cannot see a chart what it draws."""
+    return f"Chart of {', '.join(each.name for each in series)} in {unit}"
+
+
+def _svg(height: float, parts: Sequence[Markup], summary: str) -> Markup:
+    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, _number(height), summary, Markup("").join(parts)
+    )
 
 
 def _number(value: float) -> str:

@@ -1,28 +1,32 @@
 "use strict";
-for (const table of document.querySelectorAll("table")) {
-  const body = table.tBodies[0];
-  const value = (row, place) => {
+const sort = (title) => {
+  const body = title.closest("table").tBodies[0];
+  const place = title.cellIndex;
+  const value = (row) => {
     const cell = row.cells[place];
     return cell.classList.contains("number") ? parseFloat(cell.dataset.value) : cell.textContent;
   };
-  table.querySelectorAll("th").forEach((title, place) => title.addEventListener("click", () => {
-    const down = title.ariaSort !== "descending";
-    table.querySelectorAll("th").forEach((other) => { other.ariaSort = null; });
-    title.ariaSort = down ? "descending" : "ascending";
-    const sign = down ? -1 : 1;
-    const missing = (entry) => typeof entry === "number" && Number.isNaN(entry);
-    [...body.rows].sort((first, second) => {
-      const [a, b] = [value(first, place), value(second, place)];
-      if (missing(a) || missing(b)) return missing(a) - missing(b);
-      return a < b ? -sign : a > b ? sign : 0;
-    }).forEach((row) => body.append(row));
-  }));
-  const filter = table.parentElement.querySelector("input");
-  if (filter) filter.addEventListener("input", () => {
-    const wanted = filter.value.toLowerCase();
-    for (const row of body.rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
-  });
-}
+  const down = title.ariaSort !== "descending";
+  for (const other of title.parentElement.cells) other.ariaSort = null;
+  title.ariaSort = down ? "descending" : "ascending";
+  const sign = down ? -1 : 1;
+  const missing = (entry) => typeof entry === "number" && Number.isNaN(entry);
+  [...body.rows].sort((first, second) => {
+    const [a, b] = [value(first), value(second)];
+    if (missing(a) || missing(b)) return missing(a) - missing(b);
+    return a < b ? -sign : a > b ? sign : 0;
+  }).forEach((row) => body.append(row));
+};
+document.addEventListener("click", (event) => {
+  const title = event.target.closest("thead th");
+  if (title) sort(title);
+});
+document.addEventListener("input", (event) => {
+  const table = event.target.matches("input[type=search]") && event.target.parentElement.querySelector("table");
+  if (!table) return;
+  const wanted = event.target.value.toLowerCase();
+  for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+});
 
 const explanation = document.getElementById("explanation");
 let explained = null;  // the figure whose explanation is shown
@@ -53,10 +57,8 @@ const explain = (figure) => {
   explanation.hidden = false;
   place();
 };
-for (const figure of document.querySelectorAll("button.about")) {
-  figure.addEventListener("focus", () => explain(figure));
-  figure.addEventListener("blur", hide);
-}
+document.addEventListener("focusin", (event) => { if (event.target.matches("button.about")) explain(event.target); });
+document.addEventListener("focusout", (event) => { if (event.target.matches("button.about")) hide(); });
 document.addEventListener("click", (event) => {
   const figure = event.target.closest("button.about");
   if (figure) explain(figure); else hide();

@@ -1,0 +1,10 @@
+"""What traces can be compared by: the names that users type, and the views that they stand for."""
+
+DIFF_VIEWS = {  # compared per step
+    "steps": "diff_step_times",
+    "ops": "diff_operators",
+    "kernels": "diff_kernel_names",
+    "modules": "diff_modules",
+    "paths": "diff_call_paths",
+    "python": "diff_python_functions",
+}

@@ -1,0 +1,87 @@
+"""`kinetoctl web`: the web page."""
+
+import glob
+import threading
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import click
+
+from kinetoctl.base.common_options import CommonOptions, common_options, current
+from kinetoctl.base.value_types import DURATION, SIZE
+from kinetoctl.errors import NoSuchTrace
+from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.trace_arguments import traces_argument
+from kinetoctl.output.console import say
+
+HOST = "127.0.0.1"
+MIN_MEMORY_BYTES = 512 << 20
+NS_PER_S = 10**9
+
+
+def _files(arguments: Sequence[str]) -> list[str]:
+    """The arguments, each of which names files here. Raises NoSuchTrace."""
+    for text in arguments:
+        if not Path(text).exists() and not glob.glob(text, recursive=True):  # noqa: PTH207 - absolute patterns too
+            raise NoSuchTrace(f"there is no file {text}")
+    return list(dict.fromkeys(arguments))
+
+
+@click.command("web")
+@traces_argument
+@click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65_534),
+    default=0,
+    help="Port on 127.0.0.1; the timeline has the next one.  [default: any free ones]",
+)
+@click.option(
+    "--worker-memory",
+    type=SIZE,
+    default="4GiB",
+    help="Memory that each of the two processes that analyse traces may use.  [default: 4GiB]",
+)
+@click.option(
+    "--worker-time",
+    type=DURATION,
+    default="60s",
+    help="Time that one analysis may take before it is ended.  [default: 60s]",
+)
+@common_options
+def command(traces: tuple[str, ...], no_browser: bool, port: int, worker_memory: int, worker_time: int) -> int:
+    """Show captures, processes and traces in the browser.
+
+    \b
+    kinetoctl web                                captures of the daemon
+    kinetoctl web trace.json.gz other.json.gz    these files, without a daemon
+
+    The page runs on this machine as you, until Ctrl-C. It asks the daemon with your rights. Only your own programs can
+    connect to it, and the address works for one browser, once; the terminal then prints the next one. Nothing is
+    loaded from the internet.
+
+    Each TRACE is a file, a folder or a glob pattern; the traces of a folder or pattern are taken as the ranks of a job.
+    """
+    from kinetoctl.web.analyses.worker_process import WorkerLimits  # with the rest of what only the server needs
+    from kinetoctl.web.running import WebOptions, running_web
+
+    settings = current()
+    limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
+    options = WebOptions(traces=_files(traces), port=port, limits=limits)
+    with running_web(options, settings, on_entry=partial(_tell_next, settings)) as web:
+        if no_browser or not webbrowser.open(web.address):
+            say(web.address)
+        if not settings.quiet:
+            say(f"serving on ports {web.pages.port} and {web.ui.port} of {HOST}; Ctrl-C ends it", err=True)
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
+    return ExitCode.DONE
+
+
+def _tell_next(settings: CommonOptions, address: str) -> None:
+    if not settings.quiet:
+        say(f"for another browser: {address}", err=True)

@@ -1,0 +1,142 @@
+"""From a checked request to its page: the way in, sessions, routes, and errors as pages."""
+
+import mimetypes
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any
+
+from kinetoctl.errors import CliError, Denied, NotFound, Unreachable, UsageProblem
+from kinetoctl.web.analyses.analysis_queue import Computing, TooBusy
+from kinetoctl.web.analyses.worker_process import AnalysisFailed
+from kinetoctl.web.http import security
+from kinetoctl.web.http.sessions import COOKIE, LIFETIME_S, Sessions, WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
+from kinetoctl.web.pages.capture_page import capture_json, capture_page
+from kinetoctl.web.pages.captures_page import captures_json, captures_page
+from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
+from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
+from kinetoctl.web.pages.sql_page import sql_json, sql_page
+from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
+from kinetoctl.web.pages.view_page import view_json, view_page
+
+ENTRY = "/enter"
+Page = Callable[..., WebAnswer]
+_ID, _NAME = r"(?P<id>[\w-]{1,100})", r"(?P<name>\w{1,64})"
+_ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
+    (method, re.compile(pattern), page)
+    for method, pattern, page in (
+        ("GET", "/", captures_page),
+        ("GET", r"/captures\.json", captures_json),
+        ("GET", "/live", live_page),
+        ("GET", r"/live\.json", live_json),
+        ("POST", "/live/trace", trace_form),
+        ("GET", "/sql", sql_page),
+        ("GET", r"/sql\.json", sql_json),
+        ("GET", f"/c/{_ID}", capture_page),
+        ("GET", rf"/c/{_ID}\.json", capture_json),
+        ("GET", f"/c/{_ID}/view/{_NAME}", view_page),
+        ("GET", rf"/c/{_ID}/view/{_NAME}\.json", view_json),
+        ("GET", f"/c/{_ID}/timeline", timeline_page),
+        ("GET", f"/c/{_ID}/timeline/trace", timeline_trace),
+    )
+)
+_WITH_DAEMON = ("/live", "/captures.json")
+# Files of the pages, by name: those of the offline report, and our own.
+_STATIC: Mapping[str, tuple[str, str]] = {
+    "style.css": ("kineto_trace.html", "page"),
+    "page.js": ("kineto_trace.html", "page"),
+    **dict.fromkeys(("web.css", "web.js", "enter.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")),
+}
+_STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
+    (NotFound, HTTPStatus.NOT_FOUND),
+    (Denied, HTTPStatus.FORBIDDEN),
+    (UsageProblem, HTTPStatus.BAD_REQUEST),
+    (Unreachable, HTTPStatus.BAD_GATEWAY),
+    (CliError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (AnalysisFailed, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (TooBusy, HTTPStatus.SERVICE_UNAVAILABLE),
+    (Computing, HTTPStatus.SERVICE_UNAVAILABLE),
+)
+
+
+class WebApplication:
+    """Answers every request that passed `security.check`. on_entry: called when a token was used."""
+
+    def __init__(self, context: PageContext, sessions: Sessions, on_entry: Callable[[], None] = lambda: None) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._on_entry = on_entry
+
+    def __call__(self, request: WebRequest) -> WebAnswer:
+        """The answer. Raises WebError for what is no page."""
+        if request.path.startswith("/static/"):
+            return _static(request.path.removeprefix("/static/"))
+        if request.path == ENTRY:
+            return self._enter(request) if request.method == "POST" else _way_in(HTTPStatus.OK, refused=False)
+        session = self._sessions.find(request.cookie(COOKIE))
+        if session is None:
+            return _way_in(HTTPStatus.UNAUTHORIZED, refused=False)
+        if request.method not in security.SAFE_METHODS and not session.owns(request.first("form_secret")):
+            raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
+        return self._page(request, session)
+
+    def _enter(self, request: WebRequest) -> WebAnswer:
+        key = self._sessions.enter(request.first("token"))
+        if key is None:
+            return _way_in(HTTPStatus.FORBIDDEN, refused=True)
+        self._on_entry()
+        to = request.first("to")
+        own = to if re.fullmatch(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*", to) else "/"
+        cookie = f"{COOKIE}={key}; HttpOnly; SameSite=Strict; Path=/; Max-Age={LIFETIME_S}"
+        return redirect(own, {"Set-Cookie": cookie})
+
+    def _page(self, request: WebRequest, session: WebSession) -> WebAnswer:
+        page, found = _route(request)
+        if page is None or (self._context.files and request.path.startswith(_WITH_DAEMON)):
+            return self._problem(request, session, WebError(HTTPStatus.NOT_FOUND, f"there is no page {request.path}"))
+        try:
+            return page(self._context, request, session, *found.values())
+        except (CliError, AnalysisFailed, TooBusy, Computing, WebError) as exc:
+            return self._problem(request, session, exc)
+
+    def _problem(self, request: WebRequest, session: WebSession, exc: Exception) -> WebAnswer:
+        status = (
+            exc.status if isinstance(exc, WebError) else next(code for kind, code in _STATUS if isinstance(exc, kind))
+        )
+        waits = isinstance(exc, (TooBusy, Computing))
+        text = "Other results are being computed; this page loads itself again." if waits else str(exc)
+        answer = render(
+            "problem.html",
+            self._context,
+            request,
+            session,
+            heading=status.phrase,
+            failure=text,
+            help_text=getattr(exc, "help_text", ""),
+            headers={"Refresh": REFRESH_S} if waits else {},
+        )
+        return WebAnswer(status=status, content=answer.content, headers=answer.headers)
+
+
+def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
+    """The page of a request, and what its address names."""
+    method = "GET" if request.method in security.SAFE_METHODS else request.method
+    for wanted, pattern, page in _ROUTES:
+        match = pattern.fullmatch(request.path)
+        if match and wanted == method:
+            return page, match.groupdict()
+    return None, {}
+
+
+def _static(name: str) -> WebAnswer:
+    if name not in _STATIC:
+        raise WebError(HTTPStatus.NOT_FOUND, "there is no such file")
+    package, folder = _STATIC[name]
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    return WebAnswer(content=(files(package) / folder / name).read_bytes(), content_type=f"{kind}; charset=utf-8")
+
+
+def _way_in(status: HTTPStatus, *, refused: bool) -> WebAnswer:
+    return WebAnswer(status=status, content=plain_page("enter.html", refused=refused))

@@ -1,0 +1,68 @@
+"""What every request is checked for, and what every answer tells the browser. Pure.
+
+Theory of operation
+    The pages and the copy of the Perfetto UI live on two ports of 127.0.0.1: to the browser they are two origins, so
+    that a fault of the UI, which needs a policy with inline scripts and shows hostile traces, reads neither pages nor
+    forms. They are one site, so that the UI has its storage in our frame.
+
+    A request must name the address of its server as its host, or another site could reach the server through a name of
+    its own that resolves to this machine. A POST must come from one of our own pages, by what the browser says (Origin)
+    and by the secret in the form.
+"""
+
+from http import HTTPStatus
+from typing import NamedTuple
+
+from kinetoctl.web.http.web_messages import WebError, WebRequest
+
+HOST = "127.0.0.1"
+SAFE_METHODS = ("GET", "HEAD")
+
+
+class Origins(NamedTuple):
+    """Where the two parts of the server are."""
+
+    pages: str
+    ui: str
+
+
+def origin(port: int) -> str:
+    """The origin of the server on this port."""
+    return f"http://{HOST}:{port}"
+
+
+def check(request: WebRequest, own: str) -> None:
+    """Refuses a request that names another host than this origin, or comes from another site. Raises WebError."""
+    if f"http://{request.headers.get('host', '')}" != own:
+        raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {own}")
+    if request.method in SAFE_METHODS:
+        return
+    fetch_site = request.headers.get("sec-fetch-site", "same-origin")
+    if request.headers.get("origin") != own or fetch_site != "same-origin":
+        raise WebError(HTTPStatus.FORBIDDEN, "this form was sent by another site")
+
+
+def page_policy(origins: Origins) -> str:
+    """The policy of the pages: own files only, no inline script or style, no frame around them."""
+    return (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        f"frame-src {origins.ui}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
+def ui_policy(origins: Origins) -> str:
+    """The policy of the Perfetto UI: what its own files need, nothing from elsewhere, in our frames only."""
+    return (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; connect-src 'self' data: blob:; worker-src 'self' blob:; font-src 'self' data:; "
+        f"base-uri 'none'; form-action 'none'; frame-ancestors {origins.pages}"
+    )
+
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers do not say where a form comes from
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), usb=()",
+    "Cache-Control": "no-store",
+}

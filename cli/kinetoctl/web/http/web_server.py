@@ -1,0 +1,108 @@
+"""The listening socket: loopback only, this user's programs only, and no client can hold more than its share.
+
+Theory of operation
+    Python's own HTTP server parses requests; it is meant for no more than this, and what it lacks is here. Each
+    connection is a thread, and there are at most MAX_CONNECTIONS: further ones are closed at once. A connection
+    belongs to a program of this user or of root, or it is closed before a byte of it is read, so that no other user of
+    the host can use up the connections or present a stolen cookie. A request must be complete within REQUEST_S from its
+    first byte, however slowly it drips, and a connection may be idle for IDLE_S: the thread of the listening socket
+    closes those that are late. Of an answer, a client must take something within SEND_S.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from kinetoctl.web.http.security import HOST
+from kinetoctl.web.http.socket_owner import is_own
+
+MAX_CONNECTIONS = 64  # a browser has six to a server
+REQUEST_S, IDLE_S, SEND_S = 10.0, 30.0, 30.0
+_LOOK_S = 0.25
+
+Owner = Callable[[tuple[str, int], tuple[str, int]], bool]
+
+
+class WebServer(ThreadingHTTPServer):
+    """Listens on 127.0.0.1. port 0: any free one. Raises OSError if the port is in use."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 32
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        is_own: Owner = is_own,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_own = is_own
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._deadlines: dict[socket.socket, float | None] = {}
+        super().__init__((HOST, port), BaseHTTPRequestHandler)
+
+    def answer_with(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        """Sets what handles a connection; before `serve`."""
+        self.RequestHandlerClass = handler
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def serve(self) -> None:
+        """Serves until `shutdown`."""
+        self.serve_forever(poll_interval=_LOOK_S)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether this connection is served at all."""
+        with self._lock:
+            if len(self._deadlines) >= MAX_CONNECTIONS:
+                return False
+        if not self._is_own(request.getsockname(), client_address):
+            return False
+        request.settimeout(SEND_S)
+        self.expect(request, IDLE_S)
+        return True
+
+    def expect(self, connection: socket.socket, within_s: float | None) -> None:
+        """Closes the connection unless something else is expected of it within this time; None: an answer is made."""
+        with self._lock:
+            self._deadlines[connection] = None if within_s is None else self._clock() + within_s
+
+    def service_actions(self) -> None:
+        """Ends the connections that are late. Runs a few times a second."""
+        now = self._clock()
+        with self._lock:
+            late = [each for each, deadline in self._deadlines.items() if deadline is not None and deadline <= now]
+        for connection in late:
+            self._cut(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection that has ended."""
+        with self._lock:
+            self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client that disconnects is no news, and other errors were answered with a page."""
+
+    def server_close(self) -> None:
+        """Closes the listening socket and every connection."""
+        super().server_close()
+        with self._lock:
+            open_ones = list(self._deadlines)
+        for connection in open_ones:
+            self._cut(connection)
+
+    def _cut(self, connection: socket.socket) -> None:
+        """Makes the thread of a connection see its end."""
+        try:
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return

@@ -1,0 +1,1 @@
+"""The pages: what each asks the daemon and the analyses, and shows."""

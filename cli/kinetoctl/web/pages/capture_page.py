@@ -1,0 +1,79 @@
+"""One capture or file: the verdicts, what the time went to, what to change, and the way to every view."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from kinetoctl.client import enum_names
+from kinetoctl.output.json_yaml import plain
+from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
+from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
+from kinetoctl.web.pages.view_groups import grouped
+
+VIEWS = ("time_causes", "findings", "not_recorded")
+LEAST_SHARE = ("time_causes.least", "1")
+
+
+def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
+    """The page of one capture. Raises the client's errors."""
+    capture = context.capture(capture_id)
+    unfinished = running(capture)
+    asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
+    if not unfinished and has_trace(capture):
+        asked = ask(lambda: _results(context, capture_id))
+    catalog = ask(lambda: context.catalog(WAIT_S))
+    documents = {document["view"]: document for document in asked.documents}
+    findings = documents.get("findings")
+    values: dict[str, Any] = {}
+    if capture is not None:
+        values = {"facts": facts(capture), "targets": target_facts(capture)}
+    else:
+        values = {"facts": [], "targets": []}
+    name = context.name(capture_id)
+    return render(
+        "capture.html",
+        context,
+        request,
+        session,
+        id=capture_id,
+        name=name,
+        state="" if capture is None else _status(capture),
+        running=unfinished,
+        asked=asked,
+        time=documents.get("time_causes"),
+        missing=documents.get("not_recorded"),
+        findings=_rows(findings) if findings else [],
+        findings_failure=findings["failure"] if findings else "",
+        groups=[] if unfinished else grouped(catalog.documents),
+        command=context.command("report", name),
+        json="" if capture is None else f"/c/{capture_id}.json",
+        headers={**asked.headers, **catalog.headers},
+        **values,
+    )
+
+
+def capture_json(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
+    """The daemon's message of the capture. Raises WebError, and the client's errors."""
+    capture = context.capture(capture_id)
+    if capture is None:
+        raise WebError(HTTPStatus.NOT_FOUND, "a file has no capture")
+    return json_answer(plain(capture))
+
+
+def _results(context: PageContext, capture_id: str) -> list[dict[str, Any]]:
+    traces = context.library.find(capture_id)
+    job = {"job": "views", "names": VIEWS, "paths": traces.paths, "settings": [LEAST_SHARE]}
+    found: list[dict[str, Any]] = context.queue.result(traces.identity, job, wait_s=WAIT_S)
+    return found
+
+
+def _status(capture: Any) -> str:
+    return enum_names.capture_status(capture.status)
+
+
+def _rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = [column["name"] for column in document["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in document["rows"]]

@@ -1,0 +1,154 @@
+"""What pages are made of: the daemon, the traces, the analyses, the templates, and what all pages have in common."""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from kineto_trace.base.visible_text import visible
+
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.errors import CliError
+from kinetoctl.output import units
+from kinetoctl.output.cell_values import headings, human
+from kinetoctl.web.analyses.analysis_queue import AnalysisQueue, Computing
+from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
+from kinetoctl.web.analyses.worker_process import AnalysisFailed
+from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+
+if TYPE_CHECKING:
+    from kineto_protos.v1 import profiler_pb2 as pb
+
+WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
+REFRESH_S = "1"
+PROGRAM = "kinetoctl"
+PROSE = ("title", "advice", "evidence", "meaning", "about", "why", "hides", "effect")  # columns that hold sentences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageContext:
+    """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served."""
+
+    settings: CommonOptions
+    library: TraceLibrary
+    queue: AnalysisQueue
+    connect: Callable[[], Client]
+    ui_origin: str
+
+    @property
+    def files(self) -> bool:
+        """Whether the pages are about files alone."""
+        return bool(self.library.files)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A client of the daemon for one page."""
+        with self.connect() as client:
+            yield client
+
+    def capture(self, capture_id: str) -> "pb.Capture | None":
+        """The capture, or None for a file. Raises NotFound and the client's errors."""
+        if self.files:
+            self.library.find(capture_id)
+            return None
+        with self.client() as client:
+            return client.capture(capture_id)
+
+    def catalog(self, wait_s: float) -> list[dict[str, Any]]:
+        """All views with their descriptions. Raises Computing, AnalysisFailed."""
+        found: list[dict[str, Any]] = self.queue.result("", {"job": "catalog"}, wait_s=wait_s)
+        return found
+
+    def view(self, name: str) -> dict[str, Any] | None:
+        """One view of the catalogue."""
+        return next((each for each in self.catalog(self.settings.timeout_s) if each["name"] == name), None)
+
+    def ranks(self, traces: TraceSet) -> list[dict[str, Any]]:
+        """The ranks of the traces, each with the name of its file. Raises Computing, AnalysisFailed."""
+        job = {"job": "ranks", "paths": traces.paths}
+        found: list[dict[str, Any]] = self.queue.result(traces.identity, job, wait_s=WAIT_S)
+        return found
+
+    def name(self, trace_id: str) -> str:
+        """What people call these traces: the argument of the command line, or the id of the capture."""
+        return self.library.files.get(trace_id, trace_id)
+
+    def command(self, *words: str) -> str:
+        """The command line that prints what a page shows."""
+        address = () if self.files else ("--address", self.settings.address)
+        return shlex.join((PROGRAM, words[0], *address, *words[1:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What came of asking for results: them, or why there are none, or that they are being computed."""
+
+    documents: Sequence[Mapping[str, Any]] = ()
+    failure: str = ""
+    computing: bool = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What makes the browser load the page again."""
+        return {"Refresh": REFRESH_S} if self.computing else {}
+
+
+def ask(find: Callable[[], Sequence[Mapping[str, Any]]]) -> Asked:
+    """The results that `find` returns, or what happened instead."""
+    try:
+        return Asked(documents=find())
+    except Computing:
+        return Asked(computing=True)
+    except (AnalysisFailed, CliError) as exc:
+        return Asked(failure=str(exc))
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("kinetoctl.web.pages", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, titles=titles, title=title
+    )
+    made.globals["prose"] = PROSE
+    return made
+
+
+def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The headings of columns."""
+    return [text.lower() for text in headings([(column["name"], column["unit"]) for column in columns])]
+
+
+def title(name: str) -> str:
+    """A view's name for people."""
+    text = name.replace("_", " ")
+    return text[:1].upper() + text[1:]
+
+
+_templates = _environment()
+
+
+def render(name: str, context: PageContext, request: WebRequest, session: WebSession, /, **values: Any) -> WebAnswer:
+    """A page from its template. headers: of the answer."""
+    headers = values.pop("headers", {})
+    text = _templates.get_template(name).render(
+        files=context.files,
+        path=request.path,
+        form_secret=session.form_secret,
+        host=context.settings.address,
+        **values,
+    )
+    return WebAnswer(content=text.encode("utf-8", "replace"), headers=headers)
+
+
+def plain_page(name: str, /, **values: Any) -> bytes:
+    """A page outside of a session."""
+    return _templates.get_template(name).render(**values).encode()

@@ -1,0 +1,35 @@
+"""In which order and groups the page of a capture names the views."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# A view belongs to the first group that one of whose words begins its name; all others are in the last one.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Where the time goes": ("overview", "time_causes", "step", "profiler_steps", "findings", "recommendations",
+                            "critical_path", "settings", "not_recorded", "validate"),
+    "GPU": ("kernel", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked", "launch", "op_kernel",
+            "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
+    "Memory": ("memory", "tensors"),
+    "Host and Python": ("operators", "modules", "call_tree", "python", "hot_lines", "thread", "process", "child",
+                        "data_loading", "frequent", "event"),
+    "Ranks and collectives": ("rank", "collective", "comm", "distributed", "stragglers"),
+    "Compared with a baseline": ("diff",),
+}  # fmt: skip
+OTHERS = "Others"
+
+
+def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[str, str]]]]:
+    """The views by group, each with its name and the first sentence of its description."""
+    groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
+    for view in catalog:
+        groups[_group(view["name"])].append({"name": view["name"], "about": sentence(view["description"])})
+    return [(name, views) for name, views in groups.items() if views]
+
+
+def sentence(description: str) -> str:
+    """The first paragraph in one line."""
+    return " ".join(description.split("\n\n")[0].split())
+
+
+def _group(name: str) -> str:
+    return next((group for group, words in GROUPS.items() if name.startswith(words)), OTHERS)

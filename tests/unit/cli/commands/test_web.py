@@ -1,0 +1,52 @@
+"""The command that starts the page."""
+
+import re
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.service.cli import environment, kinetoctl, run_here
+from support.trace_files import synthetic
+from support.waiting import scaled
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text(synthetic.text(2_000))
+    return path
+
+
+def test_a_file_that_does_not_exist_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_here(capsys, "unix:/nowhere", "web", "--no-browser", "/no/such/trace.json")
+    assert (found.code, found.stdout) == (3, "")
+    assert "there is no file /no/such/trace.json" in found.stderr
+
+
+def test_a_port_that_is_in_use_is_said(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = run_here(capsys, "unix:/nowhere", "web", "--no-browser", "--port", str(port), str(trace))
+    assert found.code == 5
+    assert f"port {port} on 127.0.0.1 cannot be used" in found.stderr
+
+
+def test_it_prints_its_address_serves_and_ends_with_ctrl_c(trace: Path) -> None:
+    command = kinetoctl("web", "--no-browser", str(trace))
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().strip()
+        match = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/enter#[\w-]{43}", address)
+        assert match
+        assert "Ctrl-C ends it" in process.stderr.readline()
+        with socket.create_connection(("127.0.0.1", int(match[1]))) as sock:
+            sock.sendall(f"GET /enter HTTP/1.0\r\nHost: 127.0.0.1:{match[1]}\r\n\r\n".encode())
+            assert b"200 OK" in sock.recv(65_536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(scaled(30)) == 0
+        assert process.stderr.read() == ""

@@ -1,0 +1,44 @@
+"""Which files an address stands for."""
+
+import os
+from pathlib import Path
+
+import pytest
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.errors import NotFound
+from kinetoctl.web.analyses.trace_library import TraceLibrary
+
+SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    return path
+
+
+def test_an_address_stays_when_the_server_starts_again(file: Path) -> None:
+    ids = [list(TraceLibrary(SETTINGS, [str(file)]).files) for _ in range(2)]
+    assert ids[0] == ids[1]
+
+
+def test_a_file_that_changed_has_another_identity(file: Path) -> None:
+    library = TraceLibrary(SETTINGS, [str(file), str(file.parent), str(file.parent / "*.json")])
+    before = [library.find(each).identity for each in library.files]
+    os.utime(file, ns=(1, 1))
+    after = [library.find(each).identity for each in library.files]
+    assert all(first != second for first, second in zip(before, after, strict=True))
+
+
+def test_only_what_the_command_line_names_is_found(file: Path) -> None:
+    library = TraceLibrary(SETTINGS, [str(file)])
+    for other in ("", "x", str(file), "20260131-120000-abc"):
+        with pytest.raises(NotFound):
+            library.find(other)
+
+
+@pytest.mark.parametrize("text", ["/etc/passwd", "../x", "*", "s3://bucket/x", "20260131"])
+def test_without_files_an_address_is_the_id_of_a_capture_and_nothing_else(text: str) -> None:
+    with pytest.raises(NotFound):
+        TraceLibrary(SETTINGS).find(text)

@@ -1,0 +1,69 @@
+"""A worker is held to its memory and time, and a new one follows one that ended."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits, WorkerProcess
+from support.trace_files import synthetic
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.json"
+    path.write_text(synthetic.text(2_000))
+    return str(path)
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    made = WorkerProcess(WorkerLimits())
+    yield made
+    made.close()
+
+
+def test_a_worker_that_died_is_replaced(worker: WorkerProcess, trace: str) -> None:
+    job = {"job": "ranks", "paths": [trace]}
+    assert worker.ask(job) == [{"rank": 0, "name": "trace.json"}]
+    assert worker._process is not None
+    os.kill(worker._process.pid, signal.SIGKILL)
+    worker._process.wait()
+    assert worker.ask(job) == [{"rank": 0, "name": "trace.json"}]
+
+
+def test_what_a_trace_or_a_question_is_wrong_with_is_said(worker: WorkerProcess, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    for job, text in (
+        ({"job": "views", "names": ["kernels"], "paths": [str(bad)]}, "bad.json"),
+        ({"job": "views", "names": ["no_such"], "paths": [str(bad)]}, "no_such"),
+        ({"job": "ranks", "paths": [str(tmp_path / "gone")]}, "does not exist"),
+    ):
+        with pytest.raises(AnalysisFailed, match=text):
+            worker.ask(job)
+
+
+@pytest.mark.slow
+def test_a_job_that_takes_too_long_is_ended_and_the_next_one_runs(trace: str) -> None:
+    worker = WorkerProcess(WorkerLimits(job_s=2))
+    endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range * b.range % 7 = 3"
+    try:
+        with pytest.raises(AnalysisFailed, match="longer than 2 s"):
+            worker.ask({"job": "query", "sql": endless, "paths": [trace]})
+        assert worker.ask({"job": "ranks", "paths": [trace]})
+    finally:
+        worker.close()
+
+
+@pytest.mark.slow
+def test_a_job_that_needs_too_much_memory_fails_alone(trace: str) -> None:
+    worker = WorkerProcess(WorkerLimits(memory_bytes=512 << 20))
+    large = "SELECT list(a.range) FROM range(400000000) a"
+    try:
+        with pytest.raises(AnalysisFailed, match=r"(?i)memory"):
+            worker.ask({"job": "query", "sql": large, "paths": [trace]})
+        assert worker.ask({"job": "ranks", "paths": [trace]})
+    finally:
+        worker.close()
