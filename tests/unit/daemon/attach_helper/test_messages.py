@@ -97,7 +97,7 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 def test_another_version_is_told_apart_from_nonsense() -> None:
     with pytest.raises(messages.WrongVersion, match="version 3") as caught:
         messages.request(struct.pack("<4sH", b"KATT", 4) + b"whatever comes then")
-    assert caught.value.theirs == 3
+    assert caught.value.theirs == 4
 
 
 @given(st.binary(max_size=200))

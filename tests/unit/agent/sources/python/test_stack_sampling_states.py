@@ -88,10 +88,13 @@ def test_a_thread_that_runs_python_runs_and_has_the_gil(recorder: Recorder) -> N
     while time.monotonic() < end:
         pass
     used_us = (time.thread_time_ns() - before) / 1000
-    samples = of_thread(recorder.stop(), threading.get_native_id())[1:-1]
+    everything = of_thread(recorder.stop(), threading.get_native_id())
+    samples = everything[1:-1]
     assert share(samples, STACK_RUNNING) > 0.9
     assert sum(sample.holds_gil for sample in samples) > 0.9 * len(samples)
-    assert abs(sum(sample.cpu_us for sample in samples) - used_us) < 0.25 * used_us
+    inside_us, all_us = (sum(sample.cpu_us for sample in some) for some in (samples, everything))
+    assert inside_us < 1.25 * used_us  # at the ends they reach beyond the loop; on a busy machine, far
+    assert all_us > 0.75 * used_us
 
 
 def test_of_two_threads_that_run_python_one_waits_for_the_gil(recorder: Recorder) -> None:

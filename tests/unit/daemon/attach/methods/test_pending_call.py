@@ -149,8 +149,10 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_a_full_queue_is_an_error_and_the_target_goes_on(tmp_path: Path) -> None:
-    script = "import ctypes, sys\nprint('up', flush=True)\nctypes.PyDLL(None).sleep(3)\nprint('woke')"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+    read = "ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)"  # with the GIL
+    script = f"import ctypes\nprint('up', flush=True)\n{read}\nprint('woke')"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         image = TargetImage(process.pid)
@@ -160,6 +162,8 @@ def test_a_full_queue_is_an_error_and_the_target_goes_on(tmp_path: Path) -> None
                 image.refresh()
                 METHOD.hand_over(image, _bootstrap(), Deadline(0.3))
         assert failure.value.code is AttachCode.FAILED
+        process.stdin.write(b"x")
+        process.stdin.close()
         assert process.stdout.read() == b"woke\n"
     assert process.returncode == 0
 
