@@ -44,8 +44,8 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
 
 def traces_argument(function: F) -> F:
-    """Adds the argument TRACE..., which may be empty: the command checks whether it needs one."""
-    return click.argument("traces", metavar="TRACE...", nargs=-1, shell_complete=_complete)(function)
+    """Adds the argument TRACE, which may be left out: the command checks whether it needs one."""
+    return click.argument("traces", metavar="[TRACE]...", nargs=-1, shell_complete=_complete)(function)
 
 
 def trace_argument(name: str) -> Callable[[F], F]:
