@@ -27,14 +27,7 @@ from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepM
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import (
-    NO_SEQUENCE,
-    NO_STRING,
-    OP_TABLES,
-    StringTable,
-    Table,
-    make_table,
-)
+from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = STEP_MARKS_FORMAT

@@ -9,14 +9,13 @@ import click
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import LABEL
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.fleet.broadcast import ask, errors, exit_code, values
 from kinetoctl.client.fleet.host_client import HostClient
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.options.host_options import named_places, place_options
 from kinetoctl.options.listing_options import listing_options
-from kinetoctl.output.console import say
 from kinetoctl.output.lists.capture_table import CAPTURES
+from kinetoctl.output.lists.host_entries import entries_of_hosts
 from kinetoctl.output.lists.listing import Entry, ordered, show, watch
 
 if TYPE_CHECKING:
@@ -76,17 +75,9 @@ def command(
 
 
 def _of_hosts(places: Sequence[Place], labels: dict[str, str], limit: int, settings: CommonOptions) -> Found:
-    """The captures of many hosts. Reports hosts that do not answer, and raises their error if none answers."""
+    """The captures of many hosts, as entries_of_hosts."""
 
     async def captures(client: HostClient, _place: Place) -> "list[pb.Capture]":
         return await client.captures(labels, limit=limit)
 
-    answers = ask(places, captures, timeout_s=settings.timeout_s)
-    for text in errors(answers):
-        say(text, err=True)
-    entries = [
-        Entry(item=capture, host=place.host, place={"address": place.address})
-        for place, of_host in values(answers)
-        for capture in of_host
-    ]
-    return entries, exit_code(answers)
+    return entries_of_hosts(places, captures, lambda place: {"address": place.address}, settings.timeout_s)

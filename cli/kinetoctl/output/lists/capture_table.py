@@ -34,7 +34,8 @@ def _labels(capture: "pb.Capture") -> str:
     return ",".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)) or NOTHING
 
 
-def _commands(capture: "pb.Capture") -> list[str]:
+def commands(capture: "pb.Capture") -> list[str]:
+    """The command lines of its processes, each once."""
     return list(dict.fromkeys(" ".join(target.process.command) for target in capture.targets))
 
 
@@ -71,7 +72,7 @@ COLUMNS = (
     ListColumn(title="WHERE", cell=where),
     ListColumn(title="FORMATS", cell=lambda each: ",".join(each.spec.formats) or NOTHING, wide=True),
     ListColumn(title="LABELS", cell=_labels),
-    ListColumn(title="COMMAND", cell=lambda each: _first(_commands(each))),
+    ListColumn(title="COMMAND", cell=lambda each: _first(commands(each))),
 )
 CAPTURES = ListKind(
     columns=COLUMNS,

@@ -11,6 +11,7 @@ from kinetoctl.client import enum_names
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.output import units
 from kinetoctl.output.capture_summary import target_lines
+from kinetoctl.output.lists.capture_table import commands, stored
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -21,16 +22,15 @@ _ELSEWHERE = ("analyse", "open with", "snapshot in")  # what is printed for term
 def row_of(capture: "pb.Capture") -> dict[str, Any]:
     """A capture in the list."""
     targets = capture.targets
-    commands = dict.fromkeys(" ".join(target.process.command) for target in targets)
     return {
         "id": capture.id,
         "status": enum_names.capture_status(capture.status),
         "age": units.age(capture.created_ns),
         "age_s": max(0, time.time_ns() - capture.created_ns) // 10**9,
         "pids": [target.pid for target in targets],
-        "command": next(iter(commands), ""),
+        "command": next(iter(commands(capture)), ""),
         "job": next((target.process.job_id for target in targets if target.process.job_id), ""),
-        "bytes": sum(file.size_bytes for target in targets for file in target.files),
+        "bytes": stored(capture),
         "labels": ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)),
     }
 
@@ -51,12 +51,11 @@ def process_row(process: "pb.Process") -> dict[str, Any]:
 
 def facts(capture: "pb.Capture") -> list[tuple[str, str]]:
     """Figures of the whole capture."""
-    size = sum(file.size_bytes for target in capture.targets for file in target.files)
     found = [
         ("host", capture.host),
         ("made", units.moment(capture.created_ns)),
         ("processes", units.count(len(capture.targets))),
-        ("size", units.size(size)),
+        ("size", units.size(stored(capture))),
     ]
     if capture.ended_ns:
         found.append(("took", format_duration(capture.ended_ns - capture.created_ns)))

@@ -1,6 +1,5 @@
 """One capture or file: the verdicts, what the time went to, what to change, and the way to every view."""
 
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -9,7 +8,7 @@ from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.json_answers import json_answer, rows_of
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import grouped
 
@@ -27,11 +26,6 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     catalog = ask(lambda: context.catalog(WAIT_S))
     documents = {document["view"]: document for document in asked.documents}
     findings = documents.get("findings")
-    values: dict[str, Any] = {}
-    if capture is not None:
-        values = {"facts": facts(capture), "targets": target_facts(capture)}
-    else:
-        values = {"facts": [], "targets": []}
     name = context.name(capture_id)
     return render(
         "capture.html",
@@ -45,13 +39,14 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         asked=asked,
         time=documents.get("time_causes"),
         missing=documents.get("not_recorded"),
-        findings=_rows(findings) if findings else [],
+        findings=rows_of(findings) if findings else [],
         findings_failure=findings["failure"] if findings else "",
         groups=[] if unfinished else grouped(catalog.documents),
         command=context.command("report", name),
         json="" if capture is None else f"/c/{capture_id}.json",
         headers={**asked.headers, **catalog.headers},
-        **values,
+        facts=[] if capture is None else facts(capture),
+        targets=[] if capture is None else target_facts(capture),
     )
 
 
@@ -72,8 +67,3 @@ def _results(context: PageContext, capture_id: str) -> list[dict[str, Any]]:
 
 def _status(capture: Any) -> str:
     return enum_names.capture_status(capture.status)
-
-
-def _rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    names = [column["name"] for column in document["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in document["rows"]]

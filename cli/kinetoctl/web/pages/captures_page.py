@@ -6,7 +6,7 @@ from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.capture_facts import row_of
 from kinetoctl.web.pages.json_answers import json_answer
-from kinetoctl.web.pages.page_context import PageContext, render
+from kinetoctl.web.pages.page_context import PageContext, render, with_help
 
 MAX_CAPTURES = 100
 
@@ -19,7 +19,7 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
             with context.client() as client:
                 captures = [row_of(capture) for capture in client.captures({}, limit=MAX_CAPTURES)]
         except CliError as exc:
-            failure = f"{exc}\n{exc.help_text}".strip()
+            failure = with_help(exc)
     return render(
         "captures.html",
         context,

@@ -14,12 +14,17 @@ def json_answer(value: Any) -> WebAnswer:
     return WebAnswer(content=content.encode("utf-8", "replace"), content_type=JSON)
 
 
+def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a view's result, with the names of the columns."""
+    names = [column["name"] for column in document["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in document["rows"]]
+
+
 def result_answer(document: Mapping[str, Any]) -> WebAnswer:
     """The result of a view, as `kinetoctl report -o json` has it (docs/report.schema.json)."""
-    names = [column["name"] for column in document["columns"]]
     value = {
         "schema_version": SCHEMA_VERSION,
-        "rows": [dict(zip(names, row, strict=True)) for row in document["rows"]],
+        "rows": rows_of(document),
         **({"failure": document["failure"]} if document["failure"] else {}),
         "notes": document["notes"],
         "columns": document["columns"],

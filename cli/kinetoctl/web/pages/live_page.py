@@ -13,7 +13,7 @@ from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.capture_facts import process_row
 from kinetoctl.web.pages.json_answers import json_answer
-from kinetoctl.web.pages.page_context import PageContext, render
+from kinetoctl.web.pages.page_context import PageContext, render, with_help
 
 DEFAULT_DURATION = "5s"
 
@@ -24,7 +24,7 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
     try:
         processes = [process_row(process) for process in _processes(context)]
     except CliError as exc:
-        failure = f"{exc}\n{exc.help_text}".strip()
+        failure = with_help(exc)
     return render(
         "live.html",
         context,

@@ -107,6 +107,11 @@ def ask(find: Callable[[], Sequence[Mapping[str, Any]]]) -> Asked:
         return Asked(failure=str(exc))
 
 
+def with_help(error: CliError) -> str:
+    """What went wrong, and below it what to do."""
+    return f"{error}\n{error.help_text}".strip()
+
+
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("kinetoctl.web.pages", "templates"),

@@ -40,19 +40,10 @@ _VARIABLES = _LOCALS | {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _ARGUMENTS = frozenset(  # instructions with the span of the call that put its arguments together
     {
-        *(
-            "PRECALL",
-            "NOP",
-            "BUILD_LIST",
-            "BUILD_TUPLE",
-            "BUILD_MAP",
-            "BUILD_CONST_KEY_MAP",
-            "LIST_APPEND",
-            "LIST_EXTEND",
-        ),
-        *("LIST_TO_TUPLE", "CALL_INTRINSIC_1", "DICT_MERGE", "DICT_UPDATE", "MAP_ADD"),
+        "PRECALL", "NOP", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_APPEND", "LIST_EXTEND",
+        "LIST_TO_TUPLE", "CALL_INTRINSIC_1", "DICT_MERGE", "DICT_UPDATE", "MAP_ADD",
     }
-)
+)  # fmt: skip
 _OF_ANY_SPAN = frozenset({"PUSH_NULL", "KW_NAMES"})  # they are for a call, too, but may have the span of what is called
 _OF_KEYWORDS = frozenset({"CALL_KW", "BUILD_CONST_KEY_MAP"})  # the constant before them is such an instruction
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
