@@ -28,12 +28,13 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work that blocks, in a thread of its own, which ends with it; being cancelled does not wait for that."""
+    """Runs work that blocks, in a thread of its own, ended on return; being cancelled does not wait for it."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="fleet")
+    future = asyncio.get_running_loop().run_in_executor(pool, work)
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        return await future
     finally:
-        pool.shutdown(wait=False)
+        pool.shutdown(wait=not future.cancelled())
 
 
 def run_fleet(fleet_run: FleetRun, *steps: Callable[[], Awaitable[None]]) -> None:
