@@ -67,6 +67,7 @@ def test_the_analysis_of_ones_own_tells_the_iterations_of_four_ranks(tmp_path: P
         assert float(total) == pytest.approx(sum(map(float, parts)), abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -150,6 +151,7 @@ def test_the_job_script_is_right_bash() -> None:
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.slow
 def test_the_job_traces_its_ranks_while_they_train() -> None:
     if reason := why_not():
         pytest.skip(reason)

@@ -241,6 +241,7 @@ def removed(folder: Path) -> bool:
     return not folder.exists() or any(each.is_dir() for each in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_the_owner_of_a_job_traces_processes_of_other_users_in_it(host: Host, job: Path) -> None:
     assert host.call(host.ada, "CreateCapture", request_of(host.bobs)).reason == "NOT_YOUR_PROCESS"
     with (

@@ -107,6 +107,7 @@ def test_an_unprepared_process_is_traced_by_its_pid(daemon: Daemon, tmp_path: Pa
         assert agent_state(daemon, process.pid) == "attached"
 
 
+@pytest.mark.slow
 def test_two_captures_in_a_row_use_the_same_agent(daemon: Daemon, tmp_path: Path) -> None:
     with plain() as process:
         assert trace(daemon, process.pid, tmp_path)["attach"] is not None

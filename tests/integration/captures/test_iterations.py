@@ -59,6 +59,7 @@ def verdicts(capture: pb.Capture) -> list[tuple[str, str]]:
     return [(pb.Verdict.Name(target.verdict), target.reason_code) for target in capture.targets]
 
 
+@pytest.mark.slow
 def test_processes_of_different_pace_record_the_same_iterations(daemon: Daemon) -> None:
     stub = daemon.stub()
     with ExitStack() as stack:

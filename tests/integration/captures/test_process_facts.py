@@ -46,6 +46,7 @@ def traced(daemon: Daemon, pid: int, folder: Path) -> dict[str, list[dict[str, A
     return {name: list(run_view(name, trace).rows()) for name in VIEWS}
 
 
+@pytest.mark.slow
 def test_a_capture_tells_who_ran_and_who_was_blocked(daemon: Daemon, tmp_path: Path) -> None:
     with connected(daemon, TARGET) as process:
         found = traced(daemon, process.pid, tmp_path)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import psutil
+import pytest
 from support.service.cli import environment, run_process
 
 
@@ -19,6 +20,7 @@ def demo_environment(tmp_path: Path) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join([str(hidden), environ["PYTHONPATH"]])}
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_trace_and_leaves_nothing_else(tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ["demo", "--duration", "300ms", "--output-dir", str(output)]

@@ -48,6 +48,7 @@ def checks(daemon: Daemon) -> dict[str, list[pb.Check]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_host_is_looked_at_and_dcgm_is_found_and_asked(tmp_path: Path) -> None:
     with running_daemon(environ=with_dcgmi(tmp_path)) as daemon, host_engine(tmp_path) as pid:
         found = checks(daemon)

@@ -128,6 +128,7 @@ def test_a_program_that_has_profiled_itself_before_is_traced_as_exactly(
     assert max(lengths) < 30
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_the_kernels_of_its_last_flush(
     daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_capture_needs_room_before_the_disk_is_full() -> None:
         assert f"is free on the disk of {daemon.state_dir}, but a new capture needs 8000 TiB" in message
 
 
+@pytest.mark.slow
 def test_the_limit_per_target_ends_a_capture() -> None:
     with collecting("--max-trace-bytes", "64KiB") as (stub, agent, capture_id):
         agent.record(20_000)

@@ -93,6 +93,7 @@ def checks(daemon: Daemon, **fields: Any) -> list[str]:
     return [each.problem for each in daemon.stub().VerifyCapture(request, timeout=30)]
 
 
+@pytest.mark.slow
 def test_a_capture_is_uploaded_verified_and_fetched_from_there(s3: S3, proxy: Proxy) -> None:
     with uploading(proxy, LARGE, SMALL, store_keep_local="false") as daemon:
         first = await_uploaded(daemon)

@@ -41,6 +41,7 @@ def ended(own: Path, code: str, room: Callable[[], int] = lambda: 1) -> DecodeEr
     return caught.value
 
 
+@pytest.mark.slow
 def test_many_files_are_together_no_more_than_one_may_be(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confinement, "_CHEAP_BYTES", 4 << 20)
     error = ended(own, FILES.format(count=8, size=1 << 20) + WAIT)

@@ -108,6 +108,7 @@ def test_if_every_view_fails_that_is_an_error(tmp_path: Path) -> None:
         run_views([LONGEST, Request(view=LONGEST, options={"least": 7})], ranks(tmp_path, 0))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_no_other_rank_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = ranks(tmp_path, 5, 9, 2)
     spawn = get_context("spawn")
@@ -213,6 +214,7 @@ def test_large_traces_are_worked_on_by_fresh_processes(tmp_path: Path, monkeypat
     assert run_view("kernels", sources).values("rank") == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_does_the_same(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")

@@ -279,6 +279,7 @@ def modules() -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_names_agree_with_the_syntax_of_the_standard_library() -> None:
     counts = [compared(file) for file in random.Random(5).sample(modules(), 25)]
     assert [name for _, _, wrong in counts for name in wrong] == []

@@ -105,6 +105,7 @@ def places(rows: Rows) -> list[tuple[Any, ...]]:
     return [(row["name"], row["dur"], row["depth"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_recording_has_all_slices_durations_and_flows(tmp_path: Path) -> None:
     conversion = convert_target(make_spool(tmp_path, "graph-cupti130001"), formats=["perfetto", "chrome-json"])
     sql = "select category, count(*) as n, sum(dur) as ns from slice where category != 'Trace' group by 1 order by 1"
