@@ -106,11 +106,14 @@ class LiveTable:
         self._fetched[_key(target)] = f"fetched {share:.0%} of {units.size(file.size_bytes)}"
 
     def _rows(self) -> "Iterable[tuple[str, ...]]":
-        for target in self._capture.targets if self._capture else ():
+        capture = self._capture
+        if capture is None:
+            return
+        for target in capture.targets:
             yield (
                 enum_names.target(target),
                 one_line(state_text(target)),
-                time_text(target, self._capture.spec, self._times.seconds(_key(target))),
+                time_text(target, capture.spec, self._times.seconds(_key(target))),
                 *figures(target),
                 self._fetched.get(_key(target), ""),
             )
