@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from kinetoctl.base.reason_codes import explained
+from kinetoctl.base.reason_codes import advices, explained
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.retry import Patience
 from kinetoctl.client.tracing import follow
@@ -212,4 +212,4 @@ def _raise(error: Exception) -> None:
 
 def _error_page(error: CliError) -> "RenderableType":
     code = f" [{error.reason_code}]" if error.reason_code else ""
-    return Text(f"{error}{code}\n{error.help_text}")
+    return Text("\n".join((f"{error}{code}", *advices(error))))
