@@ -38,11 +38,13 @@ PROCESS_COLUMNS = (
 )  # fmt: skip
 # What is left out of a narrow terminal, in this order; KEPT stays even without any value.
 LEAST_WANTED = (
-    "POD", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "CAPTURE", "JOB", "GPU UTIL", "USER", "GPU MEM",
+    "POD", "CAPTURE", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "JOB", "GPU UTIL", "USER", "GPU MEM",
     "POWER", "MEM", "NAME", "AGENT", "TREND", "ITER/S",
 )  # fmt: skip
 KEPT = ("PID", "RANK", "GPU", "ITER")
 _POD = PROCESS_COLUMNS.index("POD")
+COMMAND_WANTED = 40  # characters of the last column, for which GIVING_WAY and columns without any value are left out
+GIVING_WAY = ("POD", "CAPTURE")
 _GAP = 2
 EIGHTHS = " ▏▎▍▌▋▊▉"
 TRACED = "●"  # before a process in which a capture is running
@@ -88,6 +90,7 @@ def process_table(
     columns.insert(place, "TREND")
     columns.insert(0, "")
     for each, process in zip(cells, processes, strict=True):
+        each[-1] = _short_command(process.process)
         each.insert(place, live.trend(process))
         each.insert(0, TRACED if process.process.busy_capture_id else " ")
     return _table(columns, [tuple(each) for each in cells], width, selected=live.selected)
@@ -188,6 +191,11 @@ def process_row(sample: "pb.ProcessSample", host: "pb.HostSample") -> tuple[str,
     )
 
 
+def _short_command(process: "pb.Process") -> str:
+    """The command without the folder of its program, so that a narrow column shows what follows."""
+    return one_line(" ".join([*(each.rpartition("/")[2] for each in process.command[:1]), *process.command[1:]]))
+
+
 def _percent(share: float) -> str:
     return f"{share * 100:.0f}%"
 
@@ -207,10 +215,11 @@ def _table(
     empty = [place for place in shown if columns[place] not in KEPT and all(row[place] == NOTHING for row in rows)]
     unwanted = [columns.index(column) for column in LEAST_WANTED if column in columns]
     for place in [*empty, *unwanted]:
-        needed = sum(widths[each] + _GAP for each in shown[:-1]) + len(columns[-1]) + _GAP
-        if width is None or needed <= width:
-            break
-        shown = [each for each in shown if each != place]
+        gives_way = place in empty or columns[place] in GIVING_WAY
+        last = min(widths[-1], COMMAND_WANTED) if gives_way else len(columns[-1])
+        needed = sum(widths[each] + _GAP for each in shown[:-1]) + last + _GAP
+        if width is not None and needed > width:
+            shown = [each for each in shown if each != place]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     for place in shown:
         least = len(columns[place]) if place == shown[-1] else widths[place]

@@ -13,6 +13,7 @@ SPAN_S = 300.0
 MAX_POINTS = 601  # of the shortest interval, 500 ms
 CELLS = 7  # with which a terminal of 60 columns has room for the longest pid
 LEAST_STEPS = 8  # of the mean pace in each cell, so that one iteration more or less does not show
+LEAST_SAMPLES = 2  # in each cell: a busy host takes them at uneven times
 LEVELS = " ▁▂▃▄▅▆▇█"
 TURN = 0.15  # a change of the rate by less is none
 Point = tuple[float, float]  # seconds, iterations until then
@@ -64,13 +65,13 @@ def _drawn(rates: Sequence[float]) -> str:
 
 
 def rates_of(points: Sequence[Point]) -> list[float]:
-    """Iterations per second in up to CELLS equal parts of the time, each of LEAST_STEPS steps at least."""
+    """Iterations per second in up to CELLS equal parts of the time, each of LEAST_STEPS and LEAST_SAMPLES at least."""
     if len(points) < 2:
         return []
     (begin, first), (end, last) = points[0], points[-1]
     if last <= first:
         return []
-    cells = min(CELLS, len(points) - 1, int((last - first) / LEAST_STEPS))
+    cells = min(CELLS, (len(points) - 1) // LEAST_SAMPLES, int((last - first) / LEAST_STEPS))
     if cells < 1:
         return []
     length = (end - begin) / cells

@@ -22,7 +22,7 @@ MAX_FILTER = 200
 KEYS = (
     ("↑ ↓, k j", "select a process, or scroll a page"),
     ("PgUp PgDn, Home End, g G", "the same by pages, and to the ends"),
-    ("s <, > F6", "sort by the next order; with < or , by the previous one"),
+    ("s > . F6, < ,", "sort by the next order, or by the previous one"),
     ("P M N", "sort by CPU, memory or pid"),
     ("r, I", "reverse the order"),
     ("/, \\ F4", "filter by pid, user, rank, job, pod or command; Enter keeps the filter, Esc ends it"),

@@ -139,8 +139,8 @@ def shown(width: int) -> list[str]:
 def test_a_narrow_terminal_leaves_out_empty_columns_then_others_and_cuts_the_command() -> None:
     lines = shown(80)
     assert "GPU  NAME         UTIL  MEM  MEMORY                POWER        TEMP   PROC" in lines
-    assert "PID   USER  RANK  GPU  GPU MEM   GPU UTIL  AGENT  ITER  ITER/S  COMMAND" in lines
-    assert "4242  ada   0     0    70.0 GiB  80%       READY  120   8       python train.py…" in lines
+    assert "PID   USER  RANK  GPU  GPU MEM   GPU UTIL  CPU   AGENT  ITER  ITER/S  COMMAND" in lines
+    assert "4242  ada   0     0    70.0 GiB  80%       150%  READY  120   8       python tr…" in lines
 
 
 def test_without_gpus_the_reason_is_told_once() -> None:

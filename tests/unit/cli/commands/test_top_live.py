@@ -82,6 +82,20 @@ def test_the_trend_of_the_pace_and_who_is_traced_are_shown(top: PseudoTerminal) 
     assert not row(lines, 4194001).startswith("●")
 
 
+def test_columns_without_values_and_the_capture_give_way_to_the_command_and_the_folder_of_its_program(
+    server: FakeServer,
+) -> None:
+    sample = host(processes=2, gpus=0)
+    for each in sample.processes:
+        del each.gpus[:], each.process.gpus[:]
+        each.process.command[:] = ["/opt/venv/bin/python", "/home/ada/jobs/train_llama.py", "--epochs", "3"]
+    server.profiler.host_samples = [sample, WAIT_FOR_CANCEL]
+    with in_terminal(kinetoctl("--address", server.address, "top"), environment(), columns=120) as terminal:
+        lines = terminal.until_text("4194000")
+        assert row(lines, 4194000).endswith("python /home/ada/jobs/train_llama.py --epochs 3")
+        assert not any("JOB" in line or "CAPTURE" in line for line in lines)
+
+
 def test_keys_sort_and_reverse(top: PseudoTerminal) -> None:
     assert pids(top.lines()) == [4194000, 4194001, 4194002]  # by their share of the GPUs
     top.press("P")
@@ -247,7 +261,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(server: FakeServer
         for _ in range(2):
             terminal.press("\x1a")
             terminal.until_modes(CURSOR)
-            assert terminal.local_modes() & COOKED == COOKED
+            terminal.until(lambda _lines: terminal.local_modes() & COOKED == COOKED, "the modes are restored")
             terminal.press("\n")
             terminal.until_modes(ALTERNATE)
         terminal.press("?")
