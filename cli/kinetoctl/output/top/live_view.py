@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 CLOCK_S = 0.2  # between two pictures while a trace is running, so that its time moves
 IDLE_S = 60.0
+MAX_POSTED = 64  # while the terminal takes no output (Ctrl-S), the threads wait, and the daemon with them
 Samples = Callable[[], Iterator["pb.HostSample"]]
 Spec = Callable[[int], "pb.CaptureSpec"]
 
@@ -55,7 +56,7 @@ class LiveView:
         self._console = rich_console(sys.stdout, no_color=not color)
         keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._terminal = Terminal(keys, show=self._show, hide=self._hide)
-        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._posted: queue.Queue[Callable[[], None]] = queue.Queue(MAX_POSTED)
         self._sample: pb.HostSample | None = None
         self._trends = Trends()
         self._traces: dict[ProcessKey, OwnTrace] = {}  # the last one of each process
@@ -173,8 +174,7 @@ class LiveView:
 
     def _post(self, function: Callable[[], None]) -> None:
         self._posted.put(function)
-        with contextlib.suppress(OSError):  # the view has ended
-            self._terminal.wake()
+        self._terminal.wake()
 
     def _feed(self) -> None:
         for sample in self._samples():

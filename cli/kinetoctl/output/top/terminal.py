@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import termios
+import threading
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ class Terminal:
     def __init__(self, keys: int | None, *, show: Callable[[], None], hide: Callable[[], None]) -> None:
         self._keys, self._show, self._hide = keys, show, hide
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closing, self._is_open = threading.Lock(), True
         self._modes: list[Any] | None = None
         self._pending = b""
         self._noted: set[int] = set()
@@ -52,9 +54,10 @@ class Terminal:
             yield
 
     def wake(self) -> None:
-        """Ends a `wait`, now or the next one. May be called by any thread."""
-        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups
-            os.write(self._writer, b"\0")
+        """Ends a `wait`, now or the next one; does nothing after `taken`. May be called by any thread."""
+        with self._closing, contextlib.suppress(BlockingIOError):  # it is full of wake-ups
+            if self._is_open:
+                os.write(self._writer, b"\0")
 
     def wait(self, timeout_s: float) -> list[str]:
         """The keys that have come; returns after a key, a signal, `wake`, or timeout_s seconds.
@@ -126,5 +129,7 @@ class Terminal:
                 self._modes = None
 
     def _close(self) -> None:
-        os.close(self._reader)
-        os.close(self._writer)
+        with self._closing:  # the numbers of the descriptors may be given to others then
+            self._is_open = False
+            os.close(self._reader)
+            os.close(self._writer)

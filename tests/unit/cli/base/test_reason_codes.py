@@ -25,7 +25,7 @@ def classes(base: type[errors.CliError]) -> Iterator[type[errors.CliError]]:
         yield from classes(each)
 
 
-@pytest.mark.parametrize("error", sorted(classes(errors.CliError), key=lambda each: each.__name__))
+@pytest.mark.parametrize("error", sorted(classes(errors.CliError), key=str))
 def test_every_class_of_errors_names_the_next_command_or_option(error: type[errors.CliError]) -> None:
     assert COMMAND.search(error.help_text), error.help_text
     assert error.help_text.endswith(".")
