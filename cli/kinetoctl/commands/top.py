@@ -21,7 +21,7 @@ from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
 from kinetoctl.output.top.live_view import LiveView, can_show
 from kinetoctl.output.top.orders import ORDERS, ordered
 from kinetoctl.output.top.sample_picture import render
-from kinetoctl.output.top.view import View
+from kinetoctl.output.top.view import TopView
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -108,7 +108,7 @@ def command(
             ),
         )
         if settings.output == "table" and not once and can_show():
-            view = View(order=order, reverse=reverse)
+            view = TopView(order=order, reverse=reverse)
             LiveView(client, samples, view, spec=_default_spec, color=settings.color).run()
             return ExitCode.DONE
         for sample in samples():

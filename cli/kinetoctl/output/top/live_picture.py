@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kinetoctl.output.top import sample_picture
 from kinetoctl.output.top.trends import Trends
-from kinetoctl.output.top.view import HINTS, Mode, View
+from kinetoctl.output.top.view import HINTS, Mode, TopView
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -22,8 +22,8 @@ Line = list[Segment]
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
-    """Lines that have been rendered already."""
+class RenderedLines:
+    """RenderedLines that have been rendered already."""
 
     lines: Sequence[Line]
 
@@ -33,7 +33,7 @@ class Lines:
             yield Segment.line()
 
 
-def picture(console: Console, sample: "pb.HostSample", view: View, trends: Trends, extent: str) -> Lines:
+def picture(console: Console, sample: "pb.HostSample", view: TopView, trends: Trends, extent: str) -> RenderedLines:
     """The picture of the sample; tells the view how many rows of the list and of its page there is room for.
 
     extent: of the traces that the view starts, such as `5 s`.
@@ -41,19 +41,19 @@ def picture(console: Console, sample: "pb.HostSample", view: View, trends: Trend
     width, height = console.size
     bottom = _rendered(console, *_bottom(view, width, extent))
     if view.mode is Mode.PAGE:
-        return Lines([*_page(console, view, height - len(bottom)), *bottom])
+        return RenderedLines([*_page(console, view, height - len(bottom)), *bottom])
     top = _rendered(console, *_top(sample, width, height))[: max(height - len(bottom) - 2, 0)]
     view.list_rows = max(height - len(top) - len(bottom) - 1, 1)  # one is the heading
     first = view.first_row()
     shown = view.rows[first : first + view.list_rows]
     live = sample_picture.LiveColumns(trend=trends.text, selected=view.selected - first if shown else None)
     body = _rendered(console, sample_picture.process_table(sample, shown, width, live))
-    return Lines([*top, *_filled(body, height - len(top) - len(bottom)), *bottom])
+    return RenderedLines([*top, *_filled(body, height - len(top) - len(bottom)), *bottom])
 
 
-def waiting(console: Console, text: str) -> Lines:
+def waiting(console: Console, text: str) -> RenderedLines:
     """Before the first sample."""
-    return Lines(_filled(_rendered(console, Text(text)), console.size.height))
+    return RenderedLines(_filled(_rendered(console, Text(text)), console.size.height))
 
 
 def _rendered(console: Console, *parts: RenderableType) -> list[Line]:
@@ -65,7 +65,7 @@ def _filled(lines: list[Line], height: int) -> list[Line]:
     return [*shown, *([] for _ in range(height - len(shown)))]
 
 
-def _page(console: Console, view: View, height: int) -> list[Line]:
+def _page(console: Console, view: TopView, height: int) -> list[Line]:
     lines = _rendered(console, view.page)
     view.page_rows = max(height, 1)
     view.page_line = min(view.page_line, max(len(lines) - height, 0))
@@ -84,7 +84,7 @@ def _top(sample: "pb.HostSample", width: int, height: int) -> list[RenderableTyp
     return [*parts, *sample_picture.notes(sample), Text("")]
 
 
-def _bottom(view: View, width: int, extent: str) -> list[RenderableType]:
+def _bottom(view: TopView, width: int, extent: str) -> list[RenderableType]:
     """What just happened or is asked, and below it which keys there are."""
     if view.mode is Mode.PAGE:
         return [_cut("↑ ↓ scroll  Esc back", width, "reverse")]
@@ -99,14 +99,14 @@ def _bottom(view: View, width: int, extent: str) -> list[RenderableType]:
     return [*lines, _cut(_state(view), width, "bold"), _cut(HINTS, width, "reverse")]
 
 
-def _question(view: View, width: int, extent: str) -> Text:
+def _question(view: TopView, width: int, extent: str) -> Text:
     if view.asked is None:
         return Text("")
     process = view.asked.process
     return _cut(f"trace pid {process.pid} for {extent}?  {' '.join(process.command)}", width, "bold")
 
 
-def _state(view: View) -> str:
+def _state(view: TopView) -> str:
     """The order, the filter and what part of the list is shown."""
     filtered = f"  filter: {view.filter}" if view.filter else ""
     first = view.first_row()

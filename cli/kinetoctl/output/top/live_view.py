@@ -30,7 +30,7 @@ from kinetoctl.output.top.live_picture import picture, waiting
 from kinetoctl.output.top.own_traces import OwnTrace
 from kinetoctl.output.top.terminal import Terminal
 from kinetoctl.output.top.trends import ProcessKey, Trends, key_of
-from kinetoctl.output.top.view import Action, Mode, View
+from kinetoctl.output.top.view import KeyAction, Mode, TopView
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -51,7 +51,7 @@ def can_show() -> bool:
 class LiveView:
     """Shows samples until somebody leaves. spec: the capture that the key t starts, for a pid."""
 
-    def __init__(self, client: Client, samples: Samples, view: View, *, spec: Spec, color: bool) -> None:
+    def __init__(self, client: Client, samples: Samples, view: TopView, *, spec: Spec, color: bool) -> None:
         self._client, self._samples, self._view, self._spec = client, samples, view, spec
         self._console = rich_console(sys.stdout, no_color=not color)
         keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
@@ -108,16 +108,16 @@ class LiveView:
         self._console.show_cursor(True)
         self._console.set_alt_screen(False)
 
-    def _act(self, action: Action) -> None:
-        if action is Action.LEAVE:
+    def _act(self, action: KeyAction) -> None:
+        if action is KeyAction.LEAVE:
             self._leaving = True
-        elif action is Action.TRACE and self._view.asked is not None:
+        elif action is KeyAction.TRACE and self._view.asked is not None:
             self._trace(self._view.asked)
         elif (selected := self._view.process()) is not None:
-            if action is Action.DIAGNOSE:
+            if action is KeyAction.DIAGNOSE:
                 self._view.message = f"asking about pid {selected.process.pid}"
                 self._in_thread(partial(self._diagnose, selected.process.pid))
-            elif action is Action.EXPLAIN:
+            elif action is KeyAction.EXPLAIN:
                 self._explain(selected)
 
     # ------------------------------------------------------------ in the thread that draws

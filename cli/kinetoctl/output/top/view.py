@@ -2,7 +2,7 @@
 
 How it works: the list is always there; a page of text (help, doctor, explain) or a line at the bottom (the filter, the
 question before a trace) may stand in front of it, and takes the keys until it is closed. The selection follows its
-process, not its line. `View.press` returns what the caller must do; everything else has happened by then.
+process, not its line. `TopView.press` returns what the caller must do; everything else has happened by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ KEYS = (
 HINTS = "t trace  d doctor  / filter  s sort  h help  q quit"
 
 
-class Action(Enum):
+class KeyAction(Enum):
     """What the caller must do. TRACE concerns the process that was asked about, the last two the selected one."""
 
     LEAVE = "leave"
@@ -54,7 +54,7 @@ class Mode(Enum):
 
 
 @dataclass
-class View:
+class TopView:
     """The state of the view. page: the text in front of the list in mode PAGE, and its first line that is shown."""
 
     order: str
@@ -94,7 +94,7 @@ class View:
         """Shows a page in front of the list."""
         self.page, self.page_line, self.mode, self.message = page, 0, Mode.PAGE, ""
 
-    def press(self, key: str) -> Action | None:
+    def press(self, key: str) -> KeyAction | None:
         """One key. Returns what to do."""
         return _PRESSED[self.mode](self, key)
 
@@ -154,19 +154,19 @@ def _searched(sample: "pb.ProcessSample") -> str:
     return "\n".join(texts).lower()
 
 
-_MOVES: dict[str, Callable[[View], int]] = {
+_MOVES: dict[str, Callable[[TopView], int]] = {
     "up": lambda _view: -1,
     "k": lambda _view: -1,
     "down": lambda _view: 1,
     "j": lambda _view: 1,
     "page up": lambda view: -view.screenful(),
-    "page down": View.screenful,
+    "page down": TopView.screenful,
     "home": lambda _view: -(1 << 30),
     "g": lambda _view: -(1 << 30),
     "end": lambda _view: 1 << 30,
     "G": lambda _view: 1 << 30,
 }
-_CHANGES: dict[str, Callable[[View], None]] = {
+_CHANGES: dict[str, Callable[[TopView], None]] = {
     "s": lambda view: view.step(1),
     ">": lambda view: view.step(1),
     ".": lambda view: view.step(1),
@@ -176,18 +176,18 @@ _CHANGES: dict[str, Callable[[View], None]] = {
     "P": lambda view: view.sort("cpu"),
     "M": lambda view: view.sort("memory"),
     "N": lambda view: view.sort("pid"),
-    "r": View.turn,
-    "I": View.turn,
+    "r": TopView.turn,
+    "I": TopView.turn,
     "esc": lambda view: view.clear(),
 }
-_OF_PROCESS = {"t": Action.TRACE, "d": Action.DIAGNOSE, "enter": Action.DIAGNOSE, "e": Action.EXPLAIN}
+_OF_PROCESS = {"t": KeyAction.TRACE, "d": KeyAction.DIAGNOSE, "enter": KeyAction.DIAGNOSE, "e": KeyAction.EXPLAIN}
 FILTERS, HELPS, LEAVES = ("/", "\\", "f4"), ("h", "?", "f1"), ("q", "f10")
 
 
-def _press_in_list(view: View, key: str) -> Action | None:
+def _press_in_list(view: TopView, key: str) -> KeyAction | None:
     view.message = ""
     if key in LEAVES:
-        return Action.LEAVE
+        return KeyAction.LEAVE
     if key in HELPS:
         view.open(help_page())
     elif key in FILTERS:
@@ -201,17 +201,17 @@ def _press_in_list(view: View, key: str) -> Action | None:
     return None
 
 
-def _for_process(view: View, action: Action) -> Action | None:
+def _for_process(view: TopView, action: KeyAction) -> KeyAction | None:
     if view.process() is None:
         view.message = "no process is selected"
         return None
-    if action is not Action.TRACE:
+    if action is not KeyAction.TRACE:
         return action
     view.mode, view.asked = Mode.QUESTION, view.process()
     return None
 
 
-def _press_in_filter(view: View, key: str) -> Action | None:
+def _press_in_filter(view: TopView, key: str) -> KeyAction | None:
     if key in ("enter", "esc"):
         view.mode = Mode.LIST
         if key == "esc":
@@ -227,19 +227,19 @@ def _press_in_filter(view: View, key: str) -> Action | None:
     return None
 
 
-def _press_in_question(view: View, key: str) -> Action | None:
+def _press_in_question(view: TopView, key: str) -> KeyAction | None:
     """Only a clear yes starts a trace: in htop, t is a harmless key. The selection may have moved meanwhile."""
     view.mode = Mode.LIST
     if key not in ("y", "Y"):
         view.message = "not traced"
     elif view.asked is not None and view.has(view.asked):
-        return Action.TRACE
+        return KeyAction.TRACE
     else:
         view.message = "not traced: the process is no longer there"
     return None
 
 
-def _press_in_page(view: View, key: str) -> Action | None:
+def _press_in_page(view: TopView, key: str) -> KeyAction | None:
     if key in _MOVES:
         view.move(_MOVES[key](view))
     elif key in ("esc", "enter", *LEAVES, *HELPS):

@@ -81,25 +81,6 @@ def test_each_state_is_one_line_on_stderr(trace: Trace) -> None:
     ]
 
 
-def test_a_log_has_the_extent_when_recording_begins_and_the_figures_when_it_has_ended(trace: Trace) -> None:
-    def whole(target: pb.Target) -> pb.CaptureEvent:
-        capture = captures.capture(target)
-        capture.spec.duration_ns = 5 * 10**9
-        capture.status = pb.CAPTURE_STATUS_DONE if target.files else pb.CAPTURE_STATUS_RUNNING
-        return captures.snapshot(capture)
-
-    done = captures.done_target()
-    done.collecting_ns, done.collected_ns = 10**9, 6_012_000_000
-    done.counts.add(source="torch_ops", records=12_345, bytes=3 << 20, dropped=7)
-    trace.profiler.watches = [[whole(captures.target(state=pb.TARGET_STATE_COLLECT)), whole(done)]]
-    result = trace()
-    assert result.stderr.splitlines()[2:] == [
-        "pid 4242, rank 0: COLLECT for 5 s",
-        "pid 4242, rank 0: DONE, 5.0 s of 5 s, 12,345 records, 3.0 MiB, 7 dropped",
-    ]
-    assert "\r" not in result.stderr
-
-
 def test_quiet_says_nothing_on_stderr(trace: Trace) -> None:
     trace.profiler.watches = [[*happy_script()]]
     result = trace("--quiet")

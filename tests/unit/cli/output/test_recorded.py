@@ -1,6 +1,8 @@
 """For how long a capture has recorded, and of how long."""
 
+import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.output.capture_progress import Lines
 from kinetoctl.output.recorded import StateTimes, extent, time_text
 from support.service import captures
 
@@ -51,3 +53,19 @@ def test_a_state_counts_from_when_it_was_seen_or_if_it_was_older_from_what_the_d
     times.see("a", target)
     assert times.seconds("a") == 2
     assert times.seconds("never seen") == 0
+
+
+def test_a_log_has_the_extent_when_recording_begins_and_the_figures_when_it_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines, done = Lines(), collected(5.012)
+    done.counts.add(source="torch_ops", records=12_345, bytes=3 << 20, dropped=7)
+    for target in (captures.target(), captures.target(state=pb.TARGET_STATE_COLLECT), done):
+        capture = captures.capture(target)
+        capture.spec.CopyFrom(TIMED)
+        lines.update(capture)
+    assert capsys.readouterr().err.splitlines() == [
+        "pid 4242, rank 0: PENDING",
+        "pid 4242, rank 0: COLLECT for 5 s",
+        "pid 4242, rank 0: DONE, 5.0 s of 5 s, 12,345 records, 3.0 MiB, 7 dropped",
+    ]

@@ -2,25 +2,25 @@
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.output.top.view import Action, Mode, View
+from kinetoctl.output.top.view import KeyAction, Mode, TopView
 
 
 def process(pid: int, *, cpu: float = 0.0, rank: int | None = None, command: str = "train") -> pb.ProcessSample:
     return pb.ProcessSample(process=pb.Process(pid=pid, start_time_ns=pid, rank=rank, command=[command]), cpu=cpu)
 
 
-def view_of(*processes: pb.ProcessSample, order: str = "pid") -> View:
-    view = View(order=order)
+def view_of(*processes: pb.ProcessSample, order: str = "pid") -> TopView:
+    view = TopView(order=order)
     view.see(processes)
     return view
 
 
-def selected(view: View) -> int:
+def selected(view: TopView) -> int:
     sample = view.process()
     return sample.process.pid if sample else 0
 
 
-def press(view: View, *keys: str) -> list[Action]:
+def press(view: TopView, *keys: str) -> list[KeyAction]:
     return [action for key in keys if (action := view.press(key))]
 
 
@@ -79,7 +79,7 @@ def test_only_y_starts_a_trace_and_only_of_the_process_that_was_asked_about() ->
     view.see([process(2)])
     assert press(view, "y") == []
     assert view.message == "not traced: the process is no longer there"
-    assert press(view, "t", "y") == [Action.TRACE]
+    assert press(view, "t", "y") == [KeyAction.TRACE]
     assert view.asked is not None
     assert view.asked.process.pid == 2
 
@@ -96,7 +96,7 @@ def test_a_page_takes_the_keys_until_it_is_closed() -> None:
     assert press(view, "down", "t", "d", "s") == []
     assert (view.mode, view.page_line, selected(view), view.order) == (Mode.PAGE, 1, 1, "pid")
     assert press(view, "q") == []
-    assert press(view, "q") == [Action.LEAVE]
+    assert press(view, "q") == [KeyAction.LEAVE]
 
 
 def test_esc_ends_the_filter_and_takes_the_note_away() -> None:
