@@ -21,7 +21,7 @@ from click.shell_completion import shell_complete
 from kinetoctl.app import cli
 from kinetoctl.base.lazy_import import MissingCommand
 from kinetoctl.base.program import COMPLETE_VARIABLE, STOPPED
-from kinetoctl.base.reason_codes import is_explained
+from kinetoctl.base.reason_codes import advices
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import say_text
@@ -67,10 +67,8 @@ def _report(exc: CliError) -> int:
     code = f" [{exc.reason_code}]" if exc.reason_code else ""
     first, newline, rest = str(exc).partition("\n")
     _say("error", f"{first}{code}{newline}{rest}")
-    if exc.help_text:
-        say_text(exc.help_text, err=True)
-    elif is_explained(exc.reason_code):
-        say_text(f"`kinetoctl explain {exc.reason_code}` says what to do.", err=True)
+    for advice in advices(exc):
+        say_text(advice, err=True)
     return exc.exit_code
 
 

@@ -29,6 +29,7 @@
     │   └── NoKinetod            7    there is no kinetod on the pods' nodes
     ├── CancelledByDaemon        8    the call or capture was cancelled elsewhere
     ├── DaemonFault              1    the daemon's fault
+    ├── AgentMissing             1    this machine: the agent's package is not installed
     ├── NotExecutable            126  kinetoctl run
     └── CommandNotFound          127  kinetoctl run
 
@@ -45,7 +46,7 @@ class CliError(Exception):
     """An error with a message for people. `main` prints it and exits with exit_code.
 
     reason_code: the daemon's machine-readable reason (docs/errors.md), empty if there is none.
-    help_text: advice that is printed below the message.
+    help_text: what to do or which command to run next, printed below the message.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
@@ -60,12 +61,17 @@ class UsageProblem(CliError):
     """The request is invalid."""
 
     exit_code = ExitCode.USAGE
+    help_text = "`kinetoctl COMMAND --help` lists the options of a command and what they take."
 
 
 class WrongAnalysis(CliError):
     """The trace library does not know the requested view, option, format or table, or rejects the SQL."""
 
     exit_code = ExitCode.USAGE
+    help_text = (
+        "`kinetoctl report --list` lists the views, `kinetoctl report --describe` their options and columns,\n"
+        "`kinetoctl query --schema` the tables of SQL, and `kinetoctl export --help` the formats."
+    )
 
 
 class NotFound(CliError):
@@ -97,6 +103,7 @@ class Refused(CliError):
     """The state of the target or of the daemon does not allow it."""
 
     exit_code = ExitCode.FAILED
+    help_text = "`kinetoctl doctor PID` checks a process, `kinetoctl doctor` the daemon's host."
 
 
 class Unsupported(Refused):
@@ -108,9 +115,13 @@ class Unsupported(Refused):
 class JobNotRunning(Refused):
     """A Slurm job has no processes yet, or they are suspended."""
 
+    help_text = "`squeue --me` shows the state of your jobs; trace the job once it runs."
+
 
 class PodNotRunning(Refused):
     """The pod has not started, or has ended."""
+
+    help_text = "`kubectl -n NAMESPACE get pods --watch` shows when it runs."
 
 
 class DownloadFailed(CliError):
@@ -134,6 +145,10 @@ class TraceUnreadable(CliError):
     """A file cannot be read as a trace."""
 
     exit_code = ExitCode.FAILED
+    help_text = (
+        "A trace is a .json, .json.gz or .pftrace file, or a folder of columns. `kinetoctl captures verify ID` checks\n"
+        "the one that the daemon keeps, and `kinetoctl captures fetch ID` downloads it again."
+    )
 
 
 class NotComparable(CliError):
@@ -147,6 +162,7 @@ class NotWritten(CliError):
     """A result could not be written on this machine."""
 
     exit_code = ExitCode.FAILED
+    help_text = "Look at its folder with `ls -ld` and `df -h`, or name another place."
 
 
 class SlurmFailed(CliError):
@@ -160,26 +176,36 @@ class KubeFailed(CliError):
     """The client of Kubernetes is not installed, the kubeconfig cannot be used, or the API server does not answer."""
 
     exit_code = ExitCode.FAILED
+    help_text = (
+        "`kubectl version` shows whether the API server answers; --kubeconfig and --kube-context name another one."
+    )
 
 
 class DemoFailed(CliError):
     """A step of the demo failed."""
 
     exit_code = ExitCode.FAILED
+    help_text = "The lines above are what it said last. Run `kinetoctl demo` again, and report it if it stays."
 
 
 class NotInstalled(CliError):
     """A step of installing or removing kinetod failed."""
 
     exit_code = ExitCode.FAILED
-    help_text = "Completed steps stay in effect; run the same command again to continue from here."
+    help_text = (
+        "Completed steps stay in effect; run the same command again, like `kinetoctl host install`, to continue from\n"
+        "here."
+    )
 
 
 class Denied(CliError):
     """The caller may not do this."""
 
     exit_code = ExitCode.DENIED
-    help_text = "You may trace processes of your own user; an administrator of the daemon may trace all processes."
+    help_text = (
+        "You may trace processes of your own user, which `kinetoctl ps --all` lists; an administrator of the daemon\n"
+        "may trace all processes."
+    )
 
 
 class KubeDenied(Denied):
@@ -215,7 +241,8 @@ class NoKinetod(Unreachable):
     """There is no kinetod on the nodes of the pods, or it lacks the port that is needed."""
 
     help_text = (
-        "kinetod runs on nodes as a DaemonSet, in the namespace kineto unless --kinetod-namespace names another."
+        "kinetod runs on nodes as a DaemonSet, in the namespace kineto unless --kinetod-namespace names another;\n"
+        "`kubectl get daemonsets --all-namespaces` finds it."
     )
 
 
@@ -229,6 +256,7 @@ class CancelledByDaemon(CliError):
     """The call was cancelled on the other side."""
 
     exit_code = ExitCode.CANCELLED
+    help_text = "`kinetoctl captures list` shows what became of captures; trace again if yours is missing."
 
 
 class DaemonFault(CliError):
@@ -237,13 +265,24 @@ class DaemonFault(CliError):
     help_text = "This is a bug in kinetod; see its log (`journalctl -u kinetod`)."
 
 
+class AgentMissing(CliError):
+    """The package of the agent is not installed beside kinetoctl."""
+
+    help_text = "`pip install kinetod` installs both."
+
+
 class NotExecutable(CliError):
     """The command of `kinetoctl run` cannot be executed."""
 
     exit_code = ExitCode.NOT_EXECUTABLE
+    help_text = (
+        "`ls -l` shows whether the file may be executed, `chmod +x` allows it; a script begins with `#!` and the\n"
+        "path of an interpreter."
+    )
 
 
 class CommandNotFound(CliError):
     """The command of `kinetoctl run` does not exist."""
 
     exit_code = ExitCode.COMMAND_NOT_FOUND
+    help_text = "Check its spelling; `command -v NAME` says where the shell finds it, or give its path."

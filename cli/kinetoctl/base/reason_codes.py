@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from kinetoctl.errors import NotFound, UsageProblem
+from kinetoctl.errors import CliError, NotFound, UsageProblem
 
 _PLACES = (Path(__file__).parent / "data" / "errors.md", Path(__file__).parents[3] / "docs" / "errors.md")
 _CODE = re.compile(r"`([A-Z][A-Z0-9_]+…?)`")
@@ -78,6 +78,12 @@ def explained(code: str) -> list[Explanation]:
 def is_explained(code: str) -> bool:
     """Whether the document says what to do about this code."""
     return any(row.code == code and row.remedy for row in explanations()) if code else False
+
+
+def advices(error: CliError) -> list[str]:
+    """What to print below an error: what to do, or which command says that."""
+    explain = [f"`kinetoctl explain {error.reason_code}` says what to do."] if is_explained(error.reason_code) else []
+    return [*explain, *([error.help_text] if error.help_text else [])]
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,6 @@
 """`kinetoctl explain`."""
 
 import sys
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,12 +9,12 @@ from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.reason_codes import explained, explanations
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.output.console import print_table, say, say_text
+from kinetoctl.output.explanation import explanation_lines
 from kinetoctl.output.json_yaml import emit
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-WIDTH = 100
 COLUMNS = ("CODE", "STATUS", "MEANING")
 
 
@@ -24,10 +23,6 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
     rows = {row.code: row.meaning for row in explanations()}
     return [CompletionItem(code, help=text) for code, text in rows.items() if code.startswith(incomplete.upper())]
-
-
-def _paragraph(text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 @click.command("explain")
@@ -47,12 +42,9 @@ def command(code: str | None) -> int:
     elif code is None:
         print_table(COLUMNS, [(row.code, row.status, row.meaning) for row in rows], color=settings.color)
     else:
-        for place, row in enumerate(rows):
-            status = f" ({row.status})" if row.status else ""
-            if place:
-                say("")
-            say(f"{row.code}{status}: {row.where.lower()}", bold=sys.stdout.isatty())
-            say_text(_paragraph(row.meaning))
-            if row.remedy:
-                say_text(_paragraph(f"What to do: {row.remedy}"))
+        for text, is_title in explanation_lines(rows):
+            if is_title:
+                say(text, bold=sys.stdout.isatty())
+            else:
+                say_text(text)
     return ExitCode.DONE

@@ -1,24 +1,27 @@
 """`kinetoctl top`."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.live import Live
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import TimedOut
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.capture_spec import DEFAULT_DURATION_NS
 from kinetoctl.options.listing_options import interval_option
 from kinetoctl.options.selection_options import selector_options
 from kinetoctl.output.console import captured, rich_console, say_text
 from kinetoctl.output.json_yaml import as_json, as_yaml, emit, plain
-from kinetoctl.output.top_screen import ORDERS, ordered, render
+from kinetoctl.output.top.live_view import LiveView, can_show
+from kinetoctl.output.top.orders import ORDERS, ordered
+from kinetoctl.output.top.sample_picture import render
+from kinetoctl.output.top.view import TopView
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -38,13 +41,13 @@ def _samples(watch: Callable[[], Iterator["pb.HostSample"]]) -> "Iterator[pb.Hos
                 raise
 
 
-def _show_live(samples: "Iterator[pb.HostSample]", *, order: str, reverse: bool, settings: CommonOptions) -> None:
-    console = rich_console(sys.stdout, no_color=not settings.color)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for sample in samples:
-            room = console.size.height - len(sample.gpus) - 9  # head, titles and notes
-            picture = render(sample, order=order, reverse=reverse, rows=room, width=console.width)
-            live.update(picture, refresh=True)
+def _default_spec(pid: int) -> "pb.CaptureSpec":
+    """What `kinetoctl trace PID` requests."""
+    from kineto_protos.v1 import profiler_pb2 as pb
+
+    return pb.CaptureSpec(
+        selector=Selection(pids=(pid,)).to_proto(), duration_ns=DEFAULT_DURATION_NS, options=pb.Options()
+    )
 
 
 def _print(sample: "pb.HostSample", *, order: str, reverse: bool, settings: CommonOptions) -> None:
@@ -98,16 +101,17 @@ def command(
     """
     settings = current()
     with Client(settings.address, timeout_s=settings.timeout_s) as client:
-        samples = _samples(
+        samples = partial(
+            _samples,
             lambda: client.watch_host(
                 selection.to_proto(), interval_ns=interval, include_without_agent=include_without_agent
-            )
+            ),
         )
-        if settings.output == "table" and not once and sys.stdout.isatty():
-            with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
-                _show_live(samples, order=order, reverse=reverse, settings=settings)
+        if settings.output == "table" and not once and can_show():
+            view = TopView(order=order, reverse=reverse)
+            LiveView(client, samples, view, spec=_default_spec, color=settings.color).run()
             return ExitCode.DONE
-        for sample in samples:
+        for sample in samples():
             if settings.output == "table":
                 _print(sample, order=order, reverse=reverse, settings=settings)
             elif once:

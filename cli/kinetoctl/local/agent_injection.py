@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from kineto_protos import endpoints
 
-from kinetoctl.errors import CliError, CommandNotFound, NotExecutable
+from kinetoctl.errors import AgentMissing, CommandNotFound, NotExecutable
 
 AGENT_PACKAGE = "kineto_agent"
 AGENT_VARIABLE = "KINETO_AGENT"
@@ -23,7 +23,7 @@ def inject_folder() -> Path:
         folder = Path(place, "bootstrap", "inject")
         if (folder / "sitecustomize.py").is_file():
             return folder
-    raise CliError(f"the package {AGENT_PACKAGE} is not installed beside kinetoctl: `pip install kinetod` brings both")
+    raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed beside kinetoctl")
 
 
 def agent_environment(environ: Mapping[str, str], *, agent_socket: Path | None) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """The progress of a capture, on stderr: a live table in a terminal, plain lines elsewhere, nothing with --quiet."""
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from rich.text import Text
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
 from kinetoctl.output.console import say, stderr_console
+from kinetoctl.output.recorded import StateTimes, extent, figures, recorded, time_text
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -51,8 +51,16 @@ def state_text(target: "pb.Target") -> str:
     return verdict if target.reason_code in ("", verdict) else f"{verdict} {target.reason_code}"
 
 
+def state_line(target: "pb.Target", spec: "pb.CaptureSpec") -> str:
+    """The state for a log: with what is requested when recording begins, and what was recorded when it has ended."""
+    text = state_text(target)
+    if enum_names.target_state(target.state) == "COLLECT" and (wanted := extent(spec)):
+        return f"{text} for {wanted}"
+    return ", ".join((text, *recorded(target, spec))) if enum_names.target_state(target.state) == "ENDED" else text
+
+
 class Lines:
-    """Prints a line for each change of a target's state."""
+    """Prints a line for each change of a target's state; the last has what was recorded."""
 
     def __init__(self) -> None:
         self._said: dict[TargetKey, str] = {}
@@ -67,19 +75,19 @@ class Lines:
             text = state_text(target)
             if self._said.get(_key(target)) != text:
                 self._said[_key(target)] = text
-                say(f"{enum_names.target(target)}: {text}", err=True)
+                say(f"{enum_names.target(target)}: {state_line(target, capture.spec)}", err=True)
 
     def fetching(self, target: "pb.Target", received: int, file: "pb.TraceFile") -> None:
         """Shows nothing: it would clutter a log."""
 
 
 class LiveTable:
-    """A live table: state, time in that state, records and bytes so far."""
+    """A live table: state, for how long and of how long, records and bytes so far."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._targets: Sequence[pb.Target] = ()
-        self._since: dict[TargetKey, tuple[str, float]] = {}
+        self._capture: pb.Capture | None = None
+        self._times = StateTimes()
         self._fetched: dict[TargetKey, str] = {}
 
     def note(self, text: str) -> None:
@@ -88,29 +96,27 @@ class LiveTable:
 
     def update(self, capture: "pb.Capture") -> None:
         """Shown at the next refresh."""
-        self._targets = capture.targets
+        self._capture = capture
         for target in capture.targets:
-            text = state_text(target)
-            if self._since.get(_key(target), ("", 0.0))[0] != text:
-                self._since[_key(target)] = text, time.monotonic()
+            self._times.see(_key(target), target)
 
     def fetching(self, target: "pb.Target", received: int, file: "pb.TraceFile") -> None:
         """Shown at the next refresh, beside the verdict."""
         share = received / file.size_bytes if file.size_bytes else 1.0
         self._fetched[_key(target)] = f"fetched {share:.0%} of {units.size(file.size_bytes)}"
 
-    def _row(self, target: "pb.Target") -> tuple[str, ...]:
-        text, since = self._since.get(_key(target), ("", time.monotonic()))
-        ended = enum_names.target_state(target.state) == "ENDED"
-        return (
-            enum_names.target(target),
-            one_line(text),
-            "" if ended else f"{time.monotonic() - since:.1f} s",
-            units.count(sum(count.records for count in target.counts)),
-            units.size(sum(count.bytes for count in target.counts)),
-            units.count(sum(count.dropped for count in target.counts)),
-            self._fetched.get(_key(target), ""),
-        )
+    def _rows(self) -> "Iterable[tuple[str, ...]]":
+        capture = self._capture
+        if capture is None:
+            return
+        for target in capture.targets:
+            yield (
+                enum_names.target(target),
+                one_line(state_text(target)),
+                time_text(target, capture.spec, self._times.seconds(_key(target))),
+                *figures(target),
+                self._fetched.get(_key(target), ""),
+            )
 
     def __rich__(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -119,8 +125,8 @@ class LiveTable:
         for column in ("FOR", "RECORDS", "BYTES", "DROPPED"):
             table.add_column(column, justify="right")
         table.add_column("")
-        for target in self._targets:
-            table.add_row(*map(Text, self._row(target)))
+        for row in self._rows():
+            table.add_row(*map(Text, row))
         return table
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kineto_trace.base.visible_text import one_line
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -54,11 +55,19 @@ def _table(checks: "Iterable[pb.Check]") -> Table:
     return table
 
 
+def _title(diagnosis: "pb.Diagnosis") -> str:
+    process = diagnosis.process
+    return f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
+
+
+def diagnosis_page(diagnosis: "pb.Diagnosis") -> RenderableType:
+    """The verdict, the process and the checks, for a page of the live view: what matters most is in sight."""
+    return Group(Text(verdict(diagnosis), style="bold"), Text(one_line(_title(diagnosis))), _table(diagnosis.checks))
+
+
 def print_diagnosis(diagnosis: "pb.Diagnosis", *, color: bool) -> None:
     """Prints the process, the checks and the verdict on stdout."""
-    process = diagnosis.process
-    title = f"process {process.pid} of {process.user or process.uid}: {' '.join(process.command)}"
-    print_checks(title, diagnosis.checks, verdict(diagnosis), color=color)
+    print_checks(_title(diagnosis), diagnosis.checks, verdict(diagnosis), color=color)
 
 
 def print_host_diagnosis(diagnosis: "pb.HostDiagnosis", *, color: bool) -> None:

@@ -15,8 +15,9 @@ from rich.text import Text
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.host_run import FleetProgress, FleetQuiet, HostRun
 from kinetoctl.output import units
-from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_text
+from kinetoctl.output.capture_progress import REFRESHES_PER_S, state_line, state_text
 from kinetoctl.output.console import say, stderr_console
+from kinetoctl.output.recorded import StateTimes, figures, summed, time_text
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -67,13 +68,19 @@ class FleetLines:
             text = rank_state(member, target)
             if enum_names.target_state(target.state) != "PENDING" and self._said.get(key) != text:
                 self._said[key] = text
-                say(f"{member.place.host} {enum_names.target(target)}: {text}", err=True)
+                line = (
+                    text
+                    if member.capture is None or member.is_lost(target)
+                    else state_line(target, member.capture.spec)
+                )
+                say(f"{member.place.host} {enum_names.target(target)}: {line}", err=True)
 
     def _all(self) -> None:
         text = states_text(counted(self._members.values()))
         if text != self._states:
             self._states = text
-            say(text, err=True)
+            targets = [target for member in self._members.values() for target in member.targets]
+            say(", ".join((text, *summed(targets))), err=True)
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
         """Prints a line once all files are here."""
@@ -91,6 +98,7 @@ class FleetTable:
 
     def __init__(self, live: Live, members: Sequence[HostRun]) -> None:
         self._live, self._members = live, members
+        self._times = StateTimes()
         self._fetched = ""
 
     def note(self, text: str) -> None:
@@ -99,6 +107,8 @@ class FleetTable:
 
     def update(self, member: HostRun) -> None:
         """Shown at the next refresh."""
+        for target in member.targets:
+            self._times.see((id(member), target.pid, target.start_time_ns), target)
 
     def fetched(self, files: int, total: int, size_bytes: int) -> None:
         """Shown at the next refresh."""
@@ -106,7 +116,8 @@ class FleetTable:
 
     def __rich__(self) -> Table:
         states = counted(self._members)
-        title = ", ".join(filter(None, (states_text(states), self._fetched)))
+        figures_of_all = summed([target for member in self._members for target in member.targets])
+        title = ", ".join(filter(None, (states_text(states), self._longest(), *figures_of_all, self._fetched)))
         table = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left", title_style="")
         if states.total() <= FEW:
             self._processes(table)
@@ -114,21 +125,35 @@ class FleetTable:
             self._hosts(table)
         return table
 
+    def _time(self, member: HostRun, target: "pb.Target") -> str:
+        if member.capture is None or member.is_lost(target):
+            return ""
+        seconds = self._times.seconds((id(member), target.pid, target.start_time_ns))
+        return time_text(target, member.capture.spec, seconds)
+
+    def _longest(self) -> str:
+        """For how long the first of many processes that still record has done so."""
+        texts = (
+            self._time(member, target)
+            for member in self._members
+            for target in member.targets
+            if enum_names.target_state(target.state) == "COLLECT"
+        )
+        return next(texts, "")
+
     def _processes(self, table: Table) -> None:
         for column in ("HOST", "TARGET", "STATE"):
             table.add_column(column)
-        for column in ("RECORDS", "BYTES", "DROPPED"):
+        for column in ("FOR", "RECORDS", "BYTES", "DROPPED"):
             table.add_column(column, justify="right")
         for member in self._members:
             for target in member.targets:
-                counts = target.counts
                 table.add_row(
                     Text(one_line(member.place.host)),
                     enum_names.target(target),
                     Text(one_line(rank_state(member, target))),
-                    units.count(sum(count.records for count in counts)),
-                    units.size(sum(count.bytes for count in counts)),
-                    units.count(sum(count.dropped for count in counts)),
+                    self._time(member, target),
+                    *figures(target),
                 )
 
     def _hosts(self, table: Table) -> None:

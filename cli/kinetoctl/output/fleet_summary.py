@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kineto_protos.units import format_duration
 
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import Offset
 from kinetoctl.client.fleet.host_run import LOST, STARTED_APART_NS, Fleet, FleetProgress, HostRun, Rank, began_ns
@@ -106,6 +107,14 @@ def _error(member: HostRun) -> str:
     return f"{member.error}{code}"
 
 
+def _codes(fleet: Fleet) -> list[str]:
+    """The reason codes in the table that can be explained, each once."""
+    codes = [member.error.reason_code for member in fleet.failed() if member.error is not None]
+    for rank in fleet.processes():
+        codes.append(LOST if rank.member.is_lost(rank.target) else rank.target.reason_code)
+    return [code for code in dict.fromkeys(codes) if is_explained(code)]
+
+
 def notes(fleet: Fleet) -> Iterator[str]:
     """The notes below the table."""
     for member in fleet.members:
@@ -114,6 +123,7 @@ def notes(fleet: Fleet) -> Iterator[str]:
         for target in member.targets:
             for warning in target.warnings:
                 yield f"{member.place.host} {enum_names.target(target)}: {warning}"
+    yield from (f"`kinetoctl explain {code}` says what to do" for code in _codes(fleet))
     if missing := fleet.missing_ranks():
         yield f"no host has rank {ranks_text(missing)}"
     spread_ns, uncertainty_ns = fleet.spread_ns(), fleet.uncertainty_ns()

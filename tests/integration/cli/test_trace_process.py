@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def test_a_process_is_traced_by_its_pid(daemon: Daemon, child: subprocess.Popen[
     assert f"{path.name} (" in result.stdout
     assert "SHA-256 verified" in result.stdout
     assert "crunch_numbers" in result.stdout
-    assert result.stderr.splitlines()[-1] == f"pid {child.pid}: DONE"
+    last = result.stderr.splitlines()[-1]
+    assert re.fullmatch(rf"pid {child.pid}: DONE, [0-9.]+ s of 500 ms, [0-9,]+ records, [0-9.]+ .?i?B, 0 dropped", last)
+    assert "\r" not in result.stderr
 
 
 def test_json_output_is_one_document_and_nothing_else(

@@ -66,7 +66,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     host: pb.Host | Abort = field(default_factory=pb.Host)
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
     host_diagnosis: pb.HostDiagnosis | Abort = field(default_factory=pb.HostDiagnosis)
-    host_samples: list[pb.HostSample] = field(default_factory=list)
+    host_samples: list[pb.HostSample | Abort | WaitForCancel] = field(default_factory=list)
     checks: list[pb.FileCheck] = field(default_factory=list)
     watches: list[list[StreamItem]] = field(default_factory=list)  # one script per call, the last one repeats
     content: bytes = b""  # of the stored file
@@ -117,7 +117,12 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     async def WatchHost(self, request: pb.WatchHostRequest, context: Any) -> AsyncIterator[pb.HostSample]:
         self.requests.append(request)
         for item in self.host_samples:
-            yield item
+            if isinstance(item, Abort):
+                await _abort(context, item)
+            elif isinstance(item, WaitForCancel):
+                await self.cancel_seen.wait()
+            else:
+                yield item
 
     async def DiagnoseProcess(self, request: pb.DiagnoseProcessRequest, context: Any) -> Any:
         return await self._answer(request, self.diagnosis, context)

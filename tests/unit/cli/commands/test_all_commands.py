@@ -410,4 +410,5 @@ def test_an_error_with_a_reason_code_names_the_command_that_explains_it(server: 
     assert result.stderr.splitlines() == [
         "error: a capture is running [BUSY]",
         "`kinetoctl explain BUSY` says what to do.",
+        "`kinetoctl doctor PID` checks a process, `kinetoctl doctor` the daemon's host.",
     ]

@@ -23,7 +23,7 @@ def test_a_code_is_explained_with_its_remedy_without_a_daemon(explain: Explain) 
     assert result.stdout.splitlines() == [
         "RECORDS_DROPPED (PARTIAL): verdicts from the daemon",
         "  buffers were full and records were lost",
-        "  What to do: a larger buffer limit, a shorter capture, fewer activity types",
+        "  What to do: use a larger `--buffer-limit`, a shorter `--duration`, or fewer `--activities`",
     ]
 
 

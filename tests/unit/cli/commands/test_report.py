@@ -91,7 +91,9 @@ def test_a_file_is_written_by_its_suffix(run: Run, traces: Path, tmp_path: Path,
 def test_a_folder_that_is_missing_is_a_clear_error(run: Run, traces: Path, tmp_path: Path) -> None:
     path = tmp_path / "none" / "kernels.csv"
     result = run("report", str(traces / "rank0"), "--view", "kernels", "-o", str(path))
-    assert (result.code, result.stderr) == (5, f"error: cannot write {path}: No such file or directory\n")
+    first, advice = result.stderr.splitlines()
+    assert (result.code, first) == (5, f"error: cannot write {path}: No such file or directory")
+    assert advice == "Look at its folder with `ls -ld` and `df -h`, or name another place."
 
 
 def test_another_suffix_is_refused(run: Run) -> None:

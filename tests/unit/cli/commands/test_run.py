@@ -69,14 +69,20 @@ def test_no_daemon_yet_is_a_note_that_quiet_leaves_out(tmp_path: Path) -> None:
 
 def test_a_command_that_does_not_exist_is_code_127() -> None:
     result = run_process(["-q", "run", "--", "no-such-command"], environment())
-    assert (result.code, result.stderr) == (127, "error: no-such-command: there is no such command\n")
+    assert result.code == 127
+    assert result.stderr.splitlines() == [
+        "error: no-such-command: there is no such command",
+        "Check its spelling; `command -v NAME` says where the shell finds it, or give its path.",
+    ]
 
 
 def test_a_command_that_cannot_be_executed_is_code_126(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("text")
     result = run_process(["-q", "run", "--", f"{tmp_path}/plain.txt"], environment())
     assert result.code == 126
-    assert result.stderr == f"error: {tmp_path}/plain.txt: cannot be executed: Permission denied\n"
+    first, *advice = result.stderr.splitlines()
+    assert first == f"error: {tmp_path}/plain.txt: cannot be executed: Permission denied"
+    assert advice[0].startswith("`ls -l` shows whether the file may be executed, `chmod +x` allows it")
 
 
 def test_a_missing_agent_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_the_live_table_shows_state_counts_and_the_download() -> None:
         console.print(table)
     lines = [line.split() for line in shown.get().splitlines()]
     assert lines[0] == ["TARGET", "STATE", "FOR", "RECORDS", "BYTES", "DROPPED"]
-    assert " ".join(lines[1]) == "pid 4242, rank 0 DONE 246,200 40.0 MiB 7 fetched 50% of 300.0 KiB"
+    assert " ".join(lines[1]) == "pid 4242, rank 0 DONE 3.0 s 246,200 40.0 MiB 7 fetched 50% of 300.0 KiB"
     assert lines[2][:5] == ["pid", "4343,", "rank", "0", "COLLECT"]
 
 

@@ -117,6 +117,18 @@ def test_each_process_has_a_row_with_its_verdict_and_reason() -> None:
     ]
 
 
+def test_below_the_rows_each_reason_code_is_named_once_with_the_command_that_explains_it() -> None:
+    dropped = [target(rank, pb.VERDICT_PARTIAL, reason="full") for rank in (0, 1)]
+    for each in dropped:
+        each.reason_code = "RECORDS_DROPPED"
+    refused = member("n1", error=Denied("no", reason_code="NO_ROLE"))
+    without = member("n2", error=NotFound("no process matches", reason_code="NO_MATCH"))
+    assert list(notes(fleet(member("n0", *dropped), refused, without, ranks=frozenset({0, 1})))) == [
+        "`kinetoctl explain NO_ROLE` says what to do",
+        "`kinetoctl explain RECORDS_DROPPED` says what to do",
+    ]
+
+
 def test_of_many_processes_those_of_a_host_that_are_all_done_share_a_row() -> None:
     many = member("n0", *(target(rank) for rank in range(64)))
     found = fleet(many, member("n1", target(64), target(65, pb.VERDICT_PARTIAL, reason="lost records")))

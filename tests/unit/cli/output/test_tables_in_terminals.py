@@ -7,6 +7,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -14,6 +15,7 @@ from kinetoctl.output.console import _cells, table_lines
 from support.service import captures
 from support.service.cli import environment, kinetoctl
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
+from support.service.stored import store
 
 WIDTHS = (60, 80, 120, 200)
 COMMANDS = {"plain": ["python", "train.py", "--config", "x" * 4000], "wide": ["python", "訓練.py", "é" * 4000]}
@@ -137,3 +139,14 @@ def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:
         "    somebody",
         "    python trai…",
     ]
+
+
+def test_report_leaves_out_columns_that_do_not_fit_but_with_wide_it_has_all(tmp_path: Path) -> None:
+    store(tmp_path / "rank0", rank=0)
+    command = ("report", str(tmp_path / "rank0"), "--view", "kernels")
+    text = " ".join(in_terminal(60, *command))
+    left_out = text.partition("… more columns: ")[2].partition(" (-o wide")[0].split(", ")
+    assert left_out[0]
+    head, *rows = in_terminal(60, *command, "-o", "wide")
+    assert not any("more columns" in row for row in rows)
+    assert [column for column in left_out if column.upper() not in head] == []
