@@ -13,15 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kineto_protos.page_users import CERTIFICATE_KEY, CERTIFICATE_NAME, MAX_NAMES, USER_KEY, USER_NAME
+
 from kinetod.base.errors import NotPermitted, Reason
 from kinetod.base.safe_text import clean
-from kinetod.permissions.role_grants import USER_NAME
 from kinetod.permissions.role_policy import Caller, Via
 
-USER_KEY, CERTIFICATE_KEY = "kineto-for-user", "kineto-for-certificate"
 KEYS = (USER_KEY, CERTIFICATE_KEY)
-MAX_NAMES = 16  # of one certificate
-_CERTIFICATE_NAME = re.compile(r"(URI|DNS|CN):[\x20-\x7e]{1,300}")
+_USER_NAME, _CERTIFICATE_NAME = re.compile(USER_NAME), re.compile(CERTIFICATE_NAME)
 _DOORS = (Via.UNIX, Via.TLS)  # those that say who the front end is, and not only which user of the host
 
 
@@ -46,7 +45,7 @@ def is_asked(auth: Mapping[str, Iterable[bytes]]) -> bool:
 def behalf(auth: Mapping[str, Iterable[bytes]]) -> Behalf | None:
     """For whom the call claims to be made. None if that makes no sense: two users, a name that nobody can have."""
     users, names = (tuple(value.decode("ascii", "replace") for value in auth.get(key, ())) for key in KEYS)
-    if len(users) == 1 and not names and USER_NAME.fullmatch(users[0]):
+    if len(users) == 1 and not names and _USER_NAME.fullmatch(users[0]):
         return Behalf(user=users[0])
     if names and not users and len(names) <= MAX_NAMES and all(map(_CERTIFICATE_NAME.fullmatch, names)):
         return Behalf(certificates=names)

@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kineto_protos.page_users import USER_NAME
+
 from kinetod.permissions.role_policy import Role
 
 _PROPERTIES = {"URI": "peer_uri", "DNS": "peer_dns", "CN": "x509_common_name"}  # in gRPC's auth context
@@ -18,7 +20,7 @@ _PEM = "x509_pem_cert"
 _ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it; of its kinds gRPC knows four
 NAME_KINDS = tuple(_PROPERTIES)
 GIVEN = tuple(role for role in Role if role is not Role.PODS)  # that one comes with a Kubernetes token
-USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
+_USER = re.compile(USER_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ def parse_grant(text: str) -> Grant:
     """Parses a grant such as `own, jobs as ada`, `viewer` or `admin`. Raises ValueError."""
     roles, separator, user = text.partition(" as ")
     user = user.strip()
-    if separator and not USER_NAME.fullmatch(user):
+    if separator and not _USER.fullmatch(user):
         raise ValueError(f"{user!r:.80} is not a valid user name; expected for example own, jobs as ada")
     found = frozenset(map(parse_role, filter(None, re.split(r"[\s,]+", roles))))
     if not found:
