@@ -70,7 +70,7 @@ _PATH = click.Path(path_type=Path)
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--origin", {"type": Parsed("origin", _parse_origin), "required": True,
                   "help": "Where browsers see the pages: https://name:port."}),
-    ("--ui-origin", {"type": Parsed("origin", _parse_origin), "default": "",
+    ("--ui-origin", {"type": Parsed("origin", _parse_origin),
                      "help": "Where browsers see the Perfetto UI of the timeline, another name or port; without it, "
                      "there is no timeline."}),
     ("--listen", {"type": Parsed("address", _parse_listen), "metavar": "HOST:PORT",
@@ -142,7 +142,7 @@ def _options(given: dict[str, Any]) -> Any:
         answer_bytes=ANSWER_BYTES,
     )
     return SharedOptions(
-        origins=Origins(given["origin"], given["ui_origin"]),
+        origins=Origins(given["origin"], given["ui_origin"] or ""),
         tcp=_tcp(given),
         proxy=_proxy(given),
         user_header=given["user_header"],
@@ -195,3 +195,7 @@ def main() -> None:
     except CliError as exc:
         click.echo(f"kinetod-web: {exc}", err=True)
         sys.exit(exc.exit_code)
+
+
+if __name__ == "__main__":
+    main()

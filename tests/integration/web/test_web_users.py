@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetod.store.capture_store import Store
 from kinetoctl.web.shared.doors import TlsFiles
 from kinetoctl.web.shared.page_user import PageUser
+from kinetod.store.capture_store import Store
 from support.peers.certificates import Authority, Pair
 from support.service.calls_as import CallsAs
 from support.service.daemon import Daemon, error_of, running_daemon

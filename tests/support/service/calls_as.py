@@ -48,9 +48,7 @@ class Answer:
 Metadata = Sequence[tuple[str, str]]
 
 
-def call(
-    channel: grpc.Channel, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()
-) -> Answer:
+def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()) -> Answer:
     """Makes a call; of a stream at most so many messages."""
     stub: Any = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
     try:
@@ -92,9 +90,7 @@ class CallsAs:
         """Pid of the process that makes the calls."""
         return self._process.pid
 
-    def call(
-        self, address: str, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()
-    ) -> Answer:
+    def call(self, address: str, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()) -> Answer:
         """Does what the function `call` does, in that process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         text = json_format.MessageToDict(request)

@@ -28,9 +28,7 @@ def ended_capture(number: int, content: bytes, *, uid: int = 1000, name: str = "
     return capture
 
 
-def put_capture(
-    store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000, name: str = ""
-) -> pb.Capture:
+def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000, name: str = "") -> pb.Capture:
     """Puts an ended capture into an open store, with its size measured."""
     capture = ended_capture(number, content, uid=uid, name=name)
     store.insert(capture, key="", request_hash="h")
