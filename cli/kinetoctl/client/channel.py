@@ -64,15 +64,24 @@ class DaemonConnection(Generic[C]):
 
 
 class StubCalls:
-    """The methods of a stub, each called on the current channel. Raises what `DaemonConnection.channel` raises."""
+    """The methods of a stub, each called on the current channel. Raises what `DaemonConnection.channel` raises.
 
-    def __init__(self, connection: "DaemonConnection[Any]", make_stub: Callable[[Any], Any]) -> None:
+    metadata: goes with each call.
+    """
+
+    def __init__(
+        self,
+        connection: "DaemonConnection[Any]",
+        make_stub: Callable[[Any], Any],
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._metadata = tuple(metadata) or None
         self._connection = connection
         self._make_stub = make_stub
         self._last: tuple[Any, Any] = (None, None)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda request, timeout: getattr(self._stub(), name)(request, timeout=timeout)
+        return lambda request, timeout: getattr(self._stub(), name)(request, timeout=timeout, metadata=self._metadata)
 
     def _stub(self) -> Any:
         channel = self._connection.channel()

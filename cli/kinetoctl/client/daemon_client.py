@@ -6,7 +6,7 @@ status code (`ERRORS`, complete by test), the text and the reason by the daemon'
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,13 +88,13 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
 
 
 class Client:
-    """One connection to a daemon. Use it as a context manager."""
+    """One connection to a daemon. Use it as a context manager. metadata: goes with each call."""
 
-    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, *, timeout_s: float = 30.0, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self._connection = open_connection(address, CHANNEL_OPTIONS)
-        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub, metadata)
 
     def __enter__(self) -> "Client":
         return self

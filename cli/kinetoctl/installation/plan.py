@@ -34,7 +34,8 @@ from kinetoctl.installation.steps import (
 
 USER, HELPER_USER = "kineto", "kineto-attach"
 SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
-UNITS = (SERVICE, HELPER_SOCKET, HELPER)
+WEB = "kinetod-web.service"  # laid down, and started by whoever has configured it
+UNITS = (SERVICE, HELPER_SOCKET, HELPER, WEB)
 PROGRAMS = ("kinetod", "kinetod-attach")
 CONFIGURATION = ("config.toml", "attach.toml")
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")

@@ -149,7 +149,10 @@ def _capture(capture_id: str, settings: CommonOptions, stack: ExitStack) -> list
         capture = client.capture(capture_id)
         folder = Path(client.host().store_path) / "captures" / capture_id / "targets"
         stored = _stored(folder)
-        return stored or _fetched(client, capture, settings, stack)
+        if stored:
+            return stored
+        fetched = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+        return fetch_trace(client, capture, settings, fetched)
 
 
 def _stored(folder: Path) -> list[Path]:
@@ -160,15 +163,21 @@ def _stored(folder: Path) -> list[Path]:
         return []
 
 
-def _fetched(client: Any, capture: Any, settings: CommonOptions, stack: ExitStack) -> list[Path]:
-    from kinetoctl.client.tracing import Outcome, fetch_files
-    from kinetoctl.output.capture_progress import show_progress
-
+def wanted_format(capture: Any) -> str:
+    """The stored format from which the capture can be analysed elsewhere. Raises NotFound."""
     formats = {file.format for target in capture.targets for file in target.files}
     wanted = next((name for name in ("chrome", "chrome-json") if name in formats), None)
     if wanted is None:
         raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` says why")
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)))
+    return wanted
+
+
+def fetch_trace(client: Any, capture: Any, settings: CommonOptions, folder: Path) -> list[Path]:
+    """Downloads the traces of a capture into the folder and verifies them. Raises NotFound and the client's errors."""
+    from kinetoctl.client.tracing import Outcome, fetch_files
+    from kinetoctl.output.capture_progress import show_progress
+
+    wanted = wanted_format(capture)
     outcome = Outcome(capture)
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         fetch_files(client, outcome, folder, progress, file_format=wanted)

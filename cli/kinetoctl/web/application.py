@@ -1,4 +1,4 @@
-"""From a checked request to its page: the way in, sessions, routes, and errors as pages."""
+"""From a checked request to its page: routes, files of the pages, and errors as pages; for one user, the way in."""
 
 import mimetypes
 import re
@@ -21,7 +21,7 @@ from kinetoctl.web.pages.sql_page import sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_json, view_page
 
-ENTRY = "/enter"
+ENTRY, STATIC = "/enter", "/static/"
 Page = Callable[..., WebAnswer]
 _ID, _NAME = r"(?P<id>[\w-]{1,100})", r"(?P<name>\w{1,64})"
 _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
@@ -62,7 +62,7 @@ _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
 
 
 class WebApplication:
-    """Answers every request that passed `security.check`. on_entry: called when a token was used."""
+    """Answers every request of one user that passed `security.check`. on_entry: called when a token was used."""
 
     def __init__(self, context: PageContext, sessions: Sessions, on_entry: Callable[[], None] = lambda: None) -> None:
         self._context = context
@@ -71,16 +71,14 @@ class WebApplication:
 
     def __call__(self, request: WebRequest) -> WebAnswer:
         """The answer. Raises WebError for what is no page."""
-        if request.path.startswith("/static/"):
-            return _static(request.path.removeprefix("/static/"))
+        if request.path.startswith(STATIC):
+            return static_file(request)
         if request.path == ENTRY:
             return self._enter(request) if request.method == "POST" else _way_in(HTTPStatus.OK, refused=False)
         session = self._sessions.find(request.cookie(COOKIE))
         if session is None:
             return _way_in(HTTPStatus.UNAUTHORIZED, refused=False)
-        if request.method not in security.SAFE_METHODS and not session.owns(request.first("form_secret")):
-            raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
-        return self._page(request, session)
+        return page_answer(self._context, request, session)
 
     def _enter(self, request: WebRequest) -> WebAnswer:
         key = self._sessions.enter(request.first("token"))
@@ -92,32 +90,36 @@ class WebApplication:
         cookie = f"{COOKIE}={key}; HttpOnly; SameSite=Strict; Path=/; Max-Age={LIFETIME_S}"
         return redirect(own, {"Set-Cookie": cookie})
 
-    def _page(self, request: WebRequest, session: WebSession) -> WebAnswer:
-        page, found = _route(request)
-        if page is None or (self._context.files and request.path.startswith(_WITH_DAEMON)):
-            return self._problem(request, session, WebError(HTTPStatus.NOT_FOUND, f"there is no page {request.path}"))
-        try:
-            return page(self._context, request, session, *found.values())
-        except (CliError, AnalysisFailed, TooBusy, Computing, WebError) as exc:
-            return self._problem(request, session, exc)
 
-    def _problem(self, request: WebRequest, session: WebSession, exc: Exception) -> WebAnswer:
-        status = (
-            exc.status if isinstance(exc, WebError) else next(code for kind, code in _STATUS if isinstance(exc, kind))
-        )
-        waits = isinstance(exc, (TooBusy, Computing))
-        text = "Other results are being computed; this page loads itself again." if waits else str(exc)
-        answer = render(
-            "problem.html",
-            self._context,
-            request,
-            session,
-            heading=status.phrase,
-            failure=text,
-            help_text=getattr(exc, "help_text", ""),
-            headers={"Refresh": REFRESH_S} if waits else {},
-        )
-        return WebAnswer(status=status, content=answer.content, headers=answer.headers)
+def page_answer(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
+    """The page of a user who is known. Raises WebError for a form that was not made for the session."""
+    if request.method not in security.SAFE_METHODS and not session.owns(request.first("form_secret")):
+        raise WebError(HTTPStatus.FORBIDDEN, "this form was not made for your session: load its page again")
+    page, found = _route(request)
+    if page is None or (context.files and request.path.startswith(_WITH_DAEMON)):
+        nowhere = WebError(HTTPStatus.NOT_FOUND, f"there is no page {request.path}")
+        return _problem(context, request, session, nowhere)
+    try:
+        return page(context, request, session, *found.values())
+    except (CliError, AnalysisFailed, TooBusy, Computing, WebError) as exc:
+        return _problem(context, request, session, exc)
+
+
+def _problem(context: PageContext, request: WebRequest, session: WebSession, exc: Exception) -> WebAnswer:
+    status = exc.status if isinstance(exc, WebError) else next(code for kind, code in _STATUS if isinstance(exc, kind))
+    waits = isinstance(exc, (TooBusy, Computing))
+    text = "Other results are being computed; this page loads itself again." if waits else str(exc)
+    answer = render(
+        "problem.html",
+        context,
+        request,
+        session,
+        heading=status.phrase,
+        failure=text,
+        help_text=getattr(exc, "help_text", ""),
+        headers={"Refresh": REFRESH_S} if waits else {},
+    )
+    return WebAnswer(status=status, content=answer.content, headers=answer.headers)
 
 
 def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
@@ -130,7 +132,9 @@ def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
     return None, {}
 
 
-def _static(name: str) -> WebAnswer:
+def static_file(request: WebRequest) -> WebAnswer:
+    """A file of the pages, the same for everybody. Raises WebError."""
+    name = request.path.removeprefix(STATIC)
     if name not in _STATIC:
         raise WebError(HTTPStatus.NOT_FOUND, "there is no such file")
     package, folder = _STATIC[name]

@@ -118,6 +118,15 @@ def _who(caller: Caller | None) -> dict[str, Any]:
         return {}
     who: dict[str, Any] = {"via": str(caller.via), "uid": caller.uid, "user": caller.user, "pid": caller.pid}
     who |= {"certificate": caller.name, "address": caller.address, "roles": sorted(map(str, caller.roles))}
+    who |= {"proxy": proxy_facts(caller.proxy)}
+    return {name: value for name, value in who.items() if value not in ("", None)}
+
+
+def proxy_facts(caller: Caller | None) -> dict[str, Any] | None:
+    """The web front end that called for somebody."""
+    if caller is None:
+        return None
+    who = {"uid": caller.uid, "user": caller.user, "pid": caller.pid, "certificate": caller.name}
     return {name: value for name, value in who.items() if value not in ("", None)}
 
 

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kinetod.access.audit_log import AuditLog
+from kinetod.access.audit_log import AuditLog, proxy_facts
 from kinetod.access.callers import Auth, Callers, Standing
 from kinetod.base import metrics
 from kinetod.base.errors import Exhausted, KinetodError, Reason
@@ -74,7 +74,8 @@ class Doorkeeper:
         metrics.limited(str(error.reason))
         line = self._line(call, "refused", who, reason=str(error.reason))
         self._tally.note((who.key, call, error.reason), line)
-        self._hold(connection, PENALTY_S)
+        if who.proxy is None:  # other users of a page share its connection
+            self._hold(connection, PENALTY_S)
 
     def unknown(self, call: str, connection: str, auth: Auth) -> None:
         """Notes a call refused before its caller was identified. Raises Exhausted if there are too many."""
@@ -91,9 +92,11 @@ class Doorkeeper:
 
     @staticmethod
     def _line(call: str, decision: str, who: Standing | Caller, **facts: Any) -> dict[str, Any]:
-        caller = who if isinstance(who, Caller) else None
-        named = {} if caller is not None else {"via": str(who.via), "uid": who.uid, "address": who.address}
-        return {"call": call, "decision": decision, "caller": caller, **named, **facts}
+        line: dict[str, Any] = {"call": call, "decision": decision, **facts}
+        if isinstance(who, Caller):
+            return {**line, "caller": who}
+        named = {"via": str(who.via), "uid": who.uid, "address": who.address, "proxy": proxy_facts(who.proxy)}
+        return {**line, **named}
 
     def _write(self, line: Any) -> None:
         facts = dict(line)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from kinetod.access.peers import Peer
+from kinetod.access import delegation
+from kinetod.access.delegation import Behalf
+from kinetod.access.peers import Peer, unmapped
 from kinetod.access.token_users import KubernetesUsers
 from kinetod.base.errors import NotIdentified, NotPermitted, Reason
 from kinetod.base.safe_text import clean
@@ -31,10 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """A user's names from the system's databases, and how long they are valid."""
+    """A user's names from the system's databases, and how long they are valid. gids: of a user asked for by name."""
 
     uid: int | None
     user: str
+    gids: frozenset[int]
     group_ids: Mapping[str, int | None]
     until: float
 
@@ -49,6 +52,7 @@ class Standing:
     via: Via | str = ""
     uid: int | None = None
     address: str = ""
+    proxy: Caller | None = None
 
 
 class Callers:
@@ -78,6 +82,8 @@ class Callers:
     async def introduce(self, connection: str, auth: Auth) -> str:
         """The user named by a token, found before anything is counted; "" if no token identifies the caller."""
         peer = self._peer_of(connection)
+        if peer is not None and delegation.is_asked(auth):
+            await self._introduce_page_user(peer, auth)
         if peer is None or peer.via is not Via.KUBERNETES or self._kubernetes is None:
             return ""
         return await self._kubernetes.introduce(connection, auth)
@@ -88,6 +94,8 @@ class Callers:
         if peer is None:
             return Standing(key="nobody", who="a connection that the daemon does not know")
         config = self._settings.current
+        if (page_user := self._page_standing(peer, auth)) is not None:
+            return page_user
         if peer.uid is not None:
             rules, names = local_rules(config), self._names.get(peer.uid)
             admin = peer.uid in (0, self._own_uid)
@@ -126,10 +134,11 @@ class Callers:
                 Reason.NOT_IDENTIFIED,
                 "the daemon does not know this connection; connect to one of the addresses of `kinetod --listen`",
             )
-        if peer.via is Via.KUBERNETES:
-            assert self._kubernetes is not None  # else there is no such door
-            return await self._kubernetes.caller(peer, auth, pods if action in _PROCESS_ACTIONS else None)
-        caller = await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
+        caller = await self._itself(peer, auth, action, pods)
+        if delegation.is_asked(auth):
+            caller = await self._for_page_user(caller, auth)
+        if caller.refusal is not None or peer.via is Via.KUBERNETES:
+            return caller
         if not caller.roles:
             raise NotPermitted(
                 Reason.NO_ROLE,
@@ -140,6 +149,103 @@ class Callers:
         if needs_jobs and caller.uid is not None:
             return replace(caller, jobs=await self._jobs_of(caller.uid))
         return caller
+
+    async def _itself(self, peer: Peer, auth: Auth, action: Action | None, pods: frozenset[str]) -> Caller:
+        """Whoever is connected."""
+        if peer.via is Via.KUBERNETES:
+            assert self._kubernetes is not None  # else there is no such door
+            return await self._kubernetes.caller(peer, auth, pods if action in _PROCESS_ACTIONS else None)
+        return await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
+
+    async def _for_page_user(self, proxy: Caller, auth: Auth) -> Caller:
+        """The user for whom a web front end calls, or the caller with a refusal."""
+        asked = delegation.behalf(auth)
+        try:
+            if not delegation.is_web_proxy(proxy.via, proxy.name or proxy.user, self._settings.current.web_proxies):
+                raise delegation.refused(proxy, asked, "access.web_proxies does not name this caller")
+            if asked is None:
+                raise delegation.refused(proxy, asked, "the metadata does not name one user")
+            return await (self._page_user if asked.user else self._page_certificate)(proxy, asked)
+        except NotPermitted as exc:
+            return replace(proxy, refusal=exc)
+
+    async def _page_user(self, proxy: Caller, asked: Behalf) -> Caller:
+        rules = local_rules(self._settings.current)
+        names = await self._looked_up(asked.user, rules.groups)
+        uid = self._checked(names.uid, proxy, asked)
+        roles = local_roles(
+            rules, uid=uid, user=names.user, gids=names.gids, own_uid=self._own_uid, gid_of=names.group_ids.get
+        )
+        return self._through(proxy, Caller(uid=uid, user=names.user, roles=roles, via=proxy.via))
+
+    async def _page_certificate(self, proxy: Caller, asked: Behalf) -> Caller:
+        certificates: Mapping[str, Grant] = self._settings.current.certificates
+        name = next((each for each in asked.certificates if each in certificates), None)
+        if name is None:
+            raise delegation.refused(proxy, asked, "access.certificates has none of these names")
+        grant, uid, user = certificates[name], None, ""
+        if grant.user:
+            names = await self._looked_up(grant.user, frozenset())
+            uid, user = self._checked(names.uid, proxy, asked), names.user
+        return self._through(proxy, Caller(uid=uid, user=user, roles=grant.roles, via=proxy.via, name=name))
+
+    def _checked(self, uid: int | None, proxy: Caller, asked: Behalf) -> int:
+        """The uid of a user who may be called for. Raises NotPermitted."""
+        if uid is None:
+            raise delegation.refused(proxy, asked, "this host has no such user")
+        if uid in (0, self._own_uid, unmapped()):
+            raise delegation.refused(proxy, asked, "nobody may call for root, the daemon's own user or unmapped users")
+        return uid
+
+    def _through(self, proxy: Caller, caller: Caller) -> Caller:
+        """The caller with the roles that users may have through a web front end."""
+        most = frozenset(self._settings.current.web_proxy_roles)
+        return replace(caller, roles=caller.roles & most, address=proxy.address, proxy=proxy)
+
+    async def _introduce_page_user(self, peer: Peer, auth: Auth) -> None:
+        """Looks up what `_page_standing` needs."""
+        groups = local_rules(self._settings.current).groups
+        if peer.uid is not None:
+            await self._looked_up(peer.uid, groups)
+        asked, proxy = delegation.behalf(auth), self._proxy_standing(peer, auth)
+        if asked is not None and asked.user and proxy is not None:
+            await self._looked_up(asked.user, groups)
+
+    def _proxy_standing(self, peer: Peer, auth: Auth) -> Caller | None:
+        """The web front end on a connection, as far as known without asking a database; None for others."""
+        web_proxies = self._settings.current.web_proxies
+        if peer.uid is not None:
+            names = self._names.get(peer.uid)
+            user, name = (names.user if names is not None else ""), ""
+        else:
+            user, name = "", self._known_name(auth) or ""
+        if not delegation.is_web_proxy(peer.via, name or user, web_proxies):
+            return None
+        return Caller(uid=peer.uid, user=user, roles=frozenset(), via=peer.via, pid=peer.pid, name=name)
+
+    def _page_standing(self, peer: Peer, auth: Auth) -> Standing | None:
+        """The user for whom a web front end calls, by whom the call is counted; None for all other calls."""
+        asked, proxy = delegation.behalf(auth), self._proxy_standing(peer, auth) if delegation.is_asked(auth) else None
+        if asked is None or proxy is None:
+            return None
+        certificates = self._settings.current.certificates
+        name = next((each for each in asked.certificates if each in certificates), None)
+        if name is not None:
+            key, who, uid = f"certificate {name}", f"the certificate {clean(name, 300)}", None
+        else:
+            names = self._names.get(asked.user)
+            if names is None or names.uid is None:
+                return None
+            key, who, uid = f"uid {names.uid}", f"{names.user} (uid {names.uid})", names.uid
+        return Standing(key=key, who=who, via=peer.via, uid=uid, address=peer.address, proxy=proxy)
+
+    def _known_name(self, auth: Auth) -> str | None:
+        """The first name of a certificate that stands for somebody, or for a web front end."""
+        config = self._settings.current
+        return next(
+            (each for each in certificate_names(auth) if each in config.certificates or each in config.web_proxies),
+            None,
+        )
 
     async def _local(self, peer: Peer) -> Caller:
         assert peer.uid is not None
@@ -156,17 +262,16 @@ class Callers:
         return Caller(uid=peer.uid, user=names.user, roles=roles, via=peer.via, pid=peer.pid, address=peer.address)
 
     async def _remote(self, peer: Peer, auth: Auth) -> Caller:
-        found = certificate_names(auth)
         certificates: Mapping[str, Grant] = self._settings.current.certificates
-        name = next((each for each in found if each in certificates), None)
+        name = self._known_name(auth)
         if name is None:
-            shown = clean(", ".join(found) or "no name", 300)
+            shown = clean(", ".join(certificate_names(auth)) or "no name", 300)
             raise NotPermitted(
                 Reason.UNKNOWN_CERTIFICATE,
                 f"the certificate with {shown} is valid but stands for nobody here; an administrator can add it "
                 "under access.certificates in kinetod's configuration",
             )
-        grant = certificates[name]
+        grant = certificates.get(name, Grant(roles=frozenset()))
         if not grant.user:
             return Caller(
                 uid=None, user="", roles=grant.roles, via=peer.via, name=clean(name, 300), address=peer.address
@@ -226,10 +331,13 @@ def local_rules(config: Config) -> LocalRules:
 def _look_up(user: int | str, groups: frozenset[str], until: float) -> _Names:
     """Looks up the user. Blocks: the databases may be on the network."""
     uid, name = (user, str(user)) if isinstance(user, int) else (None, user)
+    gids = frozenset[int]()
     with contextlib.suppress(KeyError, OSError):
         entry = pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
         uid, name = entry.pw_uid, entry.pw_name
-    return _Names(uid, clean(name, 64), {group: _gid(group) for group in groups}, until)
+        if isinstance(user, str):
+            gids = frozenset(os.getgrouplist(name, entry.pw_gid))
+    return _Names(uid, clean(name, 64), gids, {group: _gid(group) for group in groups}, until)
 
 
 def _gid(group: str) -> int | None:

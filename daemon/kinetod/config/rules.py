@@ -24,6 +24,8 @@ def access_problems(config: Config) -> Iterable[tuple[str, str]]:
         yield missing[0], f"is missing; TLS needs {', '.join(TLS_KEYS)}"
     for name in wrong_names(config.certificates):
         yield f"access.certificates.{name}", "is not a name of a certificate; it must begin with URI:, DNS: or CN:"
+    for name in wrong_names(name for name in config.web_proxies if ":" in name):
+        yield "access.web_proxies", f"{name!r:.80} is neither a user nor a name of a certificate: URI:, DNS: or CN:"
     yield from _kubernetes_problems(config)
     if config.has_tls:
         return

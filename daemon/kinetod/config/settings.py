@@ -295,6 +295,17 @@ class Config:
         "access.certificates", TableOf(ParsedText("roles", parse_grant)), {}, reload=True,
         meaning='whom a client stands for, by its certificate\'s URI:…, DNS:… or CN:…: "own as ada", "viewer", "admin"',
     )
+    web_proxies: tuple[str, ...] = setting(
+        "access.web_proxies", ListOf(Text()), (), reload=True,
+        meaning="web front ends (kinetod-web) that may call for the users of their pages: users of this host at the "
+        "Unix socket, certificates by their URI:…, DNS:… or CN:…",
+    )
+    web_proxy_roles: tuple[Role, ...] = setting(
+        "access.web_proxy_roles", ListOf(ParsedText("role", parse_role)), (Role.OWN, Role.JOBS, Role.VIEWER),
+        reload=True,
+        meaning="roles that users may have through a web front end, of those that they have; root and the daemon's own "
+        "user have none there",
+    )
     tls_certificate: Path | None = setting(
         "access.tls_certificate", Maybe(ExistingFile()), None,
         meaning="the server's certificate and its chain (PEM), or credential:NAME; it is read again when it changes",

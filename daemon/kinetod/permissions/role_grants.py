@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from kineto_protos.page_users import USER_NAME
+
 from kinetod.permissions.role_policy import Role
 
 _PROPERTIES = {"URI": "peer_uri", "DNS": "peer_dns", "CN": "x509_common_name"}  # in gRPC's auth context
@@ -18,7 +20,7 @@ _PEM = "x509_pem_cert"
 _ALTERNATIVES_OID = b"\x06\x03\x55\x1d\x11"  # subjectAltName, 2.5.29.17, as DER has it; of its kinds gRPC knows four
 NAME_KINDS = tuple(_PROPERTIES)
 GIVEN = tuple(role for role in Role if role is not Role.PODS)  # that one comes with a Kubernetes token
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}")
+_USER = re.compile(USER_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def parse_role(text: str) -> Role:
     return Role(text)
 
 
-def wrong_names(certificates: Mapping[str, Grant]) -> Iterable[str]:
+def wrong_names(certificates: Iterable[str]) -> Iterable[str]:
     """The configured names that no certificate can have."""
     for name in certificates:
         kind, separator, rest = name.partition(":")

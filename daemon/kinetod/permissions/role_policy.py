@@ -18,7 +18,7 @@ Theory of operation
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kinetod.base.errors import KinetodError
@@ -130,6 +130,7 @@ class Caller:
     refusal: KinetodError | None = (
         None  # what this request is answered with: it is known who asks, and that they may not
     )
+    proxy: "Caller | None" = None  # the web front end that calls for this user
 
     @property
     def key(self) -> str:
@@ -137,6 +138,8 @@ class Caller:
         return f"uid {self.uid}" if self.uid is not None else f"certificate {self.name}"
 
     def __str__(self) -> str:
+        if self.proxy is not None:
+            return f"{replace(self, proxy=None)} through {self.proxy}"
         if self.via is Via.KUBERNETES:
             return f"the Kubernetes user {self.user}"
         text = f"{self.user} (uid {self.uid})" if self.uid is not None else f"the certificate {self.name}"

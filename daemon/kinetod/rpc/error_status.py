@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from kinetod.access.call_gate import Gate
 from kinetod.access.call_limits import FLOODS
 from kinetod.access.callers import Auth
+from kinetod.access.delegation import KEYS
 from kinetod.access.token_users import TOKEN_KEY
 from kinetod.base import errors, metrics
 from kinetod.permissions.role_policy import Caller
@@ -69,9 +70,11 @@ async def _abort(context: Context, exc: Exception, method: str) -> NoReturn:
 
 
 def auth_of(context: Context) -> Auth:
-    """What the caller has presented: the certificate's properties and the token."""
+    """What the caller has presented: the certificate's properties, the token, and for whom it calls."""
     shown: dict[str, Iterable[bytes]] = dict(context.auth_context())
-    shown[TOKEN_KEY] = [str(value).encode() for name, value in context.invocation_metadata() or () if name == TOKEN_KEY]
+    metadata = context.invocation_metadata() or ()
+    for key in (TOKEN_KEY, *KEYS):
+        shown[key] = [str(value).encode() for name, value in metadata if name == key]
     return shown
 
 

@@ -17,7 +17,7 @@ import os
 import resource
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +56,8 @@ def prepare() -> None:
         seccomp_filter.prepare()
 
 
-def confine(folder: Path, limits: Limits) -> None:
-    """Confines this process to this folder, for good. Raises CannotConfine, OSError."""
+def confine(folder: Path, limits: Limits, readable: Iterable[Path] = ()) -> None:
+    """Confines this process to this folder, and to reading these files, for good. Raises CannotConfine, OSError."""
     own = folder.resolve()
     _die_first_for_memory()
     _set_limits(own, limits)
@@ -65,7 +65,8 @@ def confine(folder: Path, limits: Limits) -> None:
     no_new_rights()
     version = landlock.abi()
     if version:
-        landlock.restrict([*code(own), (own, landlock.OWN)], version)
+        reads = [(path, landlock.READ) for path in readable]
+        landlock.restrict([*code(own), *reads, (own, landlock.OWN)], version)
     elif limits.required:
         raise CannotConfine('this kernel has no Landlock, and captures.decode_sandbox is "required"')
     if seccomp_filter.available():

@@ -45,11 +45,14 @@ class Answer:
         return message
 
 
-def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000) -> Answer:
+Metadata = Sequence[tuple[str, str]]
+
+
+def call(channel: grpc.Channel, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()) -> Answer:
     """Makes a call; of a stream at most so many messages."""
     stub: Any = ProfilerStub(channel)  # type: ignore[no-untyped-call]  # generated code
     try:
-        found = getattr(stub, name)(request, timeout=scaled(TIMEOUT_S))
+        found = getattr(stub, name)(request, timeout=scaled(TIMEOUT_S), metadata=tuple(metadata))
         if isinstance(found, Message):
             return Answer(OK, messages=(found,))
         messages = []
@@ -87,12 +90,13 @@ class CallsAs:
         """Pid of the process that makes the calls."""
         return self._process.pid
 
-    def call(self, address: str, name: str, request: Message, *, most: int = 1000) -> Answer:
+    def call(self, address: str, name: str, request: Message, *, most: int = 1000, metadata: Metadata = ()) -> Answer:
         """Does what the function `call` does, in that process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         text = json_format.MessageToDict(request)
         kind = type(request).__name__
         asked = {"address": address, "name": name, "kind": kind, "request": text, "most": most}
+        asked["metadata"] = list(map(list, metadata))
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -123,7 +127,8 @@ def _serve() -> None:
         if address not in channels:
             channels[address] = grpc.insecure_channel(address)
         request = json_format.ParseDict(asked["request"], getattr(pb, asked["kind"])())
-        answer = call(channels[address], asked["name"], request, most=asked["most"])
+        metadata = [(key, value) for key, value in asked["metadata"]]
+        answer = call(channels[address], asked["name"], request, most=asked["most"], metadata=metadata)
         messages = [(type(each).__name__, json_format.MessageToDict(each)) for each in answer.messages]
         told = {"code": answer.code, "reason": answer.reason, "message": answer.message, "messages": messages}
         print(json.dumps(told), flush=True)

@@ -11,10 +11,10 @@ HOST = "gpu-7"
 FILE = "trace.json.gz"
 
 
-def ended_capture(number: int, content: bytes, *, uid: int = 1000) -> pb.Capture:
-    """A capture of one process with one file, created and ended at `number` ns."""
+def ended_capture(number: int, content: bytes, *, uid: int = 1000, name: str = "") -> pb.Capture:
+    """A capture of one process with one file, created and ended at `number` ns. name: its id."""
     capture = pb.Capture(
-        id=f"c{number}",
+        id=name or f"c{number}",
         created_ns=number,
         ended_ns=number,
         status=pb.CAPTURE_STATUS_DONE,
@@ -28,9 +28,9 @@ def ended_capture(number: int, content: bytes, *, uid: int = 1000) -> pb.Capture
     return capture
 
 
-def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000) -> pb.Capture:
+def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000, name: str = "") -> pb.Capture:
     """Puts an ended capture into an open store, with its size measured."""
-    capture = ended_capture(number, content, uid=uid)
+    capture = ended_capture(number, content, uid=uid, name=name)
     store.insert(capture, key="", request_hash="h")
     file_path(store, capture).write_bytes(content)
     store.set_local_bytes(capture.id, folder_bytes(store.capture_dir(capture.id)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
-NAMES = ("kinetod.service", "kinetod-attach.socket", "kinetod-attach.service")
+NAMES = ("kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-web.service")
 FRONT_END_EXPOSURE = 3.0
 # What systemd makes a seccomp filter of; systemd.exec(5), and its sources for those that do not say so.
 SECCOMP_SETTINGS = {
@@ -63,6 +63,7 @@ def exposure(unit: Path) -> float:
 @needs_systemd
 def test_the_front_end_is_hardly_exposed(units: Path) -> None:
     assert exposure(units / "kinetod.service") <= FRONT_END_EXPOSURE
+    assert exposure(units / "kinetod-web.service") <= FRONT_END_EXPOSURE
 
 
 def test_the_front_end_has_no_capability_and_the_helper_those_that_it_gives_a_reason_for() -> None:
@@ -81,8 +82,9 @@ def test_a_decoder_that_is_ended_for_its_memory_does_not_stop_the_front_end() ->
     assert "MemoryMax" in dict(front_end)
 
 
-def test_the_front_end_may_confine_its_decoders() -> None:
-    filters = [value.split() for key, value in settings("kinetod.service") if key == "SystemCallFilter"]
+@pytest.mark.parametrize("name", ["kinetod.service", "kinetod-web.service"])
+def test_the_front_ends_may_confine_their_workers(name: str) -> None:
+    filters = [value.split() for key, value in settings(name) if key == "SystemCallFilter"]
     assert filters[-1] == ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp"]
 
 
@@ -90,16 +92,16 @@ def test_the_helper_uses_nothing_that_gives_it_a_seccomp_filter() -> None:
     assert not SECCOMP_SETTINGS & {key for key, _ in settings("kinetod-attach.service")}
 
 
-@pytest.mark.parametrize("name", ["kinetod.service", "kinetod-attach.service"])
+@pytest.mark.parametrize("name", ["kinetod.service", "kinetod-attach.service", "kinetod-web.service"])
 def test_a_service_imports_nothing_from_the_folder_that_it_is_started_in(name: str) -> None:
-    assert ("Environment", "PYTHONSAFEPATH=1") in settings(name)
+    assert "PYTHONSAFEPATH=1" in dict(settings(name))["Environment"].split()
 
 
 def test_every_user_of_the_units_is_made() -> None:
     made = set(re.findall(r"^u (\S+) ", (UNITS / "sysusers.d.conf").read_text(), re.MULTILINE))
     for name in NAMES:
         used = {value for key, value in settings(name) if key in ("User", "Group", "SocketUser", "SocketGroup")}
-        assert used - {"root"} <= made
+        assert used - {"root"} <= made or ("DynamicUser", "yes") in settings(name)
 
 
 def test_the_socket_is_where_the_daemon_looks_for_it() -> None:

@@ -11,11 +11,12 @@ import json
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kinetoctl.web.analyses.result_cache import ResultCache
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits, WorkerProcess
@@ -31,6 +32,16 @@ class Computing(Exception):
 
 class TooBusy(Exception):
     """Too many results are waited for."""
+
+
+class Analyses(Protocol):
+    """What pages ask for results."""
+
+    def result(self, of: str, job: dict[str, Any], *, wait_s: float) -> Any:
+        """The value of a job on the files whose identity is `of`. Raises Computing, AnalysisFailed, TooBusy."""
+
+    def fresh(self, of: str, job: dict[str, Any]) -> Any:
+        """The value of a job that is not remembered, such as a file that is written. Raises AnalysisFailed."""
 
 
 @dataclass(slots=True)
@@ -61,14 +72,18 @@ class AnalysisQueue:
         limits: WorkerLimits,
         *,
         workers: Sequence[Any] | None = None,
+        cache: ResultCache | None = None,
+        most_each: int = MAX_WAITING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """workers: instead of processes; each has `ask`, `start` and `close`."""
+        """workers: instead of processes; each has `ask`, `start` and `close`. most_each: jobs of one `folder`."""
         self._workers = workers or [WorkerProcess(limits) for _ in range(WORKERS)]
         self._pools = [ThreadPoolExecutor(1, thread_name_prefix="analysis") for _ in self._workers]
-        self._cache = ResultCache()
+        self._cache = cache or ResultCache()
         self._lock = threading.Lock()
         self._running: dict[str, Future[Any]] = {}
+        self._most_each = most_each
+        self._of_folder = Counter[str]()
         self._failures = _Failures(clock)
 
     def __enter__(self) -> "AnalysisQueue":
@@ -95,8 +110,10 @@ class AnalysisQueue:
             self._failures.check(key)
             future = self._running.get(key)
             if future is None:
-                if len(self._running) >= MAX_WAITING:
+                folder = job.get("folder", "")
+                if len(self._running) >= MAX_WAITING or self._of_folder[folder] >= self._most_each:
                     raise TooBusy
+                self._of_folder[folder] += 1
                 place = self._place(of)
                 future = self._running[key] = self._pools[place].submit(self._run, place, key, job)
         try:
@@ -123,4 +140,5 @@ class AnalysisQueue:
         finally:
             with self._lock:
                 self._running.pop(key, None)
+                self._of_folder -= Counter([job.get("folder", "")])  # those that reach 0 go
         return value

@@ -24,17 +24,29 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     with socket.socket(fileno=descriptor) as sock:
-        from kinetoctl.web.analyses.trace_jobs import TraceJobs
+        _serve(sock, limit_s)
+    return 0
 
-        jobs = TraceJobs()
-        frames.send(sock, READY)
-        while True:
-            try:
-                job = json.loads(frames.receive(sock))
-            except (EOFError, ConnectionResetError):
-                return 0
-            signal.alarm(limit_s + _GRACE_S)
-            frames.send(sock, _answer(jobs, job))
+
+def serve_confined(descriptor: int) -> None:
+    """Serves one user of kinetod-web, in a sandbox. Whoever asks ends it when it takes too long."""
+    _serve(frames.DescriptorSocket(descriptor), limit_s=None)
+
+
+def _serve(sock: frames.Connection, limit_s: int | None) -> None:
+    from kinetoctl.web.analyses.trace_jobs import TraceJobs
+
+    jobs = TraceJobs()
+    frames.send(sock, READY)
+    while True:
+        try:
+            job = json.loads(frames.receive(sock))
+        except (EOFError, ConnectionResetError):
+            return
+        if limit_s is not None:
+            signal.alarm(limit_s + _GRACE_S)  # this job's; the next one sets it anew
+        frames.send(sock, _answer(jobs, job))
+        if limit_s is not None:
             signal.alarm(0)
 
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,32 @@ class AnalysisFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """What one worker may use: bytes of private memory, and seconds for a job."""
+    """What one worker may use: bytes of private memory, seconds for a job, and bytes of an answer."""
 
     memory_bytes: int = 4 << 30
     job_s: int = 60
+    answer_bytes: int = frames.MAX_FRAME_BYTES
+
+
+def answered(sock: socket.socket, job: dict[str, Any], limits: WorkerLimits, end: Callable[[], None]) -> Any:
+    """The value of a job. end: called where the process is of no more use. Raises AnalysisFailed."""
+    try:
+        frames.send(sock, job)
+        answer = json.loads(frames.receive(sock, limits.answer_bytes))
+    except TimeoutError:
+        end()
+        raise AnalysisFailed(
+            f"the analysis took longer than {limits.job_s} s and was ended; --worker-time sets the limit"
+        ) from None
+    except (EOFError, OSError, ValueError) as exc:
+        end()
+        raise AnalysisFailed(
+            "the process of the analysis died: it may have needed more memory than there is; "
+            "--worker-memory sets its limit"
+        ) from exc
+    if "failure" in answer:
+        raise AnalysisFailed(answer["failure"])
+    return answer["value"]
 
 
 class WorkerProcess:
@@ -43,24 +66,7 @@ class WorkerProcess:
     def ask(self, job: dict[str, Any]) -> Any:
         """The value of a job. Raises AnalysisFailed."""
         with self._lock:
-            sock = self._started()
-            try:
-                frames.send(sock, job)
-                answer = json.loads(frames.receive(sock))
-            except TimeoutError:
-                self._end()
-                raise AnalysisFailed(
-                    f"the analysis took longer than {self._limits.job_s} s and was ended; --worker-time sets the limit"
-                ) from None
-            except (EOFError, OSError, ValueError) as exc:
-                self._end()
-                raise AnalysisFailed(
-                    "the process of the analysis died: it may have needed more memory than there is; "
-                    "--worker-memory sets its limit"
-                ) from exc
-        if "failure" in answer:
-            raise AnalysisFailed(answer["failure"])
-        return answer["value"]
+            return answered(self._started(), job, self._limits, self._end)
 
     def close(self) -> None:
         """Ends the process, also in the middle of a job."""

@@ -11,17 +11,12 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from kinetoctl.web.http import security
+from kinetoctl.web.http.request_parts import content_length, web_request
 from kinetoctl.web.http.web_messages import TEXT, WebAnswer, WebError, WebRequest
 from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, WebServer
-
-MAX_TARGET_BYTES = 16 * 1024  # a query in SQL is part of the address
-MAX_FORM_BYTES = 64 * 1024
-MAX_FIELDS = 100
-_FORM = "application/x-www-form-urlencoded"
-_METHODS = (*security.SAFE_METHODS, "POST")
 
 Application = Callable[[WebRequest], WebAnswer]
 
@@ -54,11 +49,11 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         """Waits for a request and answers it."""
-        self.server.expect(self.connection, IDLE_S)
+        self.server.deadlines.expect(self.connection, IDLE_S)
         if not self.rfile.peek(1):  # type: ignore[attr-defined]
             self.close_connection = True
             return
-        self.server.expect(self.connection, REQUEST_S)
+        self.server.deadlines.expect(self.connection, REQUEST_S)
         super().handle_one_request()
 
     def __getattr__(self, name: str) -> Callable[[], None]:
@@ -70,67 +65,39 @@ class RequestHandler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answers what Python's server refuses: a line or a header that is too long, or is none."""
         self.close_connection = True
-        self._send(_failure(WebError(HTTPStatus(code), message or HTTPStatus(code).phrase)), content=True)
+        self._send(failure(WebError(HTTPStatus(code), message or HTTPStatus(code).phrase)), content=True)
 
     def _serve(self) -> None:
         try:
-            request = self._request()
-            self.server.expect(self.connection, None)
+            request = self._received()
+            self.server.deadlines.expect(self.connection, None)
             security.check(request, self._site.origin)
             answer = self._site.application(request)
         except WebError as exc:
-            answer = _failure(exc)
+            answer = failure(exc)
         except OSError:
             raise
         except Exception:  # noqa: BLE001 - of a page: it must not take the connection down without an answer
             _log.exception("the page %s failed", urlsplit(self.path).path)
-            answer = _failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the terminal says why"))
+            answer = failure(WebError(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the terminal says why"))
         self._send(answer, content=self.command != "HEAD")
+
+    def _received(self) -> WebRequest:
+        """The request. Whatever is refused may stay unread, so nothing follows on that connection. Raises WebError."""
+        try:
+            self.close_connection |= self.command == "POST"
+            return self._request()
+        except WebError:
+            self.close_connection = True
+            raise
 
     def _request(self) -> WebRequest:
         """The request, whose content has been read. Raises WebError."""
-        if self.command not in _METHODS:
-            self.close_connection = True
-            raise WebError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET, HEAD and POST", {"Allow": ", ".join(_METHODS)})
-        if len(self.path) > MAX_TARGET_BYTES:
-            self.close_connection = True
-            raise WebError(HTTPStatus.REQUEST_URI_TOO_LONG, f"an address has at most {MAX_TARGET_BYTES} bytes")
-        form = self._form()
-        parts = urlsplit(self.path)
-        if not parts.path.startswith("/") or parts.netloc:
-            raise WebError(HTTPStatus.BAD_REQUEST, "the address must be a path")
-        return WebRequest(
-            method=self.command,
-            path=unquote(parts.path, errors="replace"),
-            query=_fields(parts.query),
-            form=_fields(form),
-            headers={name.lower(): value for name, value in self.headers.items()},
-        )
-
-    def _form(self) -> str:
-        """The content of a POST. Raises WebError for anything but a small form."""
-        lengths = self.headers.get_all("Content-Length", [])
-        if self.command != "POST":
-            if lengths not in ([], ["0"]) or "Transfer-Encoding" in self.headers:
-                self.close_connection = True
-                raise WebError(HTTPStatus.BAD_REQUEST, "only a POST has content")
-            return ""
-        self.close_connection = True  # what is refused may stay unread
-        if (
-            "Transfer-Encoding" in self.headers
-            or len(lengths) != 1
-            or not lengths[0].isascii()
-            or not lengths[0].isdigit()
-        ):
-            raise WebError(HTTPStatus.LENGTH_REQUIRED, "a form must say its length")
-        if int(lengths[0]) > MAX_FORM_BYTES:
-            raise WebError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {MAX_FORM_BYTES} bytes")
-        if self.headers.get_content_type() != _FORM:
-            raise WebError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a form is {_FORM}")
-        content = self.rfile.read(int(lengths[0]))
-        if len(content) < int(lengths[0]):
+        length = content_length(self.command, self.path, self.headers.items())
+        content = self.rfile.read(length)
+        if len(content) < length:
             raise WebError(HTTPStatus.BAD_REQUEST, "the form is incomplete")
-        return content.decode("ascii", "replace")
+        return web_request(self.command, self.path, self.headers.items(), content)
 
     def _send(self, answer: WebAnswer, *, content: bool) -> None:
         if isinstance(answer.content, Path):
@@ -144,24 +111,21 @@ class RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(answer.content)
 
     def _begin(self, answer: WebAnswer, length: int) -> None:
-        headers = {**security.HEADERS, "Content-Security-Policy": self._site.policy, **answer.headers}
         self.send_response(answer.status)
-        for name, value in headers.items():
-            self.send_header(name, value.replace("\r", "").replace("\n", ""))
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(length))
+        for name, value in headers_of(answer, self._site.policy, length):
+            self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
 
 
-def _fields(text: str) -> tuple[tuple[str, str], ...]:
-    """The fields of a query or form. Raises WebError."""
-    try:
-        return tuple(parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="replace"))
-    except ValueError as exc:
-        raise WebError(HTTPStatus.BAD_REQUEST, f"a form has at most {MAX_FIELDS} fields") from exc
+def headers_of(answer: WebAnswer, policy: str, length: int) -> list[tuple[str, str]]:
+    """What the browser is told with an answer of this length."""
+    headers = {**security.HEADERS, "Content-Security-Policy": policy, **answer.headers}
+    headers |= {"Content-Type": answer.content_type, "Content-Length": str(length)}
+    return [(name, value.replace("\r", "").replace("\n", "")) for name, value in headers.items()]
 
 
-def _failure(error: WebError) -> WebAnswer:
+def failure(error: WebError) -> WebAnswer:
+    """The answer to what is refused."""
     return WebAnswer(status=error.status, content=f"{error}\n".encode(), content_type=TEXT, headers=error.headers)

@@ -17,10 +17,11 @@ from kinetoctl.web.http.web_messages import WebError, WebRequest
 
 HOST = "127.0.0.1"
 SAFE_METHODS = ("GET", "HEAD")
+NOWHERE = "'none'"
 
 
 class Origins(NamedTuple):
-    """Where the two parts of the server are."""
+    """Where the two parts of the server are. ui: empty if the UI is not served."""
 
     pages: str
     ui: str
@@ -33,7 +34,7 @@ def origin(port: int) -> str:
 
 def check(request: WebRequest, own: str) -> None:
     """Refuses a request that names another host than this origin, or comes from another site. Raises WebError."""
-    if f"http://{request.headers.get('host', '')}" != own:
+    if request.headers.get("host", "") != own.partition("://")[2]:
         raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {own}")
     if request.method in SAFE_METHODS:
         return
@@ -46,7 +47,7 @@ def page_policy(origins: Origins) -> str:
     """The policy of the pages: own files only, no inline script or style, no frame around them."""
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        f"frame-src {origins.ui}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+        f"frame-src {origins.ui or NOWHERE}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
 
 

@@ -35,6 +35,11 @@ class WebSession:
         return hmac.compare_digest(self.form_secret.encode(), form_secret.encode())
 
 
+def new_session(ends_s: float) -> WebSession:
+    """A session with a secret of its own."""
+    return WebSession(secrets.token_urlsafe(32), ends_s)
+
+
 class Sessions:
     """The token for the next browser, and the sessions. Thread-safe. clock: seconds that only grow."""
 
@@ -58,7 +63,7 @@ class Sessions:
             key = secrets.token_urlsafe(32)
             while len(self._sessions) >= MAX_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-            self._sessions[key] = WebSession(secrets.token_urlsafe(32), self._clock() + LIFETIME_S)
+            self._sessions[key] = new_session(self._clock() + LIFETIME_S)
             return key
 
     def find(self, key: str) -> WebSession | None:

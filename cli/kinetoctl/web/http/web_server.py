@@ -9,13 +9,12 @@ Theory of operation
     closes those that are late. Of an answer, a client must take something within SEND_S.
 """
 
-import socket
-import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from kinetoctl.web.http.connection_deadlines import ConnectionDeadlines
 from kinetoctl.web.http.security import HOST
 from kinetoctl.web.http.socket_owner import is_own
 
@@ -41,9 +40,7 @@ class WebServer(ThreadingHTTPServer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_own = is_own
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._deadlines: dict[socket.socket, float | None] = {}
+        self.deadlines = ConnectionDeadlines(clock)
         super().__init__((HOST, port), BaseHTTPRequestHandler)
 
     def answer_with(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
@@ -61,32 +58,19 @@ class WebServer(ThreadingHTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Whether this connection is served at all."""
-        with self._lock:
-            if len(self._deadlines) >= MAX_CONNECTIONS:
-                return False
-        if not self._is_own(request.getsockname(), client_address):
+        if len(self.deadlines) >= MAX_CONNECTIONS or not self._is_own(request.getsockname(), client_address):
             return False
         request.settimeout(SEND_S)
-        self.expect(request, IDLE_S)
+        self.deadlines.expect(request, IDLE_S)
         return True
-
-    def expect(self, connection: socket.socket, within_s: float | None) -> None:
-        """Closes the connection unless something else is expected of it within this time; None: an answer is made."""
-        with self._lock:
-            self._deadlines[connection] = None if within_s is None else self._clock() + within_s
 
     def service_actions(self) -> None:
         """Ends the connections that are late. Runs a few times a second."""
-        now = self._clock()
-        with self._lock:
-            late = [each for each, deadline in self._deadlines.items() if deadline is not None and deadline <= now]
-        for connection in late:
-            self._cut(connection)
+        self.deadlines.cut_late()
 
     def shutdown_request(self, request: Any) -> None:
         """Forgets a connection that has ended."""
-        with self._lock:
-            self._deadlines.pop(request, None)
+        self.deadlines.forget(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -95,14 +79,4 @@ class WebServer(ThreadingHTTPServer):
     def server_close(self) -> None:
         """Closes the listening socket and every connection."""
         super().server_close()
-        with self._lock:
-            open_ones = list(self._deadlines)
-        for connection in open_ones:
-            self._cut(connection)
-
-    def _cut(self, connection: socket.socket) -> None:
-        """Makes the thread of a connection see its end."""
-        try:
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
+        self.deadlines.cut_all()

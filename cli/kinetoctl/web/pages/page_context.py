@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,7 +15,7 @@ from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import headings, human
-from kinetoctl.web.analyses.analysis_queue import AnalysisQueue, Computing
+from kinetoctl.web.analyses.analysis_queue import Analyses, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
@@ -31,13 +32,16 @@ PROSE = ("title", "advice", "evidence", "meaning", "about", "why", "hides", "eff
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served."""
+    """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served; empty
+    if it is not. scratch: where files are made for the timeline; the system's folder for such files if None.
+    """
 
     settings: CommonOptions
     library: TraceLibrary
-    queue: AnalysisQueue
+    queue: Analyses
     connect: Callable[[], Client]
     ui_origin: str
+    scratch: Path | None = None
 
     @property
     def files(self) -> bool:

@@ -34,7 +34,8 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         failure=ranks.failure,
         computing=ranks.computing,
         headers=ranks.headers,
-        ui=f"{context.ui_origin}/{UI_PAGE}" if offline_ui() else "",
+        ui_served=bool(context.ui_origin),
+        ui=f"{context.ui_origin}/{UI_PAGE}" if context.ui_origin and offline_ui() else "",
         ui_origin=context.ui_origin,
         trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode({'rank': rank})}" if rank is not None else ""),
         command=context.command("open", name),
@@ -45,7 +46,7 @@ def timeline_trace(context: PageContext, request: WebRequest, _session: WebSessi
     """The trace of one rank in a format of the UI. Raises WebError, AnalysisFailed and the client's errors."""
     traces = context.library.find(trace_id, context.settings.timeout_s)
     rank = _rank(request)
-    with tempfile.TemporaryDirectory(prefix="kinetoctl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kinetoctl-", dir=context.scratch) as folder:
         job = {
             "job": "timeline",
             "paths": traces.paths,

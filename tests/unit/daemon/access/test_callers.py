@@ -154,3 +154,116 @@ def test_a_connection_alone_says_by_what_calls_are_counted() -> None:
     assert (found.key, found.admin) == ("certificate CN:ops", True)
     assert tls.standing(NAME, {"x509_common_name": [b"nobody's"]}).key == "192.0.2.7"
     assert tls.standing("unix:", {}).key == "nobody"
+
+
+WEB = 61099  # a uid without a name: the front end's
+PAGES = replace(
+    CONFIG,
+    web_proxies=(str(WEB), "DNS:web.cluster"),
+    certificates={**CERTIFICATES, "URI:spiffe://a/daemon": parse_grant("viewer")},
+)
+
+
+def for_user(name: str) -> dict[str, list[bytes]]:
+    return {"kineto-for-user": [name.encode()]}
+
+
+def for_certificate(*names: str) -> dict[str, list[bytes]]:
+    return {"kineto-for-certificate": [name.encode() for name in names]}
+
+
+def test_a_web_front_end_is_answered_as_the_user_whom_it_names() -> None:
+    found = who(known(PAGES, local(WEB)), for_user("daemon"))
+    assert (found.uid, found.user, found.roles) == (pwd.getpwnam("daemon").pw_uid, "daemon", {Role.OWN, Role.JOBS})
+    assert found.proxy is not None and found.proxy.uid == WEB
+    assert str(found) == f"daemon (uid {found.uid}) through {WEB} (uid {WEB})"
+    assert found.key == f"uid {found.uid}"
+
+
+def test_a_web_front_end_that_names_nobody_is_itself() -> None:
+    found = who(known(PAGES, local(WEB)))
+    assert (found.uid, found.proxy) == (WEB, None)
+
+
+@pytest.mark.parametrize("peer", [local(ADA), local(0), local(7), Peer(via=Via.LOOPBACK, uid=WEB)])
+def test_nobody_else_calls_for_others(peer: Peer) -> None:
+    found = who(known(PAGES, peer), for_user("daemon"))
+    assert (found.uid, found.proxy) == (peer.uid, None)
+    assert isinstance(found.refusal, NotPermitted)
+    assert found.refusal.reason == "NOT_DELEGATED"
+    assert found.refusal.audited["asked_user"] == "daemon"
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [
+        for_user("no-such-user"),
+        for_user(""),
+        for_user("da\nemon"),
+        for_user("-daemon"),
+        {"kineto-for-user": [b"daemon", b"daemon"]},
+        {**for_user("daemon"), **for_certificate("CN:ops")},
+        for_certificate("CN:mallory"),
+        for_certificate("IP:10.0.0.1"),
+        for_certificate(*["CN:ops"] * 17),
+    ],
+)
+def test_a_web_front_end_must_name_one_user_who_exists(auth: dict[str, list[bytes]]) -> None:
+    found = who(known(PAGES, local(WEB)), auth)
+    assert (found.uid, found.proxy) == (WEB, None)
+    assert isinstance(found.refusal, NotPermitted)
+
+
+@pytest.mark.parametrize("auth", [for_user("root"), for_certificate("URI:spiffe://a/root")])
+def test_nobody_is_root_through_a_web_front_end(auth: dict[str, list[bytes]]) -> None:
+    found = who(known(replace(PAGES, web_proxy_roles=tuple(GIVEN)), local(WEB)), auth)
+    assert found.uid == WEB
+    assert isinstance(found.refusal, NotPermitted)
+    assert "root" in str(found.refusal)
+
+
+def test_nor_the_daemons_own_user() -> None:
+    own = pwd.getpwnam("daemon").pw_uid
+    callers = Callers(Settings(PAGES), {NAME: local(WEB)}.get, own_uid=own, clock=Clock())
+    assert isinstance(who(callers, for_user("daemon")).refusal, NotPermitted)
+
+
+def test_an_administrator_has_that_role_through_a_web_front_end_only_where_it_is_allowed() -> None:
+    config = replace(PAGES, admin_users=("daemon",), viewer_groups=("daemon",))
+    assert who(known(config, local(WEB)), for_user("daemon")).roles == {Role.OWN, Role.JOBS, Role.VIEWER}
+    config = replace(config, web_proxy_roles=(Role.ADMIN,))
+    assert who(known(config, local(WEB)), for_user("daemon")).roles == {Role.ADMIN}
+
+
+def test_whoever_has_no_role_left_is_refused() -> None:
+    with pytest.raises(NotPermitted) as caught:
+        who(known(PAGES, local(WEB)), for_certificate("CN:ops"))
+    assert caught.value.reason == "NO_ROLE"
+
+
+def test_a_certificate_that_a_user_showed_to_the_front_end_stands_for_what_it_always_does() -> None:
+    found = who(known(PAGES, local(WEB)), for_certificate("URI:spiffe://a/x", "URI:spiffe://a/daemon"))
+    assert (found.uid, found.name, found.roles) == (None, "URI:spiffe://a/daemon", {Role.VIEWER})
+    assert found.key == "certificate URI:spiffe://a/daemon"
+
+
+def test_a_front_end_on_another_host_is_known_by_its_certificate() -> None:
+    web = {"peer_dns": [b"web.cluster"]}
+    assert who(known(PAGES, REMOTE), {**web, **for_user("daemon")}).user == "daemon"
+    with pytest.raises(NotPermitted, match="no role on this host"):
+        who(known(PAGES, REMOTE), web)
+    other = {"x509_common_name": [b"ops"], **for_user("daemon")}
+    assert isinstance(who(known(PAGES, REMOTE), other).refusal, NotPermitted)
+
+
+def test_calls_through_a_web_front_end_count_for_their_user_alone() -> None:
+    callers = known(PAGES, local(WEB))
+
+    def key(auth: dict[str, list[bytes]]) -> str:
+        asyncio.run(callers.introduce(NAME, auth))
+        return callers.standing(NAME, auth).key
+
+    assert key(for_user("daemon")) == f"uid {pwd.getpwnam('daemon').pw_uid}"
+    assert key(for_certificate("CN:ops")) == "certificate CN:ops"
+    assert key(for_user("no-such-user")) == key({}) == f"uid {WEB}"
+    assert known(PAGES, local(ADA)).standing(NAME, for_user("daemon")).key == f"uid {ADA}"

@@ -9,7 +9,8 @@ from http import HTTPStatus
 
 import pytest
 from kinetoctl.web.http import web_server
-from kinetoctl.web.http.request_handler import MAX_FORM_BYTES, MAX_TARGET_BYTES, RequestHandler, WebSite
+from kinetoctl.web.http.request_handler import RequestHandler, WebSite
+from kinetoctl.web.http.request_parts import MAX_FORM_BYTES, MAX_TARGET_BYTES
 from kinetoctl.web.http.security import origin
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.http.web_server import MAX_CONNECTIONS, REQUEST_S, WebServer
@@ -147,7 +148,7 @@ def test_a_request_that_drips_is_cut_off() -> None:
     clock = Clock()
     with serving(clock=clock) as server, socket.create_connection(("127.0.0.1", server.port), scaled(30)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.")
-        until(lambda: list(server._deadlines.values()) == [REQUEST_S], "the request has begun")
+        until(lambda: list(server.deadlines._deadlines.values()) == [REQUEST_S], "the request has begun")
         clock.now = REQUEST_S
         assert sock.recv(1) == b""
 
@@ -155,7 +156,7 @@ def test_a_request_that_drips_is_cut_off() -> None:
 def test_an_idle_connection_is_closed() -> None:
     clock = Clock()
     with serving(clock=clock) as server, socket.create_connection(("127.0.0.1", server.port), scaled(30)) as sock:
-        until(lambda: bool(server._deadlines), "the connection is open")
+        until(lambda: bool(server.deadlines._deadlines), "the connection is open")
         clock.now = web_server.IDLE_S
         assert sock.recv(1) == b""
 
@@ -163,11 +164,11 @@ def test_an_idle_connection_is_closed() -> None:
 def test_there_are_only_so_many_connections() -> None:
     with serving() as server:
         sockets = [socket.create_connection(("127.0.0.1", server.port), scaled(30)) for _ in range(MAX_CONNECTIONS)]
-        until(lambda: len(server._deadlines) == MAX_CONNECTIONS, "all are open")
+        until(lambda: len(server.deadlines._deadlines) == MAX_CONNECTIONS, "all are open")
         with suppress(ConnectionResetError):
             assert exchange(server.port, b"GET / HTTP/1.1\r\n\r\n") == b""
         sockets.pop().close()
-        until(lambda: len(server._deadlines) < MAX_CONNECTIONS, "one has closed")
+        until(lambda: len(server.deadlines._deadlines) < MAX_CONNECTIONS, "one has closed")
         assert status(get(server, "/")) == 200
         for each in sockets:
             each.close()

@@ -1,0 +1,184 @@
+"""What the server keeps for each of its users, and what each of them may take.
+
+Theory of operation
+    A user has a client of the daemon that calls for that user, a folder with downloaded traces, a secret for forms, and
+    limits: MAX_RUNNING pages are made at a time, MAX_WAITING more may wait, and REQUESTS_PER_SECOND come on average.
+    There are MAX_USERS such spaces; who was not seen for IDLE_S, or longest if there are too many, loses it.
+"""
+
+import shutil
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.client.daemon_client import Client
+from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
+from kinetoctl.web.analyses.worker_process import AnalysisFailed
+from kinetoctl.web.http.sessions import new_session
+from kinetoctl.web.http.web_messages import WebError
+from kinetoctl.web.pages.page_context import PageContext
+from kinetoctl.web.shared.fetched_traces import FetchedTraces
+from kinetoctl.web.shared.page_user import PageUser
+
+MAX_USERS = 256
+IDLE_S = 3600.0
+MAX_RUNNING, MAX_WAITING = 4, 12  # pages of one user
+WAIT_S = 20.0
+REQUESTS_PER_SECOND, BURST = 20.0, 80.0
+_LATER = {"Retry-After": "2"}
+
+
+class KeptClient(Client):
+    """A client that stays open from page to page; `close` ends it."""
+
+    def __exit__(self, *_error: object) -> None:
+        """Leaves it open."""
+
+
+class UserAnalyses:
+    """The results of one user's traces, apart from those of others. folder: the user's; common: of nobody."""
+
+    def __init__(self, queue: AnalysisQueue, folder: Path, common: Path) -> None:
+        self._queue = queue
+        self._folder = folder
+        self._common = common
+
+    def result(self, of: str, job: dict[str, Any], *, wait_s: float) -> Any:
+        """The value of a job on the files whose identity is `of`. Raises Computing, AnalysisFailed, TooBusy."""
+        return self._queue.result(of, self._placed(job), wait_s=wait_s)
+
+    def fresh(self, of: str, job: dict[str, Any]) -> Any:
+        """The value of a job that is not remembered: a file, which is one of the user's. Raises AnalysisFailed."""
+        value = self._queue.fresh(of, self._placed(job))
+        path = Path(value["path"]) if isinstance(value, dict) and isinstance(value.get("path"), str) else None
+        if path is None or not path.resolve().is_relative_to(self._folder.resolve()) or not path.is_file():
+            raise AnalysisFailed("the process of the analysis named a file that is not its user's")
+        return {"path": str(path.resolve())}
+
+    def _placed(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The job with the folder that its worker is confined to."""
+        return {**job, "folder": str(self._folder if "paths" in job else self._common)}
+
+
+class UserSpace:
+    """What one user has here."""
+
+    def __init__(self, context: PageContext, close: Callable[[], None], clock: Callable[[], float]) -> None:
+        self.context = context
+        self.session = new_session(float("inf"))
+        self.close = close
+        self.seen_s = clock()
+        self.present = 0  # requests that are here
+        self._clock = clock
+        self._running = threading.BoundedSemaphore(MAX_RUNNING)
+        self._left, self._left_at_s = BURST, self.seen_s
+
+    def admit(self) -> None:
+        """Counts a request. Raises WebError if there are too many."""
+        now = self._clock()
+        self._left = min(BURST, self._left + (now - self._left_at_s) * REQUESTS_PER_SECOND)
+        self._left_at_s = self.seen_s = now
+        if self._left < 1 or self.present >= MAX_RUNNING + MAX_WAITING:
+            raise WebError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once: wait a moment", _LATER)
+        self._left -= 1
+        self.present += 1
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for one of the user's turns. Raises WebError."""
+        if not self._running.acquire(timeout=WAIT_S):
+            raise WebError(HTTPStatus.SERVICE_UNAVAILABLE, "your other pages are still being made", _LATER)
+        try:
+            yield
+        finally:
+            self._running.release()
+
+
+class UserSpaces:
+    """The spaces of all users. Thread-safe; `close` removes everything. root: a folder of the server's own."""
+
+    def __init__(
+        self,
+        settings: CommonOptions,
+        queue: AnalysisQueue,
+        root: Path,
+        *,
+        ui_origin: str,
+        most_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._root = root
+        self._ui_origin = ui_origin
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._spaces: OrderedDict[PageUser, UserSpace] = OrderedDict()
+        self._common = Path(mkdtemp(prefix="common-", dir=root))
+
+    @contextmanager
+    def entered(self, user: PageUser) -> Iterator[UserSpace]:
+        """The user's space, within the user's limits. Raises WebError."""
+        with self._lock:
+            space, gone = self._space(user)
+            space.admit()
+        for each in gone:
+            each.close()
+        try:
+            with space.turn():
+                yield space
+        finally:
+            with self._lock:
+                space.present -= 1
+
+    def close(self) -> None:
+        """Ends all spaces."""
+        with self._lock:
+            spaces = list(self._spaces.values())
+            self._spaces.clear()
+        for space in spaces:
+            space.close()
+
+    def _space(self, user: PageUser) -> tuple[UserSpace, list[UserSpace]]:
+        """The user's space, and those that have to go for a new one. Raises WebError."""
+        if (space := self._spaces.get(user)) is not None:
+            self._spaces.move_to_end(user)
+            return space, []
+        old = self._clock() - IDLE_S
+        free = [each for each, space in self._spaces.items() if not space.present]
+        leaving = [each for each in free if self._spaces[each].seen_s < old]
+        if not leaving and len(self._spaces) >= MAX_USERS:
+            leaving = free[:1]
+        if not leaving and len(self._spaces) >= MAX_USERS:
+            raise WebError(HTTPStatus.SERVICE_UNAVAILABLE, "this server has too many users at once")
+        gone = [self._spaces.pop(each) for each in leaving]
+        space = self._spaces[user] = self._made(user)
+        return space, gone
+
+    def _made(self, user: PageUser) -> UserSpace:
+        folder = Path(mkdtemp(prefix="user-", dir=self._root))
+        client = KeptClient(self._settings.address, timeout_s=self._settings.timeout_s, metadata=user.metadata)
+        traces = FetchedTraces(self._settings, client, folder, self._most_bytes)
+        context = PageContext(
+            settings=self._settings,
+            library=traces,
+            queue=UserAnalyses(self._queue, folder, self._common),
+            connect=lambda: client,
+            ui_origin=self._ui_origin,
+            scratch=folder,
+        )
+
+        def close() -> None:
+            traces.close()
+            client.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+        return UserSpace(context, close, self._clock)

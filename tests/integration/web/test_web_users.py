@@ -1,0 +1,253 @@
+"""kinetod-web with a real daemon: each user sees what the daemon lets that user see, whoever else looks."""
+
+import contextlib
+import gzip
+import json
+import os
+import pwd
+import re
+import ssl
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetoctl.web.shared.doors import TlsFiles
+from kinetoctl.web.shared.page_user import PageUser
+from kinetod.store.capture_store import Store
+from support.peers.certificates import Authority, Pair
+from support.service.calls_as import CallsAs
+from support.service.daemon import Daemon, error_of, running_daemon
+from support.service.kept import put_capture
+from support.service.shared_web import SharedWeb, sharing
+from support.trace_files import synthetic
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for captures of two other users"),
+]
+
+ADA, BEA = "daemon", "bin"  # users whom every host has
+OF_ADA, OF_BEA = "20260101-000001-000-aaaaaa", "20260101-000002-000-bbbbbb"
+SETTINGS = """
+[access]
+web_proxies = ["root"]
+audit_file = "{folder}/audit"
+[access.certificates]
+"URI:spiffe://cluster/ada" = "own as daemon"
+"DNS:everything.cluster" = "viewer"
+"CN:boss" = "admin"
+"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A daemon with a capture of each user, and the pages with both doors."""
+
+    daemon: Daemon
+    web: SharedWeb
+    folder: Path
+    authority: Authority
+
+    def audited(self) -> list[dict[str, object]]:
+        """The audit log."""
+        return [json.loads(line) for line in (self.folder / "audit").read_text().splitlines()]
+
+    def client(self, pair: Pair | None) -> ssl.SSLContext:
+        """What a browser with this certificate connects with."""
+        context = ssl.create_default_context(cadata=self.authority.certificate.decode())
+        if pair is not None:
+            file = self.folder / "client.pem"
+            file.write_bytes(pair.certificate + pair.key)
+            context.load_cert_chain(file)
+        return context
+
+
+@pytest.fixture(scope="module")
+def setup() -> Iterator[Setup]:
+    with tempfile.TemporaryDirectory() as name:
+        folder, authority = Path(name), Authority()
+        state = folder / "state"
+        store = Store(state)
+        content = gzip.compress(synthetic.text(2_000).encode())
+        for user, capture_id in ((ADA, OF_ADA), (BEA, OF_BEA)):
+            put_capture(store, time.time_ns(), content, uid=pwd.getpwnam(user).pw_uid, name=capture_id)
+        store.close()
+        config = folder / "config.toml"
+        config.write_text(SETTINGS.format(folder=folder))
+        server = authority.issue(dns="localhost")
+        for file, pem in (("s.pem", server.certificate), ("s.key", server.key), ("ca.pem", authority.certificate)):
+            (folder / file).write_bytes(pem)
+        files = TlsFiles(certificate=folder / "s.pem", key=folder / "s.key", client_ca=folder / "ca.pem")
+        with (
+            running_daemon("--config", str(config), state_dir=state) as daemon,
+            sharing(daemon.address, files=files) as web,
+        ):
+            yield Setup(daemon, web, folder, authority)
+
+
+def test_each_user_has_the_own_captures_alone(setup: Setup) -> None:
+    for user, own, other in ((ADA, OF_ADA, OF_BEA), (BEA, OF_BEA, OF_ADA)):
+        for path in ("/", "/captures.json", "/sql"):
+            text = setup.web.ask(path, user).text
+            assert (own in text, other in text) == (True, False), (user, path, text)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/c/{}", "/c/{}.json", "/c/{}/view/kernels", "/c/{}/view/kernels.json", "/c/{}/timeline/trace",
+        "/sql?c={}&sql=SELECT+1", "/sql.json?c={}&sql=SELECT+name+FROM+kernel",
+    ],
+)  # fmt: skip
+def test_nothing_that_was_computed_or_fetched_for_one_user_reaches_another(setup: Setup, path: str) -> None:
+    own = setup.web.shown(path.format(OF_ADA), ADA)
+    assert own.status == 200, own.text
+    other = setup.web.shown(path.format(OF_ADA), BEA)
+    assert other.status in (404, 200)  # of pages with a form, only the part below it says so
+    assert re.search(f"no capture.*{OF_ADA}|{OF_ADA}.*not exist", other.text)
+    assert "gemm" not in other.text and "<td" not in other.text
+
+
+def test_a_baseline_of_another_user_is_not_compared_with(setup: Setup) -> None:
+    setup.web.shown(f"/c/{OF_ADA}/view/kernels", ADA)
+    found = setup.web.shown(f"/c/{OF_BEA}/view/diff_kernel_names?base={OF_ADA}", BEA)
+    assert re.search(f"no capture.*{OF_ADA}|{OF_ADA}.*not exist", found.text), found.text
+
+
+def test_what_a_user_may_not_see_any_more_is_not_served_from_what_was_kept(setup: Setup) -> None:
+    capture_id = "20260101-000003-000-cccccc"
+    assert setup.web.ask(f"/c/{capture_id}/timeline/trace", ADA).status == 404
+    path = f"/c/{OF_BEA}/view/kernels.json"
+    assert setup.web.shown(path, BEA).status == 200
+    setup.daemon.stub().DeleteCapture(pb.DeleteCaptureRequest(id=OF_BEA), timeout=20)
+    assert setup.web.shown(path, BEA).status == 404
+
+
+def test_a_timeline_is_the_users_own_file(setup: Setup) -> None:
+    found = setup.web.ask(f"/c/{OF_ADA}/timeline/trace", ADA)
+    assert (found.status, found.headers["Content-Type"]) == (200, "application/octet-stream")
+
+
+def test_a_form_needs_the_secret_of_its_user(setup: Setup) -> None:
+    page = setup.web.ask("/live", ADA).text
+    assert "2147483000" not in page
+    fields = {"pid": "2147483000", "duration": "1s", "form_secret": "x"}
+    assert setup.web.ask("/live/trace", ADA, "POST", fields).status == 403
+    with setup.web.running.spaces.entered(PageUser(user=ADA)) as space:
+        secret = space.session.form_secret
+    assert setup.web.ask("/live/trace", BEA, "POST", fields | {"form_secret": secret}).status == 403
+    assert "2147483000" in setup.web.ask("/live/trace", ADA, "POST", fields | {"form_secret": secret}).text
+    elsewhere = setup.web.ask(
+        "/live/trace", ADA, "POST", fields | {"form_secret": secret}, Origin="https://evil.example"
+    )
+    assert elsewhere.status == 403
+
+
+def test_a_process_is_traced_with_the_rights_of_the_user_who_looks(setup: Setup) -> None:
+    setup.web.ask("/live", ADA)
+    with setup.web.running.spaces.entered(PageUser(user=ADA)) as space:
+        secret = space.session.form_secret
+    fields = {"pid": str(os.getpid()), "duration": "1s", "form_secret": secret}
+    assert setup.web.ask("/live/trace", ADA, "POST", fields).status == 403
+    line = [each for each in setup.audited() if each["call"] == "CreateCapture"][-1]
+    assert (line["decision"], line["user"], line["reason"]) == ("denied", ADA, "NOT_YOUR_PROCESS")
+
+
+def test_the_audit_log_names_the_user_and_the_front_end(setup: Setup) -> None:
+    setup.web.ask("/", ADA)
+    line = [each for each in setup.audited() if each["call"] == "ListCaptures" and each.get("user") == ADA][-1]
+    assert line["decision"] == "allowed"
+    assert (line["uid"], line["via"]) == (pwd.getpwnam(ADA).pw_uid, "unix")
+    assert line["proxy"] == {"uid": 0, "user": "root", "pid": os.getpid()}
+
+
+@pytest.mark.parametrize("user", ["root", "no-such-user"])
+def test_nobody_is_root_or_unknown_at_a_page(setup: Setup, user: str) -> None:
+    assert setup.web.ask("/captures.json", user).status == 403
+    line = setup.audited()[-1]
+    assert (line["decision"], line["reason"], line["asked_user"]) == ("denied", "NOT_DELEGATED", user)
+
+
+@pytest.mark.parametrize("user", ["", "a b", "-x", "x" * 65, "../x"])
+def test_a_proxy_that_names_nobody_is_refused(setup: Setup, user: str) -> None:
+    assert setup.web.ask("/", user).status == 403
+
+
+def test_a_user_may_be_named_once(setup: Setup) -> None:
+    sent = f"GET / HTTP/1.1\r\nHost: web.example:8443\r\nX-Remote-User: {ADA}\r\nx-remote-user: {BEA}\r\n\r\n"
+    with contextlib.closing(setup.web._connection(None)) as connection:
+        connection.send(sent.encode())
+        assert b" 403 " in connection.sock.recv(100)
+
+
+def test_a_certificate_says_who_looks(setup: Setup) -> None:
+    ada = setup.client(setup.authority.issue("whoever", uri="spiffe://cluster/ada"))
+    text = setup.web.ask("/captures.json", tls=ada).text
+    assert (OF_ADA in text, OF_BEA in text) == (True, False)
+    everything = setup.client(setup.authority.issue(dns="everything.cluster"))
+    assert OF_ADA in setup.web.ask("/captures.json", tls=everything).text
+
+
+@pytest.mark.parametrize("names", [{"common_name": "nobody"}, {"common_name": "boss"}, {"ip": "10.0.0.1"}])
+def test_other_certificates_see_nothing(setup: Setup, names: dict[str, str]) -> None:
+    client = setup.client(setup.authority.issue(**names))  # type: ignore[arg-type]
+    try:
+        found = setup.web.ask("/captures.json", tls=client)
+    except OSError:
+        return
+    assert found.status == 403
+
+
+def test_a_user_cannot_be_named_at_the_tcp_door(setup: Setup) -> None:
+    ada = setup.client(setup.authority.issue("whoever", uri="spiffe://cluster/ada"))
+    for header in ("X_Remote_User", "x_remote_user"):
+        found = setup.web.ask("/captures.json", tls=ada, **{header: BEA})
+        assert (found.status, OF_ADA in found.text) == (400, False)
+
+
+def test_without_a_certificate_of_the_authority_there_is_no_page(setup: Setup) -> None:
+    for pair in (None, Authority("another").issue("whoever", uri="spiffe://cluster/ada")):
+        with pytest.raises(OSError):
+            setup.web.ask("/", tls=setup.client(pair))
+
+
+def test_metadata_of_an_ordinary_caller_is_refused_and_audited(setup: Setup) -> None:
+    with CallsAs(61001) as mallory:
+        answer = mallory.call(
+            setup.daemon.address, "ListCaptures", pb.ListCapturesRequest(), metadata=[("kineto-for-user", ADA)]
+        )
+    assert (answer.code, answer.reason, answer.messages) == ("PERMISSION_DENIED", "NOT_DELEGATED", ())
+    line = setup.audited()[-1]
+    assert (line["decision"], line["uid"], line["asked_user"]) == ("denied", 61001, ADA)
+
+
+def test_metadata_that_names_two_users_is_refused(setup: Setup) -> None:
+    stub = setup.daemon.stub()
+    both = (("kineto-for-user", ADA), ("kineto-for-user", BEA))
+    code, reason, _ = error_of(lambda: stub.ListCaptures(pb.ListCapturesRequest(), timeout=20, metadata=both))
+    assert (code.name, reason) == ("PERMISSION_DENIED", "NOT_DELEGATED")
+
+
+def test_a_proxy_that_is_not_configured_is_closed_unread(setup: Setup) -> None:
+    with sharing(setup.daemon.address, proxies=(61002,)) as web, pytest.raises(OSError):
+        web.ask("/", ADA)
+
+
+def test_other_sites_may_link_to_pages_and_no_more(setup: Setup) -> None:
+    linked = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert setup.web.ask("/", ADA, **linked).status == 200
+    for change in ({"Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Dest": "script"}):
+        assert setup.web.ask("/captures.json", ADA, **{**linked, **change}).status == 403
+    assert setup.web.ask("/", ADA, Host="evil.example").status == 421
+
+
+def test_pages_have_the_policy_and_no_session_cookie(setup: Setup) -> None:
+    found = setup.web.ask("/", ADA)
+    assert "script-src 'self'" in found.headers["Content-Security-Policy"]
+    assert "frame-src 'none'" in found.headers["Content-Security-Policy"]
+    assert "Set-Cookie" not in found.headers
+    assert re.search("Captures", found.text)

@@ -1,0 +1,239 @@
+"""The doors without a daemon: who is let in, and what a client cannot hold up."""
+
+import contextlib
+import os
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kinetoctl.errors import Refused
+from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.web_server import REQUEST_S
+from kinetoctl.web.shared.doors import (
+    MAX_OF_USER,
+    Door,
+    Entrance,
+    ProxyEntrance,
+    TlsEntrance,
+    TlsFiles,
+    listening_tcp,
+    listening_unix,
+)
+from kinetoctl.web.shared.http_connection import MAX_HEAD_BYTES, SharedSite
+from kinetoctl.web.shared.page_user import PageUser
+from support.peers.certificates import Authority
+from support.waiting import scaled, until
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def hello(request: WebRequest, user: PageUser) -> WebAnswer:
+    if request.path == "/broken":
+        raise ValueError("/home/somebody/secret")
+    return WebAnswer(content=f"{user} {request.method} {request.path} {request.form}".encode())
+
+
+SITE = SharedSite(origin="https://web.example", policy="default-src 'none'", application=hello)
+
+
+@contextlib.contextmanager
+def serving(listening: socket.socket, entrance: Entrance, clock: Clock | None = None) -> Iterator[Door]:
+    with Door(listening, entrance, SITE, clock or Clock()) as door:
+        thread = threading.Thread(target=door.serve)
+        thread.start()
+        try:
+            yield door
+        finally:
+            door.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def proxied(clock: Clock | None = None, uid: int | None = None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kw-") as folder:
+        path = Path(folder) / "s"
+        uids = {os.geteuid() if uid is None else uid}
+        with serving(listening_unix(path), ProxyEntrance(uids, "X-Remote-User"), clock):
+            yield path
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(scaled(30))
+        sock.connect(str(path))
+        yield sock
+
+
+def head(line: str, *more: str) -> bytes:
+    return "\r\n".join((line, "Host: web.example", *more, "", "")).encode()
+
+
+def everything(sock: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def answered(path: Path, sent: bytes) -> bytes:
+    with connected(path) as sock:
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        return everything(sock)
+
+
+NAMED = "X-Remote-User: ada"
+FORM = ("Origin: https://web.example", "Content-Type: application/x-www-form-urlencoded")
+
+
+def test_requests_follow_each_other_on_one_connection() -> None:
+    with proxied() as path:
+        found = answered(path, head("GET /a HTTP/1.1", NAMED) + head("GET /b HTTP/1.1", "x-remote-user: bea"))
+    assert b"ada GET /a" in found and b"bea GET /b" in found
+    assert found.count(b"Content-Security-Policy: default-src 'none'") == 2
+
+
+def test_a_form_arrives_whole() -> None:
+    with proxied() as path:
+        found = answered(path, head("POST /f HTTP/1.1", NAMED, *FORM, "Content-Length: 7") + b"a=1&b=2")
+    assert b"ada POST /f (('a', '1'), ('b', '2'))" in found
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (head("GET / HTTP/1.1"), 403),
+        (head("GET / HTTP/1.1", NAMED, NAMED), 403),
+        (head("GET / HTTP/1.1", NAMED, "Host: evil.example"), 400),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\nX-Remote-User: ada\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nX-Remote-User: ada\r\n\r\n", 400),
+        (head("GET / HTTP/1.1", NAMED, "Content-Length: 3") + b"abc", 400),
+        (head("GET / HTTP/1.1", NAMED, "Transfer-Encoding: chunked", "Content-Length: 3") + b"abc", 400),
+        (head("POST / HTTP/1.1", NAMED, *FORM, "Transfer-Encoding: chunked") + b"0\r\n\r\n", 411),
+        (head("POST / HTTP/1.1", NAMED, *FORM, "Content-Length: 70000"), 413),
+        (head("POST / HTTP/1.1", NAMED, "Origin: https://evil.example", FORM[1], "Content-Length: 1") + b"a", 403),
+        (head("PUT / HTTP/1.1", NAMED), 405),
+        (head("GET /broken HTTP/1.1", NAMED), 500),
+        (head("GET / HTTP/1.1", f"X: {'x' * 4 * MAX_HEAD_BYTES}"), 431),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : web.example\r\nX-Remote-User: ada\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_good_request_is_answered_once_and_shortly(sent: bytes, status: int) -> None:
+    with proxied() as path:
+        found = answered(path, sent + head("GET /next HTTP/1.1", NAMED) * (status not in (403, 405, 421, 500)))
+    assert found.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"/next" not in found and b"secret" not in found
+
+
+def test_only_the_configured_proxies_are_read() -> None:
+    with proxied(uid=os.geteuid() + 61_000) as path:
+        assert answered(path, head("GET / HTTP/1.1", NAMED)) == b""
+
+
+def test_a_request_that_drips_is_cut() -> None:
+    clock = Clock()
+    with proxied(clock) as path, connected(path) as sock:
+        sock.sendall(b"GET / HT")
+        clock.now = 0.9 * REQUEST_S
+        sock.sendall(b"TP/1.1\r\nX")
+        clock.now = 40.0
+        assert everything(sock) in (b"", b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_a_socket_of_an_earlier_server_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(Refused):
+        listening_unix(file)
+    with tempfile.TemporaryDirectory(prefix="kw-") as folder:
+        for _ in range(2):
+            listening_unix(Path(folder) / "s").close()
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def files(tmp_path: Path, authority: Authority) -> TlsFiles:
+    server = authority.issue(dns="localhost")
+    for name, pem in (("s", server.certificate), ("k", server.key), ("ca", authority.certificate)):
+        (tmp_path / name).write_bytes(pem)
+    return TlsFiles(certificate=tmp_path / "s", key=tmp_path / "k", client_ca=tmp_path / "ca")
+
+
+@contextlib.contextmanager
+def secure(files: TlsFiles, authority: Authority, port: int, name: str = "ada") -> Iterator[ssl.SSLSocket]:
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    pair, path = authority.issue(name), files.key.with_name("client")
+    path.write_bytes(pair.certificate + pair.key)
+    context.load_cert_chain(path)
+    plain = socket.create_connection(("127.0.0.1", port), scaled(30))
+    with plain, context.wrap_socket(plain, server_hostname="localhost") as sock:
+        yield sock
+
+
+def test_clients_that_say_nothing_hold_up_nobody(files: TlsFiles, authority: Authority) -> None:
+    clock = Clock()
+    with serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User"), clock) as door:
+        port = door.server_address[1]
+        silent = [socket.create_connection(("127.0.0.1", port), scaled(30)) for _ in range(40)]
+        with secure(files, authority, port) as sock:
+            sock.sendall(head("GET /a HTTP/1.1", "Connection: close"))
+            assert b"CN:ada GET /a" in everything(sock)
+        clock.now = REQUEST_S + 1
+        for each in silent:
+            with each:
+                assert everything(each) == b""
+
+
+def test_plain_http_gets_nothing(files: TlsFiles) -> None:
+    with (
+        serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User")) as door,
+        socket.create_connection(("127.0.0.1", door.server_address[1]), scaled(30)) as sock,
+    ):
+        sock.sendall(head("GET / HTTP/1.1", NAMED))
+        assert b"HTTP" not in everything(sock)
+
+
+def test_one_certificate_has_so_many_connections(files: TlsFiles, authority: Authority) -> None:
+    with serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User")) as door:
+        port = door.server_address[1]
+        with contextlib.ExitStack() as stack:
+            for _ in range(MAX_OF_USER):
+                stack.enter_context(secure(files, authority, port))
+            until(lambda: sum(door._of_user.values()) == MAX_OF_USER, "all are counted")
+            with contextlib.suppress(OSError), secure(files, authority, port) as sock:
+                sock.sendall(head("GET /a HTTP/1.1", "Connection: close"))
+                assert everything(sock) == b""
+            with secure(files, authority, port, "bea") as sock:
+                sock.sendall(head("GET /a HTTP/1.1", "Connection: close"))
+                assert b"CN:bea" in everything(sock)
+
+
+def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: TlsFiles, authority: Authority) -> None:
+    entrance = TlsEntrance(files, "X-Remote-User")
+    before = entrance._current()
+    files.key.write_bytes(b"nonsense")
+    entrance._looked_s = -60.0
+    assert entrance._current() is before
+    server = authority.issue(dns="localhost")
+    files.certificate.write_bytes(server.certificate)
+    files.key.write_bytes(server.key)
+    entrance._looked_s = -60.0
+    assert entrance._current() is not before
+    with pytest.raises(Refused):
+        TlsEntrance(TlsFiles(certificate=files.key, key=files.key, client_ca=files.client_ca), "x")

@@ -1,0 +1,188 @@
+"""What users have of the server, apart from each other and within limits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.errors import NotFound, Refused
+from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
+from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
+from kinetoctl.web.http.web_messages import WebError
+from kinetoctl.web.shared.fetched_traces import FetchedTraces
+from kinetoctl.web.shared.page_user import PageUser
+from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, UserAnalyses, UserSpaces
+from support.service.captures import capture, done_target
+
+ADA, BEA = PageUser(user="ada"), PageUser(user="bea")
+SETTINGS = CommonOptions(address="unix:/nowhere/kinetod.sock", output="table", color=False, quiet=True, timeout_s=5.0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """Answers each job with what it was asked."""
+
+    value: Any = None
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def ask(self, job: dict[str, Any]) -> Any:
+        return self.value or job
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture
+def queue(worker: Worker) -> Iterator[AnalysisQueue]:
+    with AnalysisQueue(WorkerLimits(), workers=[worker]) as made:
+        yield made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def spaces(queue: AnalysisQueue, tmp_path: Path, clock: Clock) -> Iterator[UserSpaces]:
+    made = UserSpaces(SETTINGS, queue, tmp_path, ui_origin="", most_bytes=1000, clock=clock)
+    yield made
+    made.close()
+    assert [each.name[:7] for each in tmp_path.iterdir()] == ["common-"]
+
+
+def test_each_user_has_a_folder_a_client_and_a_secret(spaces: UserSpaces) -> None:
+    with spaces.entered(ADA) as ada, spaces.entered(BEA) as bea:
+        assert ada.context.scratch != bea.context.scratch
+        assert ada.context.library is not bea.context.library
+        assert ada.session.form_secret != bea.session.form_secret
+    with spaces.entered(ADA) as again:
+        assert again is ada
+
+
+def test_the_same_job_of_another_user_is_another_result(spaces: UserSpaces) -> None:
+    job = {"job": "views", "paths": ["/same"]}
+    folders = []
+    for user in (ADA, BEA):
+        with spaces.entered(user) as space:
+            folders.append(space.context.queue.result("same", job, wait_s=30)["folder"])
+            assert folders[-1] == str(space.context.scratch)
+    assert len(set(folders)) == 2
+
+
+def test_a_file_that_is_not_the_users_is_not_sent(queue: AnalysisQueue, worker: Worker, tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+        (folder / "trace").write_text("x")
+    (own / "link").symlink_to(other / "trace")
+    analyses = UserAnalyses(queue, own, tmp_path)
+    worker.value = {"path": str(own / "trace")}
+    assert analyses.fresh("", {"job": "timeline", "paths": []}) == worker.value
+    for path in (other / "trace", own / "link", own / "../other/trace", own, own / "none", 7):
+        worker.value = {"path": path if isinstance(path, int) else str(path)}
+        with pytest.raises(AnalysisFailed, match="not its user's"):
+            analyses.fresh("", {"job": "timeline", "paths": []})
+
+
+def test_a_user_who_asks_too_often_waits_alone(spaces: UserSpaces, clock: Clock) -> None:
+    for _ in range(int(BURST)):
+        with spaces.entered(ADA):
+            pass
+    with pytest.raises(WebError, match="too many requests"), spaces.entered(ADA):
+        pass
+    with spaces.entered(BEA):
+        pass
+    clock.now = 1.0
+    with spaces.entered(ADA):
+        pass
+
+
+def test_of_one_user_so_many_requests_are_here_at_once(spaces: UserSpaces) -> None:
+    with spaces.entered(ADA) as space:
+        space.present = 16
+        with pytest.raises(WebError, match="too many requests"), spaces.entered(ADA):
+            pass
+        space.present = 1
+
+
+def test_who_was_not_seen_for_long_makes_room_and_nobody_who_is_here(spaces: UserSpaces, clock: Clock) -> None:
+    with spaces.entered(ADA) as ada:
+        for number in range(MAX_USERS):
+            with spaces.entered(PageUser(user=f"user{number}")):
+                pass
+        with spaces.entered(ADA) as again:
+            assert again is ada
+        assert len(spaces._spaces) == MAX_USERS
+    clock.now = IDLE_S + 1
+    with spaces.entered(BEA):
+        assert list(spaces._spaces) == [BEA]
+
+
+class Daemon:
+    """Stands for a client: answers with a capture until it is told not to."""
+
+    gone = False
+
+    def capture(self, capture_id: str) -> Any:
+        if self.gone:
+            raise NotFound(f"there is no capture {capture_id}")
+        found = capture(done_target(content=b"x" * 700))
+        found.id = capture_id
+        return found
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FetchedTraces, Daemon]]:
+    def fetch(_client: Any, _capture: Any, _settings: Any, folder: Path) -> list[Path]:
+        (folder / "trace").write_text("x")
+        return [folder / "trace"]
+
+    monkeypatch.setattr("kinetoctl.web.shared.fetched_traces.fetch_trace", fetch)
+    daemon = Daemon()
+    traces = FetchedTraces(SETTINGS, daemon, tmp_path, 1000)  # type: ignore[arg-type]
+    yield traces, daemon
+    traces.close()
+
+
+FIRST, SECOND = "20260101-000000-a", "20260101-000000-b"
+
+
+def test_what_the_daemon_does_not_show_any_more_is_removed(
+    fetched: tuple[FetchedTraces, Daemon], tmp_path: Path
+) -> None:
+    traces, daemon = fetched
+    (path,) = traces.find(FIRST, 30).paths
+    assert Path(path).is_relative_to(tmp_path)
+    daemon.gone = True
+    with pytest.raises(NotFound):
+        traces.find(FIRST, 30)
+    assert not Path(path).exists()
+
+
+def test_one_user_takes_so_much_space(fetched: tuple[FetchedTraces, Daemon]) -> None:
+    traces, _ = fetched
+    (first,) = traces.find(FIRST, 30).paths
+    (second,) = traces.find(SECOND, 30).paths
+    assert (Path(first).exists(), Path(second).exists()) == (False, True)
+
+
+def test_a_capture_that_is_larger_than_all_space_is_refused(fetched: tuple[FetchedTraces, Daemon]) -> None:
+    traces, _ = fetched
+    traces._most_bytes = 699
+    with pytest.raises(Refused, match="--user-space"):
+        traces.find(FIRST, 30)
