@@ -1119,7 +1119,8 @@ class Views:
         DDP's forward are not operators.
 
         Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
-        host_total_us, tensor_core_eligible, tensor_core_self_pct, tensor_core_total_pct, call_stack.
+        host_total_us, device_self_pct, host_self_pct, tensor_core_eligible, tensor_core_self_pct,
+        tensor_core_total_pct, call_stack.
         """
 
     def overview(
