@@ -463,8 +463,8 @@ class Views:
         """How much of its communication time each rank spent waiting for the others.
 
         Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
-        its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. A collective
-        belongs to the step in which it was launched.
+        its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. As in
+        distributed_overlap, a step ends with the last GPU activity that it launched, and what runs until then counts.
 
         Options:
         - align: has no effect on durations; see the view `collectives`.
@@ -964,6 +964,10 @@ class Views:
         self,
         sources: Sources,
         *,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        min_bytes: int = 0,
+        max_bytes: int | None = None,
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -972,6 +976,10 @@ class Views:
         A release belongs to the last allocation at its address. Blocks allocated before the recording have no allocation
         time and no operator; blocks still held at its end have no release time. Rows are ordered by allocation time, blocks
         from before the recording first.
+
+        Options:
+        - start_ns, end_ns: only blocks that were allocated or released between these times (Unix ns, both included).
+        - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
 
         compat=plugin: the events of the TensorBoard profiler plug-in.
 
@@ -1111,7 +1119,8 @@ class Views:
         DDP's forward are not operators.
 
         Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
-        host_total_us, tensor_core_eligible, tensor_core_self_pct, tensor_core_total_pct, call_stack.
+        host_total_us, device_self_pct, host_self_pct, tensor_core_eligible, tensor_core_self_pct,
+        tensor_core_total_pct, call_stack.
         """
 
     def overview(

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from kineto_trace.html.charts import Series, lines, stacked_bars
 from kineto_trace.html.report import MAX_POINTS, SHOWN
+from kineto_trace.view_api.plot_shapes import SHARES
 from kineto_trace.view_api.result import Result
 
 MAX_BARS = 20
@@ -67,7 +68,10 @@ SHAPES: dict[str, Bars | Curves] = {
     "idle_breakdown": Bars(("stream", "category"), ("idle_us",)),
     "gpu_annotations": Bars(("name",), ("sum_us",)),
     "cuda_graphs": Bars(("graph",), ("total_us",)),
+    "distributed_overlap": Bars(("rank", "step"), ("computation_us", "overlapping_us", "communication_us", "other_us")),
     "distributed_wait": Bars(("rank", "step"), ("transfer_us", "synchronizing_us")),
+    "overview": Bars(("rank",), SHARES, "%"),
+    "tensor_core_use": Bars(("rank", "figure"), ("used_pct", "not_used_pct"), "%"),
     "memory_statistics": Bars(("operator",), ("self_size_increase_bytes",), "MiB"),
     "memory_peak": Bars(("operator",), ("held_bytes",), "MiB"),
     "step_spread": Bars(("step",), ("median_us",)),

@@ -53,6 +53,18 @@ Shape = Curve | Parts | NamedParts | Spread | Histogram
 _GPU = ("rank", "device")
 _STREAM = (*_GPU, "stream")
 _STEP = ("rank", "step")
+# of the mean step
+SHARES = (
+    "kernel_pct",
+    "memcpy_pct",
+    "memset_pct",
+    "communication_pct",
+    "runtime_pct",
+    "dataloader_pct",
+    "cpu_exec_pct",
+    "other_pct",
+    "unrecorded_pct",
+)
 
 SHAPES: Mapping[str, Shape] = {
     "collectives": Histogram("duration_us"),
@@ -67,6 +79,7 @@ SHAPES: Mapping[str, Shape] = {
     "memory_bandwidth": Curve("time_ns", ("bandwidth",), (*_GPU, "kind")),
     "memory_bandwidth_summary": Spread((*_GPU, "kind")),
     "memory_curve": Curve("time_ns", ("allocated_bytes", "reserved_bytes"), _GPU),
+    "overview": Parts(("rank",), SHARES),
     "profiler_steps": Histogram("duration_us"),
     "queue_length": Curve("time_ns", ("queue_length",), _STREAM),
     "queue_length_summary": Spread(_STREAM),
@@ -87,5 +100,6 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "step_phases": Parts(_STEP, ("loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")),
     "temporal_breakdown": Parts(_GPU, ("idle_us", "compute_us", "non_compute_us")),
+    "tensor_core_use": Parts(("rank", "figure"), ("used_pct", "not_used_pct")),
     "time_causes": NamedParts(_GPU, "cause", "share_pct"),
 }

@@ -14,7 +14,7 @@ from kineto_trace.collectives.rank_matching import Matched, instances, match, ra
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import NOTHING, communication_kernels, steps, whole_steps
+from kineto_trace.structure.activity_links import communication_kernels, steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -38,10 +38,15 @@ class RankOverlap:
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """The collectives of a rank, and the numbers of its complete steps. cut: number of the others."""
+    """The collectives of a rank, and its complete steps: names, start and end (Unix ns). cut: number of the others.
+
+    A trace without steps is one step without a name.
+    """
 
     found: RankCollectives
-    steps: tuple[int, ...]
+    steps: tuple[str, ...]
+    start: Ints
+    end: Ints
     cut: int
 
 
@@ -119,8 +124,11 @@ def distributed_overlap(context: Context) -> RankOverlap:
 
 
 def _rank_steps(context: Context) -> RankSteps:
-    whole, every = context.get(whole_steps), context.get(steps)
-    return RankSteps(context.get(rank_collectives), tuple(whole.number.tolist()), len(every) - len(whole))
+    found, every = context.get(rank_collectives), context.get(device_ranges)
+    whole = every.whole()
+    if len(context.get(steps)):
+        return RankSteps(found, whole.name, whole.start, whole.end, len(every.cut))
+    return RankSteps(found, (), found.start[:1], np.array([found.end.max(initial=0)])[: len(found)], 0)
 
 
 WAIT = ("transfer_us", "synchronizing_us")
@@ -137,21 +145,22 @@ def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: str = "auto"
     for place, (rank, part) in enumerate(partials):
         if rank not in shown:
             continue
-        own = np.flatnonzero(matched.rank == place)
-        numbers = list(dict.fromkeys(part.steps)) or [NOTHING]
-        outside += int(np.count_nonzero(matched.step[own] == NOTHING)) if part.steps else 0
-        costs = []
-        for number in numbers:
-            chosen = own[matched.step[own] == number]
-            costs.append(_transfer_and_wait(matched, chosen, transfer))
-            if part.steps:
-                rows[str(number), rank] = costs[-1]
-                names.append(str(number))
-        rows[ALL, rank] = np.mean(costs, axis=0)
+        costs = _step_costs(part, transfer[matched.instance[matched.rank == place]])
+        rows.update({(name, rank): each for name, each in zip(part.steps, costs, strict=False)})
+        names.extend(part.steps)
+        rows[ALL, rank] = costs.sum(0) / max(1, len(costs))
+        outside += int(np.count_nonzero(union(part.start, part.end).within(part.found.start, part.found.end) == 0))
     notes = [*matched.notes, *cut]
     if outside:
-        notes.append(f"{outside} collectives were launched outside of all steps and are not counted")
+        notes.append(f"{outside} collectives ran outside of all complete steps and are not counted")
     return wait_columns(rows, list(dict.fromkeys(names)), [rank for rank, _ in partials], notes)
+
+
+def _step_costs(part: RankSteps, transfer: Ints) -> Floats:
+    """Transfer and waiting (us) in each step. transfer: how long (ns) each collective of the rank moves data."""
+    start, end = part.found.start, part.found.end
+    moving = union(end - transfer, end).within(part.start, part.end)
+    return np.stack([moving, union(start, end).within(part.start, part.end) - moving], axis=1) / 1000.0
 
 
 def _transfer_and_wait(matched: Matched, rows: Ints, transfer: Ints) -> Floats:
@@ -185,8 +194,8 @@ def distributed_wait(context: Context) -> RankSteps:
     """How much of its communication time each rank spent waiting for the others.
 
     Collectives are matched across ranks by process group and sequence number. The shortest duration of a collective is
-    its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. A collective
-    belongs to the step in which it was launched.
+    its transfer; the rest of a rank's duration is waiting. Overlapping collectives of a rank count once. As in
+    distributed_overlap, a step ends with the last GPU activity that it launched, and what runs until then counts.
 
     Options:
     - align: has no effect on durations; see the view `collectives`.

@@ -44,6 +44,8 @@ Ints = npt.NDArray[np.int64]
             "host time minus that of the operators inside it (PyTorch's self CPU time)",
         ),
         ("host_total_us", "float", "us", "host time from start to end"),
+        ("device_self_pct", "float", "%", "share of device_self_us in that of all rows"),
+        ("host_self_pct", "float", "%", "share of host_self_us in that of all rows"),
         ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
         ("tensor_core_self_pct", "float", "%", "share of device_self_us in kernels that use tensor cores"),
         ("tensor_core_total_pct", "float", "%", "share of device_total_us in kernels that use tensor cores"),
@@ -143,6 +145,8 @@ def operator_columns(
             "name": [strings[number] for number in table["name"][first].tolist()],
             "input_shape": _texts(shapes, first),
             "calls": calls[order],
+            "device_self_pct": _of_all(sums["device_self_us"])[order],
+            "host_self_pct": _of_all(sums["host_self_us"])[order],
             "tensor_core_eligible": eligible[order],
             "tensor_core_self_pct": _share(sums["tensor_self"], sums["device_self_us"])[order],
             "tensor_core_total_pct": _share(sums["tensor_total"], sums["device_total_us"])[order],
@@ -158,6 +162,11 @@ def _texts(shapes: Any, rows: Ints) -> list[str | None]:
     if shapes is None:
         return [None] * len(rows)
     return [shapes.texts[number] for number in shapes.number[rows].tolist()]
+
+
+def _of_all(parts: Floats) -> Floats:
+    """Percent of their sum."""
+    return _share(parts, np.full(len(parts), parts.sum()))
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

@@ -235,12 +235,23 @@ def curve_columns(parts: list[tuple[str, Floats]], time_ns: Ints | None, notes: 
         ("address", "int", "", "of the block"),
     ),
 )
-def memory_events(context: Context) -> Answer:
+def memory_events(
+    context: Context,
+    *,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    min_bytes: int = 0,
+    max_bytes: int | None = None,
+) -> Answer:
     """Every block of memory: which operator allocated it, when it was released, and how long it was held.
 
     A release belongs to the last allocation at its address. Blocks allocated before the recording have no allocation
     time and no operator; blocks still held at its end have no release time. Rows are ordered by allocation time, blocks
     from before the recording first.
+
+    Options:
+    - start_ns, end_ns: only blocks that were allocated or released between these times (Unix ns, both included).
+    - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
     """
     records = context.get(memory_records)
     notes = missing(records)
@@ -252,7 +263,30 @@ def memory_events(context: Context) -> Answer:
     second = np.concatenate([alone, records.other[allocating]])
     names = _operator_names(context, records)
     unix = (records.time - context.trace.window_start_ns) / 1000
+    chosen = between(records, start_ns, end_ns)
+    first, second = blocks(records, first, second, chosen, min_bytes=min_bytes, max_bytes=max_bytes)
     return event_columns(records, first, second, unix, names.of(first), notes)
+
+
+def blocks(
+    records: Records,
+    first: Ints,
+    second: Ints,
+    chosen: npt.NDArray[np.bool_],
+    *,
+    min_bytes: int,
+    max_bytes: int | None,
+) -> tuple[Ints, Ints]:
+    """Returns the pairs of allocation and release (or NOTHING) of which one is chosen, and whose size is in the range.
+
+    chosen: of the records. The smallest and the largest size are included; None means no limit.
+    """
+    size = np.abs(records.bytes[np.where(first >= 0, first, second)])
+    kept = np.append(chosen, False)[first] | np.append(chosen, False)[second]
+    kept &= size >= min_bytes
+    if max_bytes is not None:
+        kept &= size <= max_bytes
+    return first[kept], second[kept]
 
 
 def event_columns(records: Records, first: Ints, second: Ints, time: Floats, names: Texts, notes: list[str]) -> Answer:

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.memory.memory_views import (
     between,
+    blocks,
     by_operator,
     curve_columns,
     event_columns,
@@ -97,7 +98,14 @@ def _steps(time: Floats, allocated: Ints, reserved: Ints) -> Floats:
 
 
 @memory_events.variant(Compat.PLUGIN)
-def plugin_event_rows(context: Context) -> Answer:
+def plugin_event_rows(
+    context: Context,
+    *,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    min_bytes: int = 0,
+    max_bytes: int | None = None,
+) -> Answer:
     """compat=plugin: the events of the TensorBoard profiler plug-in.
 
     Pairs come first, by release, then blocks that were not released, then blocks that were not allocated. An address
@@ -107,7 +115,8 @@ def plugin_event_rows(context: Context) -> Answer:
     tree, found = context.get(plugin_tree), context.get(plugin_memory)
     first, second = plugin_events(records)
     known = np.append(found.known, False)[np.where(first >= 0, first, second)]
-    first, second = first[known], second[known]
+    chosen = between(records, start_ns, end_ns)
+    first, second = blocks(records, first[known], second[known], chosen, min_bytes=min_bytes, max_bytes=max_bytes)
     node = np.append(found.operator, NOTHING)[first]
     node = np.where(first >= 0, node, NOTHING)
     name = np.append(tree.name, NOTHING)

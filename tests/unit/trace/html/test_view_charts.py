@@ -37,6 +37,12 @@ def test_bars_show_the_first_rows_in_their_order() -> None:
     assert re.findall(r">(k\d+)</text>", drawn) == [f"k{n}" for n in range(MAX_BARS)]
 
 
+def test_the_mean_step_the_use_of_tensor_cores_and_the_overlap_of_communication_have_bars_of_all_their_parts() -> None:
+    parts = {"overview": 9, "tensor_core_use": 2, "distributed_overlap": 4}
+    for view, count in parts.items():
+        assert len(set(re.findall(r'class="series-(\d+)"', chart(of(view, 1))))) == count, view
+
+
 def test_lines_are_drawn_per_place() -> None:
     drawn = chart(of("queue_length", 4, stream=[7, 7, 9, 9], time_us=[0.0, 1e3, 0.0, 2e3], queue_length=[1, 2, 3, 4]))
     assert re.findall(r"<h4>(.*?)</h4>", drawn) == ["rank 1, device 1, stream 7", "rank 1, device 1, stream 9"]

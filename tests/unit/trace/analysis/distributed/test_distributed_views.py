@@ -140,7 +140,26 @@ def test_the_plugin_has_no_view_if_ranks_differ_in_their_operators() -> None:
 def test_a_collective_outside_of_all_steps_is_told() -> None:
     outside = launched(KERNEL, 200, 210, 5, 9, stream=20, **nccl("allreduce", 10, [0, 1], 2))
     found = over(distributed_wait, [*RANK0, *outside], RANK1)
-    assert found.notes[-1] == "1 collectives were launched outside of all steps and are not counted"
+    assert found.notes[-1] == "1 collectives ran outside of all complete steps and are not counted"
+
+
+def test_a_collective_that_was_launched_before_the_first_step_counts_in_the_step_in_which_it_runs() -> None:
+    # the host is ahead of the GPU: what runs in step 1 was launched before the recording began
+    ahead = [step(1, 100, 100), *launched(KERNEL, 5, 110, 50, 2, stream=20, **nccl("allreduce", 1000, [0, 1], 1))]
+    behind = [step(1, 100, 100), *launched(KERNEL, 5, 140, 20, 2, stream=20, **nccl("allreduce", 1000, [0, 1], 1))]
+    found = over(distributed_wait, ahead, behind)
+    assert [tuple(row.values()) for row in found.rows()[2:]] == [("1", 0, 20.0, 30.0), ("1", 1, 20.0, 0.0)]
+    assert not any("outside" in note for note in found.notes)
+
+
+def test_transfers_and_waiting_are_the_communication_of_the_overlap_view() -> None:
+    # a kernel that reaches into the next step counts in both for what it does there
+    both = [[*rank, *launched(KERNEL, 80, 95, 40, 3, stream=20, **nccl("allreduce", 10, [0, 1], 2)), step(2, 100, 100)]
+            for rank in (RANK0, RANK1)]  # fmt: skip
+    waits, overlaps = over(distributed_wait, *both).rows(), over(distributed_overlap, *both).rows()
+    assert [(row["step"], row["rank"], row["transfer_us"] + row["synchronizing_us"]) for row in waits] == [
+        (row["step"], row["rank"], row["overlapping_us"] + row["communication_us"]) for row in overlaps
+    ]
 
 
 def test_a_rank_without_a_complete_step_has_no_figures_per_step() -> None:

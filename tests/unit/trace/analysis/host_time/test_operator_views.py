@@ -57,6 +57,21 @@ def by_name(made: Trace, **options: Any) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in operators(Context(made), **options).rows()}
 
 
+def test_the_shares_of_all_operators_are_those_of_the_sums_of_their_own_times() -> None:
+    for compat in (Compat.NONE, Compat.PLUGIN):
+        rows = operators(Context(trace(LINEAR)), compat=compat).rows()
+        for part in ("device", "host"):
+            whole = sum(row[f"{part}_self_us"] for row in rows)
+            assert [row[f"{part}_self_pct"] for row in rows] == [100 * row[f"{part}_self_us"] / whole for row in rows]
+            assert sum(row[f"{part}_self_pct"] for row in rows) == pytest.approx(100)
+
+
+def test_shares_of_gpu_time_are_unknown_without_gpu_activity() -> None:
+    rows = operators(Context(trace({"cpu_op": LINEAR["cpu_op"]}))).rows()
+    assert {row["device_self_pct"] for row in rows} == {None}
+    assert sum(row["host_self_pct"] for row in rows) == pytest.approx(100)
+
+
 def test_an_operator_has_the_gpu_work_of_its_calls_and_in_total_that_of_operators_inside() -> None:
     found = by_name(with_inputs(LINEAR, [None] * 3))
     assert (found["aten::addmm"]["device_self_us"], found["aten::addmm"]["device_total_us"]) == (7.0, 7.0)
@@ -113,7 +128,7 @@ def test_figures_of_the_gpu_are_missing_where_no_gpu_activity_was_recorded() -> 
     context = Context(trace({"cpu_op": [op(0, 5, "aten::mm", 1)]}))
     (row,) = operators(context).rows()
     missing = {name for name, value in row.items() if value is None}
-    assert missing == {"input_shape", "call_stack", *(f"device_{part}_us" for part in ("self", "total"))} | {
+    assert missing == {"input_shape", "call_stack", "device_self_us", "device_total_us", "device_self_pct"} | {
         f"tensor_core_{part}_pct" for part in ("self", "total")
     }
 

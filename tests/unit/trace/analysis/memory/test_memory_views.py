@@ -88,6 +88,26 @@ def test_a_release_makes_a_pair_with_the_last_allocation_at_its_address() -> Non
     assert rows[1]["duration_us"] == pytest.approx(0.195)
 
 
+def test_blocks_can_be_asked_for_by_time_and_by_size() -> None:
+    context = Context(made())
+
+    def sizes(**options: int) -> list[int]:
+        return [row["size_bytes"] for row in memory_events(context, **options).rows()]
+
+    assert sizes(start_ns=START_NS + 50, end_ns=START_NS + 210) == [100, 8]  # one is released then, one allocated
+    assert sizes(end_ns=START_NS + 5) == [40]
+    assert sizes(min_bytes=8, max_bytes=40) == [40, 8, 30]
+    assert sizes(start_ns=START_NS + 1_000) == []
+
+
+def test_the_plugins_blocks_can_be_asked_for_likewise() -> None:
+    context = Context(made())
+    every = memory_events(context, compat=Compat.PLUGIN).rows()
+    found = memory_events(context, compat=Compat.PLUGIN, min_bytes=8, max_bytes=40).rows()
+    assert found == [row for row in every if 8 <= row["size_bytes"] <= 40]
+    assert 0 < len(found) < len(every)
+
+
 def test_equal_addresses_of_two_devices_make_no_pair() -> None:
     rows = memory_events(Context(made([record(1, 8, A), record(2, -8, A, kind=CPU)]))).rows()
     assert [(row["device"], row["duration_us"]) for row in rows] == [("CPU", None), ("GPU0", None)]
