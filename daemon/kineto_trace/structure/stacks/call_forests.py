@@ -226,6 +226,7 @@ class _Nodes:
         self._names = trace.target.threads
         self._frames = list(trace.strings)  # frames 0 … are the names of the trace
         self._parts: list[list[Ints]] = [[np.empty(0, np.int64)] * _COLUMNS]
+        self._depths: list[Ints] = [np.empty(0, np.int64)]
         self._extra = (np.empty(0, np.int64), np.empty(0, np.int64))
         self._size = 0
         self._ids = np.empty(0, np.int64)
@@ -245,9 +246,12 @@ class _Nodes:
         thread: Array | int = NOTHING,
         start: Array | int = 0,
         end: Array | int | None = None,
+        depth: Array | None = None,
     ) -> Ints:
-        """Adds nodes and returns their places. end: the start without it."""
+        """Adds nodes and returns their places. end: the start without it. depth: needed if callers are new, too."""
         count = len(parent)
+        below = self._below(parent) if depth is None else depth.astype(np.int64)
+        self._depths.append(below)
         columns = parent, frame, kind, own, thread, start, start if end is None else end
         self._parts.append([np.broadcast_to(np.asarray(column, np.int64), count) for column in columns])
         self._size += count
@@ -272,13 +276,14 @@ class _Nodes:
         parent = np.where(
             tree.parent == NO_ROW, self.thread_places(tree.thread), tree.parent.astype(np.int64) + self._size
         )
-        return self.add(parent, frame, kind, own=own, thread=tree.thread, start=tree.start, end=tree.end)
+        times: dict[str, Array] = {"thread": tree.thread, "start": tree.start, "end": tree.end}
+        return self.add(parent, frame, kind, own=own, depth=tree.depth + 1, **times)
 
     def add_rows(self, table: Table) -> Ints:
         """Adds the rows of python_function below their recorded callers and returns their places."""
-        above, broken = table["parent"].astype(np.int64), _in_cycles(table["parent"].astype(np.int64))
-        parent = np.where((above == NO_ROW) | broken, self.thread_places(table["thread"]), above + self._size)
-        times = {"thread": table["thread"], "start": table["start"], "end": table.end()}
+        above = _without_cycles(table["parent"].astype(np.int64))
+        parent = np.where(above == NO_ROW, self.thread_places(table["thread"]), above + self._size)
+        times = {"thread": table["thread"], "start": table["start"], "end": table.end(), "depth": _depths(above) + 1}
         return self.add(parent, table["name"], CallKind.FUNCTION, **times)
 
     def add_samples(self, parent: Ints, frame: Ints, kind: int, own: Array, table: Table, row: Ints) -> Ints:
@@ -294,7 +299,12 @@ class _Nodes:
         """Returns what was added."""
         parent, frame, kind, own, thread, start, end = (np.concatenate(each) for each in zip(*self._parts, strict=True))
         np.add.at(own, *self._extra)
-        return CallForest(parent, frame, kind, own, thread, start, end, _depths(parent), self._frames)
+        return CallForest(parent, frame, kind, own, thread, start, end, np.concatenate(self._depths), self._frames)
+
+    def _below(self, parent: Ints) -> Ints:
+        """Returns the depth of what these nodes call."""
+        self._depths = [np.concatenate(self._depths)]
+        return np.append(self._depths[0], -1)[parent] + 1
 
     def _thread_name(self, tid: int) -> str:
         name = self._names.get(tid, "")
@@ -313,9 +323,9 @@ def _depths(parent: Ints) -> Ints:
     return depth[:-1]
 
 
-def _in_cycles(parent: Ints) -> npt.NDArray[np.bool_]:
-    """Tells for each row whether its callers never end; none were ever recorded, but a file may claim anything."""
+def _without_cycles(parent: Ints) -> Ints:
+    """Returns the callers, none for rows whose callers never end: a file may claim anything."""
     above = np.append(parent, NOTHING)
     for _ in range(len(parent).bit_length() + 1):
         above = above[above]
-    return above[:-1] >= 0
+    return np.where(above[:-1] >= 0, NOTHING, parent)

@@ -35,14 +35,18 @@ class Stacks:
 
 def merged(forest: CallForest) -> Stacks:
     """Returns the stacks of a forest with the sums of their own values."""
-    known, stack = Interner(), np.empty(len(forest), np.int64)
-    for at in levels(forest.depth):
-        above = np.where(forest.parent[at] >= 0, stack[forest.parent[at]], NOTHING)
-        keys = (above + 1).astype(np.uint64) << np.uint64(32) | forest.frame[at].astype(np.uint64)
-        stack[at] = known.intern(keys)
-    keys = known.keys()
-    kind, weight, depth = (np.zeros(len(keys), np.int64) for _ in range(3))
+    stack, parent, frame = stack_numbers(forest.parent, forest.frame, forest.depth)
+    kind, weight, depth = (np.zeros(len(parent), np.int64) for _ in range(3))
     kind[stack], depth[stack] = forest.kind, forest.depth
     np.add.at(weight, stack, forest.own)
-    parent = (keys >> np.uint64(32)).astype(np.int64) - 1
-    return Stacks(parent, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64), kind, weight, depth, forest.frames)
+    return Stacks(parent, frame, kind, weight, depth, forest.frames)
+
+
+def stack_numbers(parent: Ints, frame: Ints, depth: Ints) -> tuple[Ints, Ints, Ints]:
+    """Returns the stack of each node of a forest, and for each stack the stack of its caller and its frame."""
+    known, stack = Interner(), np.empty(len(parent), np.int64)
+    for at in levels(depth):
+        above = np.where(parent[at] >= 0, stack[parent[at]], NOTHING)
+        stack[at] = known.intern((above + 1).astype(np.uint64) << np.uint64(32) | frame[at].astype(np.uint64))
+    keys = known.keys()
+    return stack, (keys >> np.uint64(32)).astype(np.int64) - 1, (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
