@@ -6,6 +6,7 @@ ColorBrewer's RdBu, which colour-blind readers can tell apart), and the title sa
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -31,7 +32,7 @@ def flame_chart(
     link: Callable[[FlameNode], str] | None = None,
     whole: int | None = None,
     unit: str = NS,
-    periods: int = 1,
+    periods: float = 1,
     per: str = "",
     upward: bool = False,
 ) -> Markup:
@@ -55,18 +56,18 @@ def flame_chart(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameTexts:
-    """What titles say of frames."""
+    """What titles say of frames. The fields are those of `flame_chart`."""
 
-    def __init__(self, *, whole: int, unit: str, periods: int, per: str) -> None:
-        self._whole = whole
-        self._unit = unit
-        self._periods = periods
-        self._per = per
+    whole: int
+    unit: str
+    periods: float
+    per: str
 
     def title(self, node: FlameNode) -> str:
         """Returns the frame's name, its total and own value, its share, and its difference from the baseline."""
-        said = [f"{self.amount(node.total)}, {share(node.total, self._whole)}"]
+        said = [f"{self.amount(node.total)}, {share(node.total, self.whole)}"]
         if node.children or node.own != node.total:
             said.append(f"itself {self.amount(node.own)}")
         if node.kind is FlameKind.OTHERS:
@@ -77,13 +78,13 @@ class FrameTexts:
 
     def amount(self, value: float) -> str:
         """Returns a value with its unit."""
-        return time_text(value / 1000) if self._unit == NS else f"{value:,.0f} {self._unit}"
+        return time_text(value / 1000) if self.unit == NS else f"{value:,.0f} {self.unit}"
 
     def difference(self, value: float, base: float) -> str:
         """Returns the signed difference from the baseline, per step or second."""
-        delta = (value - base) / self._periods
+        delta = (value - base) / self.periods
         sign = "+" if delta >= 0 else "-"
-        per = f" per {self._per}" if self._per else ""
+        per = f" per {self.per}" if self.per else ""
         relative = f" ({sign}{share(abs(value - base), base)})" if base else " (not in the baseline)"
         return f"{sign}{self.amount(abs(delta))}{per}{relative}"
 

@@ -89,6 +89,16 @@ def joined(forests: Sequence[CallForest]) -> CallForest:
     return CallForest(**columns, frames=list(frames))
 
 
+def compact(calls: CallForest) -> CallForest:
+    """Returns equal stacks as one call each: all that merging needs of a trace, in little memory."""
+    stack, parent, frame = stack_numbers(calls.parent, calls.frame, calls.depth)
+    kind, depth, thread = (np.full(len(parent), NOTHING) for _ in range(3))
+    kind[stack], depth[stack], thread[stack] = calls.kind, calls.depth, calls.thread
+    own = _summed(stack, calls.own, len(parent))
+    nothing = np.zeros(len(parent), np.int64)
+    return CallForest(parent, frame, kind, own, thread, nothing, nothing, depth, calls.frames)
+
+
 def stack_tree(calls: CallForest, own: Ints, base_own: Values | None = None) -> FlameTree:
     """Returns equal stacks of these calls as one. own, base_own: the values of each call."""
     stack, parent, frame = stack_numbers(calls.parent, calls.frame, calls.depth)
