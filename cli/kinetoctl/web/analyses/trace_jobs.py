@@ -120,7 +120,7 @@ class TraceJobs:
         sources = self._sources(paths, rank)
         sources = sources[:1] if request.order is FlameOrder.TIME else sources
         before = self._sources(base, None) if base else []
-        before = before if len(before) == 1 or rank is None else self._sources(base, rank)
+        before = self._sources(base, rank) if len(before) > 1 else before
         return flame_values(request, map(self._context, sources), map(self._context, before))
 
     def _sources(self, paths: Sequence[str], rank: int | None) -> list[Source]:
