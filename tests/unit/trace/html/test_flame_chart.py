@@ -30,8 +30,8 @@ def drawn(root: FlameNode, **options: Any) -> list[tuple[str, float, float, floa
     for frame in svg:
         rect = frame.find("rect")
         assert rect is not None
-        place = tuple(float(rect.attrib[key]) for key in ("x", "y", "width"))
-        found.append(((frame.findtext("title") or "").split("\n")[0], *place))
+        x, y, width = (float(rect.attrib[key]) for key in ("x", "y", "width"))
+        found.append(((frame.findtext("title") or "").split("\n")[0], x, y, width))
     return found
 
 

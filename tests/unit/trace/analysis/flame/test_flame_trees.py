@@ -31,9 +31,18 @@ def forests(draw: Any, most: int = 30) -> CallForest:
     frame = [0 if above < 0 else draw(st.integers(1, len(NAMES) - 1)) for above in parent]
     own = [0 if above < 0 else draw(st.integers(0, 5_000)) for above in parent]
     kind = [CallKind.THREAD if above < 0 else CallKind.FUNCTION for above in parent]
-    columns = [np.array(each, np.int64) for each in (parent, frame, kind, own)]
     nothing = np.zeros(count, np.int64)
-    return CallForest(*columns, nothing, np.arange(count), nothing, np.array(depth, np.int64), list(NAMES))
+    return CallForest(
+        parent=np.array(parent, np.int64),
+        frame=np.array(frame, np.int64),
+        kind=np.array(kind, np.int64),
+        own=np.array(own, np.int64),
+        thread=nothing,
+        start=np.arange(count),
+        end=nothing,
+        depth=np.array(depth, np.int64),
+        frames=list(NAMES),
+    )
 
 
 def path_of(forest: CallForest, place: int) -> Path:
@@ -87,9 +96,7 @@ def test_a_baseline_has_the_same_stacks_and_its_own_values(ours: CallForest, the
     paths = tree_paths(tree)
     assert tree.base_own is not None
     for values, forest, factor in ((tree.own, ours, 1.0), (tree.base_own, theirs, scale)):
-        naive = Counter(
-            {(ALL_THREADS, *path[1:]): value * factor for path, value in own_by_path(forest).items()}  # type: ignore[misc]
-        )
+        naive = Counter({(ALL_THREADS, *path[1:]): value * factor for path, value in own_by_path(forest).items()})
         assert +Counter(dict(zip(paths, values.tolist(), strict=True))) == naive
 
 
@@ -167,9 +174,8 @@ def test_a_function_has_its_callers_above_and_its_callees_below(forest: CallFore
     for above, below, value in occurrences(forest, name):
         up[above[::-1]] += value
         down[below] += value
-    below, above = callees(tree, name), callers(tree, name)
-    assert +Counter(dict(zip(tree_paths(below), below.own.tolist(), strict=True))) == down
-    assert +Counter(dict(zip(tree_paths(above), above.own.tolist(), strict=True))) == up
+    for side, naive in ((callees(tree, name), down), (callers(tree, name), up)):
+        assert +Counter(dict(zip(tree_paths(side), side.own.tolist(), strict=True))) == naive
 
 
 @given(forests())
