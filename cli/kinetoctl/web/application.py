@@ -15,6 +15,7 @@ from kinetoctl.web.http.sessions import COOKIE, LIFETIME_S, Sessions, WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
 from kinetoctl.web.pages.captures_page import captures_json, captures_page
+from kinetoctl.web.pages.flame_page import flame_json, flame_page
 from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
 from kinetoctl.web.pages.sql_page import sql_json, sql_page
@@ -38,6 +39,8 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", rf"/c/{_ID}\.json", capture_json),
         ("GET", f"/c/{_ID}/view/{_NAME}", view_page),
         ("GET", rf"/c/{_ID}/view/{_NAME}\.json", view_json),
+        ("GET", f"/c/{_ID}/flame", flame_page),
+        ("GET", rf"/c/{_ID}/flame\.json", flame_json),
         ("GET", f"/c/{_ID}/timeline", timeline_page),
         ("GET", f"/c/{_ID}/timeline/trace", timeline_trace),
     )
@@ -47,7 +50,9 @@ _WITH_DAEMON = ("/live", "/captures.json")
 _STATIC: Mapping[str, tuple[str, str]] = {
     "style.css": ("kineto_trace.html", "page"),
     "page.js": ("kineto_trace.html", "page"),
-    **dict.fromkeys(("web.css", "web.js", "enter.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")),
+    **dict.fromkeys(
+        ("web.css", "web.js", "enter.js", "flame.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")
+    ),
 }
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (NotFound, HTTPStatus.NOT_FOUND),

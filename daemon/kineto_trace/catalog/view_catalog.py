@@ -12,6 +12,7 @@ from kineto_trace.analysis.distributed import (  # noqa: F401
 )
 from kineto_trace.analysis.events import event_filter_views  # noqa: F401
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
+from kineto_trace.analysis.flame import flame_views  # noqa: F401
 from kineto_trace.analysis.gpu_time import annotation_views, bandwidth_views, kernel_breakdown_views, temporal_views  # noqa: F401
 from kineto_trace.analysis.host_time import (  # noqa: F401
     module_views,

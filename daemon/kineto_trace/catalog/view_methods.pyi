@@ -552,6 +552,34 @@ class Views:
         evidence, op, call_stack, kernels, where, guess.
         """
 
+    def flame_graph(
+        self,
+        sources: Sources,
+        *,
+        of: str = "ops",
+        thread: int | None = None,
+        step: int | None = None,
+        idle: bool = False,
+        least: float = 0.0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Merged stacks, as flame graphs draw them: equal stacks form one row, and those with most time come first.
+
+        Time is counted once: what a frame called is in the rows of these stacks. So the rows sum to 100 %. All training
+        steps have one name, "ProfilerStep".
+
+        Options:
+        - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
+          line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
+          launched it.
+        - thread: id of the only thread of interest; of kernels, the one that launched them.
+        - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
+        - idle: count samples in which a thread was idle, too.
+        - least: stacks with less than this share (in %) are one row together.
+
+        Columns: rank, stack, name, kind, self_us, self_pct, samples, stacks.
+        """
+
     def frequent_sequences(
         self,
         sources: Sources,

@@ -28,6 +28,7 @@ from kineto_trace.view_api.view import View
 from kinetoctl.base.view_settings import options_of, type_text
 from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.errors import NotFound
+from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_values
 
 MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
@@ -45,6 +46,7 @@ class TraceJobs:
             "views": self.views,
             "query": self.query,
             "timeline": self.timeline,
+            "flame": self.flame,
         }
 
     def run(self, job: Mapping[str, Any]) -> Any:
@@ -105,6 +107,21 @@ class TraceJobs:
             return {"path": str(source.path)}
         export_trace(self._context(source).trace, Path(target), "chrome")
         return {"path": target}
+
+    def flame(
+        self,
+        paths: Sequence[str],
+        base: Sequence[str] = (),
+        rank: int | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """A flame graph for its page. base: the traces to compare with; fields: those of flame_request."""
+        request = flame_request(**fields)
+        sources = self._sources(paths, rank)
+        sources = sources[:1] if request.order is FlameOrder.TIME else sources
+        before = self._sources(base, None) if base else []
+        before = self._sources(base, rank) if len(before) > 1 else before
+        return flame_values(request, map(self._context, sources), map(self._context, before))
 
     def _sources(self, paths: Sequence[str], rank: int | None) -> list[Source]:
         found = find_traces(*paths)

@@ -6,7 +6,7 @@ from typing import Any
 # A view belongs to the first group that one of whose words begins its name; all others are in the last one.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Where the time goes": ("overview", "time_causes", "step", "profiler_steps", "findings", "recommendations",
-                            "critical_path", "settings", "not_recorded", "validate"),
+                            "critical_path", "flame_graph", "settings", "not_recorded", "validate"),
     "GPU": ("kernel", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked", "launch", "op_kernel",
             "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
     "Memory": ("memory", "tensors"),

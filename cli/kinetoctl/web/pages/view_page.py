@@ -7,10 +7,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kinetoctl.base.diff_names import DIFF_VIEWS
-from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.captures_page import MAX_CAPTURES
+from kinetoctl.web.pages.baselines import baselines
 from kinetoctl.web.pages.json_answers import result_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import sentence
@@ -60,7 +59,7 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],
         step=choice.step,
-        bases=_bases(context, trace_id) if choice.compares else None,
+        bases=baselines(context, trace_id) if choice.compares else None,
         base=choice.base,
         limit=choice.limit,
         asked=asked,
@@ -125,18 +124,6 @@ def _documents(context: PageContext, choice: ViewChoice, wait_s: float) -> Seque
     }
     found: Sequence[Mapping[str, Any]] = context.queue.result(identity, job, wait_s=wait_s)
     return found
-
-
-def _bases(context: PageContext, trace_id: str) -> list[tuple[str, str]]:
-    """The other traces."""
-    if context.files:
-        return [(each, argument) for each, argument in context.library.files.items() if each != trace_id]
-    try:
-        with context.client() as client:
-            captures = list(client.captures({}, limit=MAX_CAPTURES))
-    except CliError:
-        return []
-    return [(each.id, each.id) for each in captures if each.id != trace_id and any(t.files for t in each.targets)]
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:

@@ -1,8 +1,9 @@
 import json
 from typing import Any
 
-from kineto_trace.formats.flame_graphs import NO_LAUNCH, FlameGraph, folded, speedscope, stacks
+from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
 from kineto_trace.model.context import Context
+from kineto_trace.structure.stacks.call_forests import NO_LAUNCH
 from support.trace_files.traces import target, trace
 
 OP = {"thread": 70, "sequence": -1, "finished": 1, "inputs": -1}
@@ -99,7 +100,7 @@ def test_speedscope_has_a_profile_for_each_graph_with_weight() -> None:
         "GPU time by launching stack",
         "nanoseconds",
         49,
-        [["thread 70", "step", "aten::linear", "aten::mm", "gemm"], [NO_LAUNCH, "a;b"]],
+        [[NO_LAUNCH, "a;b"], ["thread 70", "step", "aten::linear", "aten::mm", "gemm"]],
     )
     assert shown[1][:3] == ("host time", "nanoseconds", 1050)
     assert [sum(profile["weights"]) for profile in value["profiles"]] == [49, 1050]

@@ -1,0 +1,152 @@
+"""Flame graphs of one capture: of Python, operators or kernels, merged, in order of time or around one function."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlencode
+
+from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
+
+OF = {"ops": "operators", "kernels": "GPU work", "python": "Python"}
+ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
+IDLE = {"yes": "with idle samples"}
+NUMBERS = ("rank", "step", "thread")
+KEPT = ("of", "order", *NUMBERS, "idle", "base")  # fields that stay when a frame is chosen
+ONLY_OF_PAGES = ("charts", "path")
+# What colours mean, by what the graph is of.
+LEGEND: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "ops": (("annotation", "annotation"), ("operator", "operator"), ("others", "others")),
+    "kernels": (
+        ("function", "Python"),
+        ("annotation", "annotation"),
+        ("operator", "operator"),
+        ("gpu", "kernel, copy or fill"),
+        ("others", "others"),
+    ),
+    "python": (
+        ("function", "running, or not known"),
+        ("waiting", "waiting for the GIL"),
+        ("idle", "idle"),
+        ("others", "others"),
+    ),
+}
+DIFFERENCES = (
+    *((f"less-{strength}", "less" if strength == 4 else "") for strength in (4, 3, 2, 1)),
+    ("same", "same"),
+    *((f"more-{strength}", "more than in the baseline" if strength == 4 else "") for strength in (1, 2, 3, 4)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlameFields:
+    """What the address asks for; fields are "" without a value."""
+
+    trace_id: str
+    fields: Mapping[str, str]
+    root: str
+    focus: str
+
+    def job(self, context: PageContext, wait_s: float) -> tuple[str, dict[str, Any]]:
+        """The identity of the files, and the job. Raises the client's errors and Computing."""
+        traces = context.library.find(self.trace_id, wait_s)
+        identity, base = traces.identity, ()
+        if self.fields["base"]:
+            before = context.library.find(self.fields["base"], wait_s)
+            identity, base = f"{identity} {before.identity}", before.paths  # type: ignore[assignment]
+        numbers = {name: int(self.fields[name]) if self.fields[name] else None for name in NUMBERS}
+        return identity, {
+            "job": "flame",
+            "paths": traces.paths,
+            "base": base,
+            **numbers,
+            "of": self.fields["of"],
+            "order": self.fields["order"],
+            "idle": bool(self.fields["idle"]),
+            "root": self.root,
+            "focus": self.focus,
+            "address": f"/c/{self.trace_id}/flame",
+            "fields": [(name, value) for name, value in self.fields.items() if value],
+        }
+
+
+def flame_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
+    """The page. Raises WebError, and the client's errors."""
+    asked_for = _fields(request, trace_id)
+    fields = asked_for.fields
+    ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
+    asked = ranks if not ranks.documents else ask(lambda: [_values(context, asked_for, WAIT_S)])
+    values = asked.documents[0] if asked.documents and asked is not ranks else None
+    return render(
+        "flame.html",
+        context,
+        request,
+        session,
+        id=trace_id,
+        name=context.name(trace_id),
+        fields=fields,
+        ofs=list(OF.items()),
+        orders=list(ORDERS.items()),
+        idles=list(IDLE.items()),
+        ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
+        all_ranks="first" if fields["order"] == "time" else "all",
+        bases=baselines(context, trace_id),
+        focus=asked_for.focus,
+        zoomed=bool(asked_for.root or asked_for.focus),
+        legend=DIFFERENCES if values and values["compares"] and fields["order"] != "time" else LEGEND[fields["of"]],
+        asked=asked,
+        values=values,
+        whole=f"{request.path}?{urlencode([(name, value) for name, value in fields.items() if value])}",
+        command=_command(context, asked_for),
+        json=_json_address(request),
+        headers=asked.headers,
+    )
+
+
+def flame_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
+    """The frames and functions that the page shows. Raises WebError, AnalysisFailed and the client's errors."""
+    values = _values(context, _fields(request, trace_id), context.settings.timeout_s)
+    functions = [{key: value for key, value in each.items() if key != "link"} for each in values["functions"]]
+    shown = {key: value for key, value in values.items() if key not in ONLY_OF_PAGES}
+    return json_answer({**shown, "functions": functions})
+
+
+def _fields(request: WebRequest, trace_id: str) -> FlameFields:
+    """Raises WebError for values that there are not."""
+    fields = {name: request.first(name) for name in KEPT} | {
+        "of": request.first("of") or "ops",
+        "order": request.first("order") or "merged",
+    }
+    for name, known in (("of", OF), ("order", ORDERS)):
+        if fields[name] not in known:
+            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is one of {', '.join(known)}")
+    for name in NUMBERS:
+        if fields[name] and not fields[name].isdecimal():
+            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {fields[name]!r}")
+    return FlameFields(trace_id=trace_id, fields=fields, root=request.first("root"), focus=request.first("focus"))
+
+
+def _values(context: PageContext, asked_for: FlameFields, wait_s: float) -> Mapping[str, Any]:
+    identity, job = asked_for.job(context, wait_s)
+    found: Mapping[str, Any] = context.queue.result(identity, job, wait_s=wait_s)
+    return found
+
+
+def _command(context: PageContext, asked_for: FlameFields) -> str:
+    """The command that lists the stacks, or of two traces how their functions differ."""
+    fields = asked_for.fields
+    own = context.name(asked_for.trace_id)
+    if fields["base"]:
+        return context.command("diff", "--by", fields["of"], context.name(fields["base"]), own)
+    chosen = {"of": fields["of"], "thread": fields["thread"], "step": fields["step"], "idle": fields["idle"] and "true"}
+    settings = [word for name, value in chosen.items() if value for word in ("--set", f"{name}={value}")]
+    return context.command("report", "--view", "flame_graph", *settings, own)
+
+
+def _json_address(request: WebRequest) -> str:
+    kept = [(key, value) for key, value in request.query if value]
+    return f"{request.path}.json" + (f"?{urlencode(kept)}" if kept else "")

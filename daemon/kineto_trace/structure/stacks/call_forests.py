@@ -1,0 +1,331 @@
+"""Calls below their callers, each with what it took itself: what stacks and flame graphs are made of.
+
+Theory of operation
+    A forest has a node for every call, below a node for its thread. There are these forests:
+
+    - host_calls: operators, annotations and Python frames, with self times; operator_calls: the same without Python
+    - gpu_calls: kernels, copies and fills, each below the frames that launched it; work of CUDA graphs also below the
+      operators that captured it, where those are known. Times of overlapping work add up
+    - python_calls: Python frames as they lie in time, with self times
+    - sampled_lines: sampled Python by line, and below a line what its thread waited for; own values are samples
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.model.context import Context
+from kineto_trace.model.line_counts import STATES
+from kineto_trace.model.trace import NO_ROW, Table, Trace
+from kineto_trace.structure.activity_links import calls, captured_ops, gpu
+from kineto_trace.structure.captured_graphs import op_paths
+from kineto_trace.structure.event_tree import KINDS as EVENT_KINDS
+from kineto_trace.structure.event_tree import EventTree, build
+from kineto_trace.structure.python.python_samples import IDLE, WAITING, LineSamples, line_samples, state_counts
+
+NO_LAUNCH = "launch not in the trace"
+GIL = "waiting for the GIL"
+IDLING = "idle"
+NOTHING = -1
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class CallKind(IntEnum):
+    """What a node stands for."""
+
+    THREAD = 0
+    FUNCTION = 1  # a line of it, too
+    ANNOTATION = 2
+    OPERATOR = 3
+    GPU = 4
+    WAITING = 5  # for the GIL
+    IDLE = 6
+
+
+_EVENTS = {
+    "python_function": CallKind.FUNCTION,
+    "user_annotation": CallKind.ANNOTATION,
+    "cpu_op": CallKind.OPERATOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallForest:
+    """One value per node.
+
+    parent: place of the caller; NOTHING: none. frame: number into `frames`. kind: CallKind. own: ns or samples of the
+    node itself. thread: id; NOTHING: unknown. start, end: Unix ns; of GPU work the moment of its launch, of lines those
+    of their function, of threads 0. depth: number of callers.
+    """
+
+    parent: Ints
+    frame: Ints
+    kind: Ints
+    own: Ints
+    thread: Ints
+    start: Ints
+    end: Ints
+    depth: Ints
+    frames: list[str]
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+def levels(depth: Array) -> Iterator[Ints]:
+    """Yields the places of the nodes of each depth, ascending: outermost ones first."""
+    order = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2)).tolist()
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        yield order[first:last]
+
+
+# ------------------------------------------------------------ the forests
+
+
+def host_calls(context: Context) -> CallForest:
+    """Returns operators, annotations and Python frames, with self times in ns."""
+    tree = context.get(event_tree)
+    return _of_tree(context, tree)
+
+
+def operator_calls(context: Context) -> CallForest:
+    """Returns operators and annotations, with self times in ns."""
+    return _of_tree(context, build(_only(context.trace, "user_annotation", "cpu_op"), context.trace.window_end_ns))
+
+
+def python_calls(context: Context) -> CallForest:
+    """Returns Python frames as they lie in time, with self times in ns.
+
+    Sampled ones that were off the CPU, or waited for the GIL, in most of their own samples are of that kind.
+    """
+    trace, period = context.trace, context.trace.sample_period_ns or 1
+    tree = build(_only(trace, "python_function"), trace.window_end_ns, sample_period_ns=period)
+    counts = state_counts(trace.table("python_function"))[tree.row]
+    most = 2 * counts > counts.sum(axis=1, keepdims=True)
+    kind = np.select([most[:, IDLE], most[:, WAITING]], [CallKind.IDLE, CallKind.WAITING], CallKind.FUNCTION)
+    forest = _of_tree(context, tree)
+    return replace(forest, kind=np.append(forest.kind[: len(forest) - len(tree)], kind))
+
+
+def gpu_calls(context: Context) -> CallForest:
+    """Returns GPU activities, in ns, below what launched them; what launched them took nothing itself."""
+    work, called = context.get(gpu), context.get(calls)
+    nodes = _Nodes(context.trace)
+    if not len(work):
+        return nodes.forest()
+    tree = context.get(event_tree)
+    known = np.flatnonzero(work.call >= 0)
+    call = work.call[known]
+    thread, moment = np.full(len(work), NOTHING), work.start.copy()
+    thread[known], moment[known] = called.thread[call], called.start[call]
+    above = np.full(len(work), NOTHING)
+    nodes.add_threads(np.append(tree.thread, thread[known]))
+    above[known] = nodes.thread_places(thread[known])
+    placed = nodes.add_events(context.trace, tree, np.zeros(len(tree), np.int64))
+    inner = np.full(len(work), NO_ROW, np.int64)
+    inner[known] = tree.innermost(thread[known], moment[known])
+    by_op = np.flatnonzero((inner == NO_ROW) & (work.op >= 0))
+    inner[by_op] = tree.nodes_of("cpu_op", len(context.trace.table("cpu_op")))[work.op[by_op]]
+    inside = np.flatnonzero(inner >= 0)
+    above[inside] = placed[inner[inside]]
+    lost = np.flatnonzero(above < 0)
+    if len(lost):
+        above[lost] = nodes.add(np.full(1, NOTHING), np.array([nodes.frame(NO_LAUNCH)]), CallKind.THREAD)
+    for part, names in _captured(context):
+        above[part] = nodes.add(above[part], names, CallKind.OPERATOR, thread=thread[part], start=moment[part])
+    nodes.add(above, work.name, CallKind.GPU, own=work.end - work.start, thread=thread, start=moment)
+    return nodes.forest()
+
+
+def _captured(context: Context) -> Iterator[tuple[Ints, Ints]]:
+    """Yields, level by level, the GPU activities that captured operators are known of, and these operators' names."""
+    operator, paths = context.get(captured_ops), context.get(op_paths)
+    for level in range(max(map(len, paths), default=0)):
+        names = np.array([path[level] if level < len(path) else NO_ROW for path in paths] + [NO_ROW], np.int64)
+        deep = np.flatnonzero(names[operator] != NO_ROW)
+        yield deep, names[operator[deep]]
+
+
+def sampled_lines(context: Context) -> CallForest:
+    """Returns sampled Python frames with their lines below them, and below a line what its thread waited for."""
+    table = context.trace.table("python_function")
+    nodes = _Nodes(context.trace)
+    if not table["samples"].any():
+        return nodes.forest()
+    nodes.add_threads(table["thread"])
+    rows = nodes.add_rows(table)
+    found = line_samples(context.trace)
+    leaf = _lines(nodes, rows, table, found)
+    idle = _idle_names(nodes, table, found)
+    for state, frame, kind in (
+        (WAITING, np.full(len(leaf), nodes.frame(GIL)), CallKind.WAITING),
+        (IDLE, idle, CallKind.IDLE),
+    ):
+        seen = np.flatnonzero(found.counts[:, state])
+        nodes.add_samples(leaf[seen], frame[seen], kind, found.counts[seen, state], table, found.row[seen])
+    return nodes.forest()
+
+
+def _lines(nodes: "_Nodes", rows: Ints, table: Table, found: LineSamples) -> Ints:
+    """Adds the lines. Returns the place of each line, or of its function if the line is unknown."""
+    numbers, number = np.unique(found.line, return_inverse=True)
+    frame = np.array([nodes.frame(f"line {line}") for line in numbers.tolist()], np.int64)[number.reshape(-1)]
+    leaf = rows[found.row]
+    known = np.flatnonzero(found.line > 0)
+    leaf[known] = nodes.add_samples(
+        leaf[known], frame[known], CallKind.FUNCTION, found.busy[known], table, found.row[known]
+    )
+    nodes.add_own(rows, found.row, np.where(found.line > 0, 0, found.busy))
+    return leaf
+
+
+def _idle_names(nodes: "_Nodes", table: Table, found: LineSamples) -> Ints:
+    """Returns the frame of the idle samples of each line: with what they waited for if all of its function's did."""
+    idle = table[STATES[IDLE]].astype(np.int64)
+    frame = np.full(len(table), nodes.frame(IDLING))
+    for wait in IDLE_FOR:
+        only = (table[wait] > 0) & (table[wait] == idle)
+        frame[only] = nodes.frame(f"{IDLING}: {wait.removeprefix('idle_')}")
+    return frame[found.row]
+
+
+IDLE_FOR = ("idle_sleep", "idle_lock", "idle_poll", "idle_io", "idle_child", "idle_driver", "idle_memory")
+
+
+def event_tree(context: Context) -> EventTree:
+    """Returns the tree of ops, annotations and Python frames of the trace."""
+    trace = context.trace
+    return build(trace.tables, trace.window_end_ns, sample_period_ns=trace.sample_period_ns)
+
+
+def _only(trace: Trace, *kinds: str) -> Mapping[str, Table]:
+    return {kind: trace.tables[kind] for kind in kinds if kind in trace.tables}
+
+
+def _of_tree(context: Context, tree: EventTree) -> CallForest:
+    nodes = _Nodes(context.trace)
+    nodes.add_threads(tree.thread)
+    nodes.add_events(context.trace, tree, tree.self_ns)
+    return nodes.forest()
+
+
+# ------------------------------------------------------------ how they are made
+
+
+class _Nodes:
+    """Collects the nodes of a forest: the threads first, callers before what they call."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._names = trace.target.threads
+        self._frames = list(trace.strings)  # frames 0 … are the names of the trace
+        self._parts: list[list[Ints]] = [[np.empty(0, np.int64)] * _COLUMNS]
+        self._depths: list[Ints] = [np.empty(0, np.int64)]
+        self._extra = (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._size = 0
+        self._ids = np.empty(0, np.int64)
+
+    def frame(self, text: str) -> int:
+        """Adds a frame that is not a name of the trace, and returns its number."""
+        self._frames.append(text)
+        return len(self._frames) - 1
+
+    def add(
+        self,
+        parent: Ints,
+        frame: Array,
+        kind: int | Array,
+        *,
+        own: Array | int = 0,
+        thread: Array | int = NOTHING,
+        start: Array | int = 0,
+        end: Array | int | None = None,
+        depth: Array | None = None,
+    ) -> Ints:
+        """Adds nodes and returns their places. end: the start without it. depth: needed if callers are new, too."""
+        count = len(parent)
+        below = self._below(parent) if depth is None else depth.astype(np.int64)
+        self._depths.append(below)
+        columns = parent, frame, kind, own, thread, start, start if end is None else end
+        self._parts.append([np.broadcast_to(np.asarray(column, np.int64), count) for column in columns])
+        self._size += count
+        return np.arange(self._size - count, self._size)
+
+    def add_threads(self, ids: Array) -> None:
+        """Adds a node for each thread, before all others."""
+        self._ids = np.unique(ids.astype(np.int64))
+        frames = [self.frame(self._thread_name(tid)) for tid in self._ids.tolist()]
+        self.add(np.full(len(frames), NOTHING), np.array(frames, np.int64), CallKind.THREAD, thread=self._ids)
+
+    def thread_places(self, ids: Array) -> Ints:
+        """Returns the node of each thread."""
+        return np.searchsorted(self._ids, ids)
+
+    def add_events(self, trace: Trace, tree: EventTree, own: Array) -> Ints:
+        """Adds the events of a tree and returns their places."""
+        frame, kind = np.zeros(len(tree), np.int64), np.zeros(len(tree), np.int64)
+        for number, name in enumerate(EVENT_KINDS):
+            mine = np.flatnonzero(tree.kind == number)
+            frame[mine], kind[mine] = trace.table(name)["name"][tree.row[mine]], _EVENTS[name]
+        parent = np.where(
+            tree.parent == NO_ROW, self.thread_places(tree.thread), tree.parent.astype(np.int64) + self._size
+        )
+        times: dict[str, Array] = {"thread": tree.thread, "start": tree.start, "end": tree.end}
+        return self.add(parent, frame, kind, own=own, depth=tree.depth + 1, **times)
+
+    def add_rows(self, table: Table) -> Ints:
+        """Adds the rows of python_function below their recorded callers and returns their places."""
+        above = _without_cycles(table["parent"].astype(np.int64))
+        parent = np.where(above == NO_ROW, self.thread_places(table["thread"]), above + self._size)
+        times = {"thread": table["thread"], "start": table["start"], "end": table.end(), "depth": _depths(above) + 1}
+        return self.add(parent, table["name"], CallKind.FUNCTION, **times)
+
+    def add_samples(self, parent: Ints, frame: Ints, kind: int, own: Array, table: Table, row: Ints) -> Ints:
+        """Adds what was sampled in these rows of python_function and returns the places."""
+        times = {"thread": table["thread"][row], "start": table["start"][row], "end": table.end()[row]}
+        return self.add(parent, frame, kind, own=own, **times)
+
+    def add_own(self, places: Ints, row: Ints, own: Array) -> None:
+        """Adds to the own values of nodes that are there: of places[row] each."""
+        self._extra = places[row], own
+
+    def forest(self) -> CallForest:
+        """Returns what was added."""
+        parent, frame, kind, own, thread, start, end = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        np.add.at(own, *self._extra)
+        return CallForest(parent, frame, kind, own, thread, start, end, np.concatenate(self._depths), self._frames)
+
+    def _below(self, parent: Ints) -> Ints:
+        """Returns the depth of what these nodes call."""
+        self._depths = [np.concatenate(self._depths)]
+        return np.append(self._depths[0], -1)[parent] + 1
+
+    def _thread_name(self, tid: int) -> str:
+        name = self._names.get(tid, "")
+        return f"thread {tid} ({name})" if name else f"thread {tid}"
+
+
+_COLUMNS = 7
+
+
+def _depths(parent: Ints) -> Ints:
+    """Returns the number of callers of each node, by doubling the distance that is looked up."""
+    above, depth = np.append(parent, NOTHING), np.append(parent >= 0, False).astype(np.int64)
+    while (above >= 0).any():
+        depth += depth[above]
+        above = above[above]
+    return depth[:-1]
+
+
+def _without_cycles(parent: Ints) -> Ints:
+    """Returns the callers, none for rows whose callers never end: a file may claim anything."""
+    above = np.append(parent, NOTHING)
+    for _ in range(len(parent).bit_length() + 1):
+        above = above[above]
+    return np.where(above[:-1] >= 0, NOTHING, parent)
