@@ -6,39 +6,56 @@ trace does not read it again.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kineto_trace.analysis.diff.diff_views import compare_jobs
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
-from kineto_trace.catalog.view_runner import failed_result
-from kineto_trace.errors import FileError
+from kineto_trace.catalog.view_runner import (
+    NO_MEMORY,
+    Contribution,
+    Request,
+    all_combined,
+    contribution_of,
+    opened_context,
+    unopened,
+)
+from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.html.view_charts import chart
 from kineto_trace.model.context import Context
-from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
-from kineto_trace.open.trace_opener import Form, detect, open_trace
+from kineto_trace.open.trace_discovery import Source, find_traces
+from kineto_trace.open.trace_opener import Form, detect
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
 
 from kinetoctl.base.view_settings import options_of, type_text
-from kinetoctl.client.result_rows import plain_rows
 from kinetoctl.errors import NotFound
+from kinetoctl.output.result_tables import documents
 
 MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
 DIFF, STEP = "diff_", "step"
 
 
+class _Open(NamedTuple):
+    """An open trace. source: with the rank that the trace states; stack: closes what was fetched for it."""
+
+    source: Source
+    context: Context
+    stack: ExitStack
+
+
 class TraceJobs:
     """The jobs, by name, and the open traces."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, int], Context] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._jobs: Mapping[str, Callable[..., Any]] = {
             "catalog": self.catalog,
             "ranks": self.ranks,
@@ -53,6 +70,8 @@ class TraceJobs:
 
     def forget(self) -> None:
         """Closes all traces."""
+        for found in self._open.values():
+            found.stack.close()
         self._open.clear()
 
     def catalog(self) -> list[dict[str, Any]]:
@@ -77,15 +96,10 @@ class TraceJobs:
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
         sources = self._sources(paths, rank)
-        before = self._sources(base, None) if base else []
-        results = []
-        for view in views:
-            try:
-                results.append(self._result(view, sources, before, options[view.name]))
-            except Exception as exc:
-                if len(views) == 1:
-                    raise
-                results.append(failed_result(view, str(exc)))
+        if len(views) == 1 and views[0].name.startswith(DIFF):
+            before = self._sources(base, None) if base else []
+            return [_document(self._compared(views[0], before, sources, options[views[0].name]), step, limit)]
+        results = self._combined([Request(view=view.name, options=options[view.name]) for view in views], sources)
         findings = next((result for result in results if result.view == "findings"), None)
         if findings is not None and len(sources) > 1 and not findings.failure:
             results[results.index(findings)] = common_findings(findings, len(sources), None)
@@ -115,29 +129,36 @@ class TraceJobs:
             )
         return chosen
 
-    def _context(self, source: Source) -> Context:
+    def _opened(self, source: Source) -> _Open:
+        """The trace, opened now or before. Raises TraceError."""
         key = str(source.path), source.rank
-        context = self._open.pop(key, None)
-        if context is None:
+        found = self._open.pop(key, None)
+        if found is None:
             while len(self._open) >= MAX_OPEN:
-                self._open.popitem(last=False)
-            context = Context(open_trace(source.path), rank=source.rank, worker=source.worker)
-        self._open[key] = context
-        return context
+                self._open.popitem(last=False)[1].stack.close()
+            with ExitStack() as stack:
+                found = _Open(*opened_context(source, stack), stack.pop_all())
+        self._open[key] = found
+        return found
 
-    def _result(
-        self, view: View, sources: Sequence[Source], base: Sequence[Source], options: Mapping[str, Any]
-    ) -> Result:
-        if view.name.startswith(DIFF):
-            return self._compared(view, base, sources, options)
-        partials, notes = [], rank_notes(sources)
-        for source in sources:
-            context = self._context(source)
-            partials.append((source.rank, view.packed(view.partial(context, **options))))
-            said = context.trace.remarks
-            notes += said if len(sources) == 1 else [f"rank {source.rank}: {note}" for note in said]
-        result = view.combine(partials, **options)
-        return replace(result, notes=tuple(dict.fromkeys((*result.notes, *notes))))
+    def _context(self, source: Source) -> Context:
+        return self._opened(source).context
+
+    def _combined(self, requests: Sequence[Request], sources: Sequence[Source]) -> list[Result]:
+        """The results of views over ranks, as `kinetoctl report` makes them: a rank that fails is missing in them."""
+        return all_combined(requests, [self._contribution(source, requests, len(sources) == 1) for source in sources])
+
+    def _contribution(self, source: Source, requests: Sequence[Request], alone: bool) -> Contribution:
+        try:
+            found = self._opened(source)
+        except TraceError as exc:
+            if alone:
+                raise
+            return unopened(source, requests, exc)
+        contribution = contribution_of(found.source, found.context, requests, alone=alone)
+        if NO_MEMORY in contribution.errors:  # may be held by the other traces: not this rank's failure
+            raise MemoryError
+        return contribution
 
     def _compared(
         self, view: View, base: Sequence[Source], sources: Sequence[Source], options: Mapping[str, Any]
@@ -179,20 +200,16 @@ def _text(value: Any) -> str:
 
 
 def _document(result: Result, step: str, limit: int) -> dict[str, Any]:
-    """A result as a plain value; `rows` are lists in the order of the columns, `chart` is SVG."""
+    """A result as `kinetoctl report -o json` has it, and what a page shows beside it; `chart` is SVG."""
     names = [column.name for column in result.columns]
     steps = list(dict.fromkeys(map(str, result.values(STEP)))) if STEP in names else []
     if step and STEP in names:
         kept = [place for place, value in enumerate(result.values(STEP)) if str(value) == step]
         result = replace(result, table=result.table.take(kept))
-    shown = replace(result, table=result.table.slice(0, limit))
     return {
+        **documents({result.view: result}, limit)[result.view],
         "view": result.view,
-        "columns": [column._asdict() for column in result.columns],
-        "rows": [list(row.values()) for row in plain_rows(shown)],
         "total": len(result),
-        "notes": list(result.notes),
-        "failure": result.failure,
         "steps": steps,
         "chart": str(chart(result)) if not result.failure else "",
     }

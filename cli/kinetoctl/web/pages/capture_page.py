@@ -8,7 +8,7 @@ from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
-from kinetoctl.web.pages.json_answers import json_answer, rows_of
+from kinetoctl.web.pages.json_answers import json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import grouped
 
@@ -39,8 +39,8 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         asked=asked,
         time=documents.get("time_causes"),
         missing=documents.get("not_recorded"),
-        findings=rows_of(findings) if findings else [],
-        findings_failure=findings["failure"] if findings else "",
+        findings=findings["rows"] if findings else [],
+        findings_failure=findings.get("failure", "") if findings else "",
         groups=[] if unfinished else grouped(catalog.documents),
         command=context.command("report", name),
         json="" if capture is None else f"/c/{capture_id}.json",

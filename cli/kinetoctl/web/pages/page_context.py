@@ -121,15 +121,21 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, titles=titles, title=title
+        human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, shown=shown, title=title
     )
     made.globals["prose"] = PROSE
     return made
 
 
-def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The headings of columns."""
-    return [text.lower() for text in headings([(column["name"], column["unit"]) for column in columns])]
+def shown(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The columns of a result that have any value, each with its heading."""
+    columns, rows = document["columns"], document["rows"]
+    heads = headings([(column["name"], column["unit"]) for column in columns])
+    return [
+        (head.lower(), column)
+        for head, column in zip(heads, columns, strict=True)
+        if any(row[column["name"]] is not None for row in rows)
+    ]
 
 
 def title(name: str) -> str:
