@@ -25,7 +25,7 @@ SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartLine:
     """One line. times: us since the recording began, ascending; values: as many."""
 
     name: str
@@ -49,7 +49,7 @@ class _Frame:
         return _short(TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low))
 
 
-def curves(series: Sequence[Curve], unit: str, *, mark: tuple[float, str] | None = None) -> Markup:
+def curves(series: Sequence[ChartLine], unit: str, *, mark: tuple[float, str] | None = None) -> Markup:
     """Draws lines. mark: a time and what happened then. Empty if no curve has two moments."""
     shown = [each for each in series if len(each.times) > 1 and all(map(isfinite, each.values))]
     if not shown or max(each.times[-1] for each in shown) <= min(each.times[0] for each in shown):
@@ -82,7 +82,7 @@ def areas(times: Sequence[float], series: Sequence[Series], unit: str) -> Markup
             )
         )
         below = above
-    shown = [Curve(each.name, times, []) for each in series]
+    shown = [ChartLine(each.name, times, []) for each in series]
     return legend(series) + _chart(frame, parts, shown, unit)
 
 
@@ -114,7 +114,7 @@ def _mark(frame: _Frame, time: float, text: str) -> Markup:
     )
 
 
-def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[Curve], unit: str) -> Markup:
+def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], unit: str) -> Markup:
     factor, shown_unit = scale(unit, max(abs(frame.low), abs(frame.high)))
     per, time_unit = scale("us", frame.last - frame.first)
     grid = [

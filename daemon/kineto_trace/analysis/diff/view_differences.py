@@ -34,7 +34,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ComparedRows:
     """How the rows of a view are compared. sums: figures of the whole recording; plain: other figures."""
 
     keys: tuple[str, ...]
@@ -43,7 +43,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class ComparedSteps:
     """How the rows of a view with a row for each step are compared. figures: times (us) of a step."""
 
     keys: tuple[str, ...]
@@ -60,53 +60,59 @@ class Extent:
 
 
 # Views whose rows are steps, parts of a program, or ranks. Those of moments and single events have no counterparts.
-COMPARED: Mapping[str, Rows | StepRows] = {
-    "step_phases": StepRows(
+COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
+    "step_phases": ComparedSteps(
         ("rank",), ("total_us", "loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
     ),
-    "rank_steps": StepRows(("rank",), ("step_us", "waiting_us")),
-    "profiler_steps": StepRows(("rank",), ("duration_us", "gpu_us")),
-    "distributed_wait": StepRows(("rank",), ("transfer_us", "synchronizing_us")),
-    "distributed_overlap": StepRows(("rank",), ("computation_us", "overlapping_us", "communication_us", "other_us")),
-    "step_spread": StepRows((), ("median_us", "min_us", "max_us")),
-    "overview": Rows(
+    "rank_steps": ComparedSteps(("rank",), ("step_us", "waiting_us")),
+    "profiler_steps": ComparedSteps(("rank",), ("duration_us", "gpu_us")),
+    "distributed_wait": ComparedSteps(("rank",), ("transfer_us", "synchronizing_us")),
+    "distributed_overlap": ComparedSteps(
+        ("rank",), ("computation_us", "overlapping_us", "communication_us", "other_us")
+    ),
+    "step_spread": ComparedSteps((), ("median_us", "min_us", "max_us")),
+    "overview": ComparedRows(
         ("rank",), ("kernel_us", "kernels"), ("step_us", "utilization_pct", "sm_efficiency_pct", "occupancy_pct")
     ),
-    "time_causes": Rows(("rank", "device", "cause"), (), ("share_pct",)),
-    "rank_time_causes": Rows(("cause",), (), ("share_pct",)),
-    "ranks": Rows(("rank",), (), ("step_us", "computation_us", "communication_us", "waiting_us", "waited_for_us")),
-    "rank_waits": Rows(("rank", "waits_for"), ("wait_us", "collectives"), ("mean_wait_us",)),
-    "stragglers": Rows(("rank",), ("caused_us", "late_collectives"), ("mean_late_us",)),
-    "collective_summary": Rows(
+    "time_causes": ComparedRows(("rank", "device", "cause"), (), ("share_pct",)),
+    "rank_time_causes": ComparedRows(("cause",), (), ("share_pct",)),
+    "ranks": ComparedRows(
+        ("rank",), (), ("step_us", "computation_us", "communication_us", "waiting_us", "waited_for_us")
+    ),
+    "rank_waits": ComparedRows(("rank", "waits_for"), ("wait_us", "collectives"), ("mean_wait_us",)),
+    "stragglers": ComparedRows(("rank",), ("caused_us", "late_collectives"), ("mean_late_us",)),
+    "collective_summary": ComparedRows(
         ("collective", "group_description", "dtype", "bytes"),
         ("total_us", "calls", "wait_us"),
         ("mean_us", "busbw_gb_s"),
     ),
-    "distributed_ops": Rows(("rank", "name"), ("total_us", "calls", "total_bytes"), ("avg_us",)),
-    "kernels_by_op": Rows(("rank", "name", "op", "grid", "block"), ("total_us", "calls"), ("mean_us",)),
-    "kernel_breakdown": Rows(("rank", "kernel_type", "name"), ("sum_us", "count"), ("mean_us",)),
-    "kernel_type_breakdown": Rows(("rank", "kernel_type"), ("sum_us",), ("share_pct",)),
-    "gpu_annotations": Rows(("rank", "name"), ("sum_us", "count"), ("mean_us",)),
-    "gpu_summary": Rows(("rank", "device"), ("kernel_us", "kernels"), ("utilization_pct", "peak_memory_bytes")),
-    "temporal_breakdown": Rows(("rank", "device"), ("idle_us", "compute_us", "non_compute_us"), ("idle_pct",)),
-    "comm_comp_overlap": Rows(("rank", "device"), ("communication_us", "overlapped_us"), ("overlap_pct",)),
-    "tensor_core_use": Rows(("rank", "figure"), (), ("used_pct",)),
-    "idle_causes": Rows(("rank", "device", "cause"), ("idle_us", "gaps"), ("window_pct",)),
-    "idle_breakdown": Rows(("rank", "device", "stream", "category"), ("idle_us", "count"), ("mean_us",)),
-    "blocked_on_full_queue": Rows(("rank", "device", "stream"), ("blocked_us",), ("blocked_pct",)),
-    "queue_length_summary": Rows(("rank", "device", "stream"), (), ("mean", "p50", "max")),
-    "memory_bandwidth_summary": Rows(("rank", "device", "kind"), ("count",), ("mean", "p50")),
-    "launch_summary": Rows(("rank",), ("launches", "cpu_us", "gpu_us"), ("mean_delay_us",)),
-    "op_kernel_delay": Rows(("rank", "op", "kernels"), ("count",), ("launch_delay_us",)),
-    "graph_operators": Rows(("rank", "operator", "path", "input_shape"), ("total_us", "launches"), ()),
-    "critical_path_breakdown": Rows(("rank", "bound_by"), (), ("share_pct",)),
-    "hot_lines": Rows(("rank", "function", "file", "part"), (), ("per_step_us", "share_pct")),
-    "data_loading": Rows(("rank", "what", "function"), (), ("per_step_us", "share_pct")),
-    "threads": Rows(("rank", "name"), ("cpu_us", "cpu_wait_us"), ("cpu_pct",)),
-    "process_use": Rows(("rank",), (), ("cpu_cores", "cpu_wait_cores", "throttled_pct")),
-    "memory_statistics": Rows(("rank", "device", "operator"), ("allocation_bytes", "allocation_count", "calls"), ()),
-    "memory_peak": Rows(("rank", "device", "operator"), (), ("held_bytes", "peak_bytes")),
-    "memory_peak_blocks": Rows(("rank", "device", "operator", "call_stack"), (), ("held_bytes", "blocks")),
+    "distributed_ops": ComparedRows(("rank", "name"), ("total_us", "calls", "total_bytes"), ("avg_us",)),
+    "kernels_by_op": ComparedRows(("rank", "name", "op", "grid", "block"), ("total_us", "calls"), ("mean_us",)),
+    "kernel_breakdown": ComparedRows(("rank", "kernel_type", "name"), ("sum_us", "count"), ("mean_us",)),
+    "kernel_type_breakdown": ComparedRows(("rank", "kernel_type"), ("sum_us",), ("share_pct",)),
+    "gpu_annotations": ComparedRows(("rank", "name"), ("sum_us", "count"), ("mean_us",)),
+    "gpu_summary": ComparedRows(("rank", "device"), ("kernel_us", "kernels"), ("utilization_pct", "peak_memory_bytes")),
+    "temporal_breakdown": ComparedRows(("rank", "device"), ("idle_us", "compute_us", "non_compute_us"), ("idle_pct",)),
+    "comm_comp_overlap": ComparedRows(("rank", "device"), ("communication_us", "overlapped_us"), ("overlap_pct",)),
+    "tensor_core_use": ComparedRows(("rank", "figure"), (), ("used_pct",)),
+    "idle_causes": ComparedRows(("rank", "device", "cause"), ("idle_us", "gaps"), ("window_pct",)),
+    "idle_breakdown": ComparedRows(("rank", "device", "stream", "category"), ("idle_us", "count"), ("mean_us",)),
+    "blocked_on_full_queue": ComparedRows(("rank", "device", "stream"), ("blocked_us",), ("blocked_pct",)),
+    "queue_length_summary": ComparedRows(("rank", "device", "stream"), (), ("mean", "p50", "max")),
+    "memory_bandwidth_summary": ComparedRows(("rank", "device", "kind"), ("count",), ("mean", "p50")),
+    "launch_summary": ComparedRows(("rank",), ("launches", "cpu_us", "gpu_us"), ("mean_delay_us",)),
+    "op_kernel_delay": ComparedRows(("rank", "op", "kernels"), ("count",), ("launch_delay_us",)),
+    "graph_operators": ComparedRows(("rank", "operator", "path", "input_shape"), ("total_us", "launches"), ()),
+    "critical_path_breakdown": ComparedRows(("rank", "bound_by"), (), ("share_pct",)),
+    "hot_lines": ComparedRows(("rank", "function", "file", "part"), (), ("per_step_us", "share_pct")),
+    "data_loading": ComparedRows(("rank", "what", "function"), (), ("per_step_us", "share_pct")),
+    "threads": ComparedRows(("rank", "name"), ("cpu_us", "cpu_wait_us"), ("cpu_pct",)),
+    "process_use": ComparedRows(("rank",), (), ("cpu_cores", "cpu_wait_cores", "throttled_pct")),
+    "memory_statistics": ComparedRows(
+        ("rank", "device", "operator"), ("allocation_bytes", "allocation_count", "calls"), ()
+    ),
+    "memory_peak": ComparedRows(("rank", "device", "operator"), (), ("held_bytes", "peak_bytes")),
+    "memory_peak_blocks": ComparedRows(("rank", "device", "operator", "call_stack"), (), ("held_bytes", "blocks")),
 }
 
 
@@ -129,7 +135,7 @@ def view_differences(
         raise ViewError(
             f"the rows of the view {other.view} are moments, events or texts, without counterparts in another trace"
         )
-    if isinstance(how, StepRows):
+    if isinstance(how, ComparedSteps):
         return _by_steps(baseline, other, how, extents)
     return _by_rows(baseline, other, how, extents)
 
@@ -138,7 +144,7 @@ def view_differences(
 
 
 def _by_rows(
-    baseline: Result, other: Result, how: Rows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
+    baseline: Result, other: Result, how: ComparedRows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
     per = PER_STEP if all(_has_steps(side) for side in extents) else PER_SECOND
     sides = [_keyed(result, how, _factor(side, per)) for result, side in zip((baseline, other), extents, strict=True)]
@@ -170,7 +176,7 @@ def _factor(side: Mapping[int, Extent], per: str) -> float:
     return float(np.mean([each.step_s for each in side.values()])) / seconds if per == PER_STEP else 1 / seconds
 
 
-def _keyed(result: Result, how: Rows, factor: float) -> dict[Key, list[float | None]]:
+def _keyed(result: Result, how: ComparedRows, factor: float) -> dict[Key, list[float | None]]:
     """The figures of each key: sums of all its rows, and what is no sum if the key has one row only."""
     found: dict[Key, list[float | None]] = {}
     columns = [result.values(name) for name in (*how.sums, *how.plain)]
@@ -202,7 +208,7 @@ def _keys(result: Result, names: Sequence[str]) -> list[Key]:
 
 
 def _by_steps(
-    baseline: Result, other: Result, how: StepRows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
+    baseline: Result, other: Result, how: ComparedSteps, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
 ) -> Result:
     sides = [_samples(result, how, side) for result, side in zip((baseline, other), extents, strict=True)]
     keys = [key for key in sides[1] if key in sides[0]]
@@ -223,7 +229,7 @@ def _by_steps(
     return _result(other, how.keys, keys, found, order, verdicts, notes)
 
 
-def _samples(result: Result, how: StepRows, side: Mapping[int, Extent]) -> dict[Key, list[Floats]]:
+def _samples(result: Result, how: ComparedSteps, side: Mapping[int, Extent]) -> dict[Key, list[Floats]]:
     """The values of each key and figure over the whole steps; NaN: missing."""
     found: dict[Key, list[list[float]]] = {}
     ranks = result.values("rank") if "rank" in how.keys else [None] * len(result)

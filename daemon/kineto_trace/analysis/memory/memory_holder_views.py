@@ -52,8 +52,9 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         moments = time[0] + (time[-1] - time[0]) * np.arange(points, dtype=np.int64) // (points - 1)
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & records.addressed)
         numbers = np.unique(owners.number[rows])
-        held = np.stack([_held(records, rows[owners.number[rows] == number], moments) for number in numbers] or [[]])
-        order = np.argsort(-held.max(axis=1, initial=0), kind="stable") if len(numbers) else np.empty(0, np.int64)
+        of_each = [_held(records, rows[owners.number[rows] == number], moments) for number in numbers.tolist()]
+        held = np.array(of_each, np.int64).reshape(len(numbers), points)
+        order = np.argsort(-held.max(axis=1), kind="stable")
         own, rest = order[:operators], order[operators:]
         texts = [str(text) if text is not None else None for text in owners.texts[numbers[own]].tolist()]
         series = [*zip(texts, held[own], strict=True), *([(OTHERS, held[rest].sum(0))] if len(rest) else [])]

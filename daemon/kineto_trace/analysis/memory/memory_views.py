@@ -288,7 +288,8 @@ def held_at(records: Records, device: int, when: int) -> Ints:
     """Returns the places of the allocations of a device that were held at this time (Unix ns), as far as recorded."""
     rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
     rows = rows[records.addressed[rows]]
-    return rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
+    found: Ints = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
+    return found
 
 
 def operator_texts(

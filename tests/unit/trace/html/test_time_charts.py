@@ -1,15 +1,15 @@
 from kineto_trace.html.charts import Series
-from kineto_trace.html.time_charts import Curve, areas, curves, scale
+from kineto_trace.html.time_charts import ChartLine, areas, curves, scale
 
 
 def test_a_value_holds_until_the_next_one() -> None:
-    text = str(curves([Curve("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
+    text = str(curves([ChartLine("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
     assert 'points="64,190 506,190 506,10 948,10"' in text
     assert "bytes over µs since the recording began" in text
 
 
 def test_values_below_zero_are_inside_the_chart() -> None:
-    text = str(curves([Curve("held", [0.0, 10.0], [-5.0, 5.0])], "bytes"))
+    text = str(curves([ChartLine("held", [0.0, 10.0], [-5.0, 5.0])], "bytes"))
     assert 'points="64,190 948,190 948,10"' in text
 
 
@@ -20,9 +20,9 @@ def test_areas_are_on_top_of_each_other() -> None:
 
 
 def test_what_is_no_curve_is_not_drawn_and_names_are_text() -> None:
-    assert curves([Curve("one", [1.0], [1.0])], "") == ""
+    assert curves([ChartLine("one", [1.0], [1.0])], "") == ""
     assert areas([0.0, 1.0], [Series("a", [0.0, None])], "bytes") == ""
-    assert "<b>" not in str(curves([Curve("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", mark=(0.5, "<b>")))
+    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", mark=(0.5, "<b>")))
 
 
 def test_units_fit_the_largest_value() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, Rows, StepRows, view_differences
+from kineto_trace.analysis.diff.view_differences import COMPARED, ComparedRows, ComparedSteps, Extent, view_differences
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import ViewError
 from kineto_trace.view_api.result import Result, make_result
@@ -33,11 +33,11 @@ def kernel(name: str, us: float, **more: Any) -> dict[str, Any]:
 
 def test_every_view_that_is_compared_has_the_columns_that_are_named() -> None:
     for name, how in COMPARED.items():
-        figures = how.figures if isinstance(how, StepRows) else (*how.sums, *how.plain)
+        figures = how.figures if isinstance(how, ComparedSteps) else (*how.sums, *how.plain)
         columns = {column.name: column.type for column in VIEWS[name].result_columns}
         assert set(how.keys) | set(figures) <= set(columns), name
         assert {columns[figure] for figure in figures} <= {"int", "float"}, name
-        assert isinstance(how, Rows) or "step" in columns, name
+        assert isinstance(how, ComparedRows) or "step" in columns, name
 
 
 def test_rows_are_matched_by_their_keys_and_sums_are_per_second_without_steps() -> None:
