@@ -1,12 +1,12 @@
 """The values behind pages, as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kinetoctl.web.http.web_messages import JSON, WebAnswer
 
-_PAGE = ("view", "total", "steps", "chart")  # of a result for a page, beside what a report has
+_PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
 
 
 def json_answer(value: Any) -> WebAnswer:
@@ -15,6 +15,9 @@ def json_answer(value: Any) -> WebAnswer:
     return WebAnswer(content=content.encode("utf-8", "replace"), content_type=JSON)
 
 
-def result_answer(document: Mapping[str, Any]) -> WebAnswer:
-    """The result of a view, as `kinetoctl report -o json` has it (docs/report.schema.json)."""
-    return json_answer({document["view"]: {name: value for name, value in document.items() if name not in _PAGE}})
+def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:
+    """The results of views, as `kinetoctl report -o json` has them (docs/report.schema.json describes one)."""
+    every = [each for document in documents for each in (document, document.get("compared")) if each is not None]
+    return json_answer(
+        {each["view"]: {name: value for name, value in each.items() if name not in _PAGE} for each in every}
+    )

@@ -19,6 +19,7 @@ from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.timeline_links import place_of
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -73,6 +74,21 @@ class PageContext:
         found: list[dict[str, Any]] = self.queue.result(traces.identity, job, wait_s=WAIT_S)
         return found
 
+    def results(
+        self, trace_id: str, views: Sequence[str], *, base: str = "", wait_s: float = WAIT_S, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """Each view's result. base: the id of the traces to compare with; arguments: of TraceJobs.views.
+
+        Raises NotFound, Computing, TooBusy, AnalysisFailed and the client's errors.
+        """
+        traces = self.library.find(trace_id, wait_s)
+        identity, job = traces.identity, {"job": "views", "names": views, "paths": traces.paths, **arguments}
+        if base:
+            before = self.library.find(base, wait_s)
+            identity, job = f"{identity} {before.identity}", {**job, "base": before.paths}
+        found: list[dict[str, Any]] = self.queue.result(identity, job, wait_s=wait_s)
+        return found
+
     def name(self, trace_id: str) -> str:
         """What people call these traces: the argument of the command line, or the id of the capture."""
         return self.library.files.get(trace_id, trace_id)
@@ -121,7 +137,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, shown=shown, title=title
+        human=human,
+        size=units.size,
+        age=units.age,
+        moment=units.moment,
+        visible=visible,
+        shown=shown,
+        title=title,
+        place_of=place_of,
     )
     made.globals["prose"] = PROSE
     return made
