@@ -8,3 +8,11 @@ DIFF_VIEWS = {  # compared per step
     "paths": "diff_call_paths",
     "python": "diff_python_functions",
 }
+COUNTERPARTS = {  # views of one trace: those that compare the same in two, step by step
+    "step_breakdown": "diff_step_times",
+    "operators": "diff_operators",
+    "kernels": "diff_kernel_names",
+    "modules": "diff_modules",
+    "call_tree": "diff_call_paths",
+    "python_samples": "diff_python_functions",
+}

@@ -15,9 +15,12 @@ from kinetoctl.web.http.sessions import COOKIE, LIFETIME_S, Sessions, WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
 from kinetoctl.web.pages.captures_page import captures_json, captures_page
+from kinetoctl.web.pages.counters_page import counters_json, counters_page
 from kinetoctl.web.pages.flame_page import flame_json, flame_page
 from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
+from kinetoctl.web.pages.memory_page import memory_json, memory_page
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
+from kinetoctl.web.pages.ranks_page import ranks_json, ranks_page
 from kinetoctl.web.pages.sql_page import sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_json, view_page
@@ -41,6 +44,12 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", rf"/c/{_ID}/view/{_NAME}\.json", view_json),
         ("GET", f"/c/{_ID}/flame", flame_page),
         ("GET", rf"/c/{_ID}/flame\.json", flame_json),
+        ("GET", f"/c/{_ID}/ranks", ranks_page),
+        ("GET", rf"/c/{_ID}/ranks\.json", ranks_json),
+        ("GET", f"/c/{_ID}/memory", memory_page),
+        ("GET", rf"/c/{_ID}/memory\.json", memory_json),
+        ("GET", f"/c/{_ID}/counters", counters_page),
+        ("GET", rf"/c/{_ID}/counters\.json", counters_json),
         ("GET", f"/c/{_ID}/timeline", timeline_page),
         ("GET", f"/c/{_ID}/timeline/trace", timeline_trace),
     )

@@ -6,6 +6,7 @@ from kineto_trace.analysis.diff import diff_views, event_diff_views  # noqa: F40
 from kineto_trace.analysis.distributed import (  # noqa: F401
     collective_views,
     distributed_views,
+    rank_step_views,
     rank_views,
     straggler_views,
     what_if_views,
@@ -25,8 +26,14 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
 from kineto_trace.analysis.kernels import counter_views, graph_views, kernel_sequence_views, kernel_views  # noqa: F401
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
-from kineto_trace.analysis.memory import memory_views, tensor_views  # noqa: F401
-from kineto_trace.analysis.overview import not_recorded_views, overview_views, step_views, validation_views  # noqa: F401
+from kineto_trace.analysis.memory import memory_holder_views, memory_views, tensor_views  # noqa: F401
+from kineto_trace.analysis.overview import (  # noqa: F401
+    counter_series_views,
+    not_recorded_views,
+    overview_views,
+    step_views,
+    validation_views,
+)
 from kineto_trace.compat.views import (  # noqa: F401
     hta_annotation_views,
     hta_critical_path_views,

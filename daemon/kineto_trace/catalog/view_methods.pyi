@@ -149,6 +149,24 @@ class Views:
         Columns: rank, device, communication_us, overlapped_us, overlap_pct.
         """
 
+    def counters(
+        self,
+        sources: Sources,
+        *,
+        max_points: int = 0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+
+        What the kernel counted is given per second of the interval that begins at the time of the row.
+
+        Options:
+        - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
+          (largest triangle three buckets). 0 keeps all.
+
+        Columns: rank, counter, unit, time_ns, time_us, value.
+        """
+
     def counters_with_operators(
         self,
         sources: Sources,
@@ -1017,6 +1035,26 @@ class Views:
         Columns: rank, device, operator, size_bytes, allocation_us, release_us, duration_us, address.
         """
 
+    def memory_holders(
+        self,
+        sources: Sources,
+        *,
+        points: int = 120,
+        operators: int = 8,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Which operators' blocks filled the memory of each device over time, at equally spaced moments.
+
+        The operators that held most at any of these moments have rows of their own, the others share one. Only blocks that
+        were allocated in the recording count: what was held before it has no operator, and is not in these rows.
+
+        Options:
+        - points: number of moments per device.
+        - operators: number of operators with rows of their own.
+
+        Columns: rank, device, time_ns, time_us, operator, held_bytes.
+        """
+
     def memory_peak(
         self,
         sources: Sources,
@@ -1029,6 +1067,24 @@ class Views:
         recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
 
         Columns: rank, device, peak_bytes, time_ns, reserved_bytes, operator, held_bytes, held_pct, blocks.
+        """
+
+    def memory_peak_blocks(
+        self,
+        sources: Sources,
+        *,
+        top: int = 50,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The blocks that were held when most memory of a device was allocated, by operator and Python stack.
+
+        Blocks are those of the view memory_peak; what was allocated before the recording has none. Stacks are those of the
+        operators, as in the view operators. Rows are grouped by device, most bytes first.
+
+        Options:
+        - top: number of rows per device.
+
+        Columns: rank, device, time_ns, operator, held_bytes, blocks, call_stack.
         """
 
     def memory_statistics(
@@ -1258,6 +1314,21 @@ class Views:
         compat=hta: the figures of get_queue_length_summary.
 
         Columns: rank, device, stream, count, mean, std, min, p25, p50, p75, max, time_mean.
+        """
+
+    def rank_steps(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Every complete step of every rank: how long it took on the host, and how long the rank waited in it.
+
+        Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
+        collectives count for the step in which they were launched. Ranks that count their steps differently are mapped to
+        the numbers of the first rank by the times at which steps began. Rows are ordered by rank and step.
+
+        Columns: rank, step, start_ns, step_us, waiting_us.
         """
 
     def rank_time_causes(

@@ -50,6 +50,7 @@ GZIP_RATIO = 12  # of the JSON of traces
 STORED_RATIO = 20  # bytes in memory for a byte of a stored trace
 MEMORY_RATIO = 1.5  # bytes in memory for a byte of JSON while it is read
 
+NO_MEMORY = "not enough memory"  # the error of a contribution
 MANY_RANKS = 4  # that have the same note
 WORKERS_S = 10.0  # that a cluster may take to have a first worker
 
@@ -124,7 +125,7 @@ def run_views(
     else:
         with pool(found) as own:
             contributions = _map(own, found, wanted)
-    return _all_combined(wanted, contributions)
+    return all_combined(wanted, contributions)
 
 
 def contribute(source: Source, requests: Sequence[Request]) -> Contribution:
@@ -171,26 +172,50 @@ def _contribute(source: Source, requests: Sequence[Request], *, alone: bool) -> 
     alone: it is the only trace, so the caller is told at once that it cannot be read, or that the only view fails.
     """
     with _one_trace, ExitStack() as stack:
-        values: list[Any] = [None] * len(requests)
-        errors: list[str | None] = [None] * len(requests)
         try:
-            trace = opened(source, stack)
+            found, context = opened_context(source, stack)
         except Exception as exc:
             if alone:
                 raise
-            return Contribution(source, values, [_text(exc)] * len(requests))
-        if source.rank_from in ("name", "order") and trace.target.rank is not None:
-            source = replace(source, rank=trace.target.rank, rank_from="trace")
-        context = Context(trace, rank=source.rank, worker=source.worker)
-        for place, request in enumerate(requests):
-            view = find_view(request.view)
-            try:
-                values[place] = view.packed(view.partial(context, **request.keywords()))
-            except Exception as exc:
-                if alone and len(requests) == 1:
-                    raise
-                errors[place] = _text(exc)
-        return Contribution(source, values, errors, context.trace.remarks)
+            return unopened(source, requests, exc)
+        return contribution_of(found, context, requests, alone=alone)
+
+
+def opened_context(source: Source, stack: ExitStack) -> tuple[Source, Context]:
+    """Opens one trace as `opened` does. Returns its context, and its source with the rank that the trace itself states.
+
+    Raises TraceError.
+    """
+    trace = opened(source, stack)
+    if source.rank_from in ("name", "order") and trace.target.rank is not None:
+        source = replace(source, rank=trace.target.rank, rank_from="trace")
+    return source, Context(trace, rank=source.rank, worker=source.worker)
+
+
+def unopened(source: Source, requests: Sequence[Request], exc: Exception) -> Contribution:
+    """Returns the contribution of a trace that could not be opened: no values, and why."""
+    return Contribution(source, [None] * len(requests), [_text(exc)] * len(requests))
+
+
+def contribution_of(
+    source: Source, context: Context, requests: Sequence[Request], *, alone: bool = False
+) -> Contribution:
+    """Computes what the views need from an open trace.
+
+    alone: it is the only trace. An exception of the only request is then raised; it is an error of the contribution
+    otherwise.
+    """
+    values: list[Any] = [None] * len(requests)
+    errors: list[str | None] = [None] * len(requests)
+    for place, request in enumerate(requests):
+        view = find_view(request.view)
+        try:
+            values[place] = view.packed(view.partial(context, **request.keywords()))
+        except Exception as exc:
+            if alone and len(requests) == 1:
+                raise
+            errors[place] = _text(exc)
+    return Contribution(source, values, errors, context.trace.remarks)
 
 
 def opened(source: Source, stack: ExitStack) -> Trace:
@@ -224,7 +249,7 @@ def _text(exc: BaseException) -> str:
     if isinstance(exc, TraceError):
         return str(exc)
     if isinstance(exc, MemoryError):
-        return "not enough memory"
+        return NO_MEMORY
     frames = traceback.extract_tb(exc.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(exc).__name__}: {exc}{place}"
@@ -233,8 +258,12 @@ def _text(exc: BaseException) -> str:
 # ------------------------------------------------------------ reduce
 
 
-def _all_combined(requests: Sequence[Request], contributions: Sequence[Contribution]) -> list[Result]:
-    """Returns a result for each request; one that failed says so. Raises the first failure if all have failed."""
+def all_combined(requests: Sequence[Request], contributions: Sequence[Contribution]) -> list[Result]:
+    """Returns the result of each request from the contributions of all traces; one that failed says so.
+
+    A rank that failed is missing, and a note says so; notes that many ranks share become one. Raises the first failure
+    if all requests have failed.
+    """
     results: list[Result] = []
     failures: list[Exception] = []
     for place, request in enumerate(requests):

@@ -43,6 +43,16 @@ class Browser:
         self, path: str, method: str = "GET", fields: Mapping[str, str] | None = None, *, port: int = 0, **headers: str
     ) -> Page:
         """One request. headers: their names with underscores; they replace what is sent otherwise."""
+        answer, content = self._asked(path, method, fields, port, headers)
+        return Page(answer.status, content.decode("utf-8", "replace"), dict(answer.getheaders()))
+
+    def raw(self, path: str) -> bytes:
+        """The bytes of an answer."""
+        return self._asked(path, "GET", None, 0, {})[1]
+
+    def _asked(
+        self, path: str, method: str, fields: Mapping[str, str] | None, port: int, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         at = port or self.web.pages.port
         sent = {"Host": f"127.0.0.1:{at}", "Cookie": self.cookie}
         body = urlencode(fields) if fields is not None else None
@@ -53,7 +63,7 @@ class Browser:
         try:
             connection.request(method, path, body, {name: value for name, value in sent.items() if value})
             answer = connection.getresponse()
-            return Page(answer.status, answer.read().decode("utf-8", "replace"), dict(answer.getheaders()))
+            return answer, answer.read()
         finally:
             connection.close()
 

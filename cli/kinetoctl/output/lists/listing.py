@@ -155,16 +155,18 @@ def _document(entry: Entry, kind: ListKind) -> dict[str, Any]:
 
 def _table(entries: Sequence[Entry], kind: ListKind, settings: CommonOptions) -> tuple[list[str], list[list[str]]]:
     """Titles and rows."""
-    cells = [
-        (column, [column.cell(entry.item) for entry in entries])
-        for column in kind.columns
-        if settings.wide or not column.wide
-    ]
     shown = [
-        (column.title, values)
-        for column, values in cells
-        if not column.optional or any(value != NOTHING for value in values)
+        (column.title, cells)
+        for column, cells in shown_columns([entry.item for entry in entries], kind, wide=settings.wide)
     ]
     if any(entry.host for entry in entries):
         shown.insert(0, ("HOST", [entry.host for entry in entries]))
-    return [title for title, _ in shown], [list(row) for row in zip(*(values for _, values in shown), strict=True)]
+    return [title for title, _ in shown], [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
+
+
+def shown_columns(items: Sequence[Any], kind: ListKind, *, wide: bool) -> list[tuple[ListColumn, list[str]]]:
+    """The columns of a list of these items, each with its cells. wide: all of them, as with -o wide."""
+    cells = [(column, [column.cell(item) for item in items]) for column in kind.columns if wide or not column.wide]
+    return [
+        (column, values) for column, values in cells if not column.optional or any(value != NOTHING for value in values)
+    ]

@@ -6,40 +6,63 @@ trace does not read it again.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from kineto_trace.analysis.diff.diff_views import compare_jobs
+from kineto_trace.analysis.diff.view_differences import extent, view_differences
 from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
-from kineto_trace.catalog.view_runner import failed_result
-from kineto_trace.errors import FileError
+from kineto_trace.catalog.view_runner import (
+    NO_MEMORY,
+    Contribution,
+    Request,
+    all_combined,
+    contribution_of,
+    opened_context,
+    unopened,
+)
+from kineto_trace.conversion.time_cut import around, cut, longest
+from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.html.view_charts import chart
 from kineto_trace.model.context import Context
-from kineto_trace.open.trace_discovery import Source, find_traces, rank_notes
-from kineto_trace.open.trace_opener import Form, detect, open_trace
+from kineto_trace.open.trace_discovery import Source, find_traces
+from kineto_trace.open.trace_opener import Form, detect
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
-from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.view import View
 
+from kinetoctl.base.diff_names import COUNTERPARTS
 from kinetoctl.base.view_settings import options_of, type_text
-from kinetoctl.client.result_rows import plain_rows
-from kinetoctl.errors import NotFound
+from kinetoctl.errors import CliError, NotFound
+from kinetoctl.output.result_tables import documents
 from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_values
+from kinetoctl.web.analyses.page_charts import DRAWINGS
 
 MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
 DIFF, STEP = "diff_", "step"
+NO_COMMON_RANK = "the two jobs have no rank in common"
+
+
+class _Open(NamedTuple):
+    """An open trace. source: with the rank that the trace states; stack: closes what was fetched for it."""
+
+    source: Source
+    context: Context
+    stack: ExitStack
 
 
 class TraceJobs:
     """The jobs, by name, and the open traces."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, int], Context] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._jobs: Mapping[str, Callable[..., Any]] = {
             "catalog": self.catalog,
             "ranks": self.ranks,
@@ -55,6 +78,8 @@ class TraceJobs:
 
     def forget(self) -> None:
         """Closes all traces."""
+        for found in self._open.values():
+            found.stack.close()
         self._open.clear()
 
     def catalog(self) -> list[dict[str, Any]]:
@@ -74,24 +99,37 @@ class TraceJobs:
         step: str = "",
         settings: Sequence[tuple[str, str]] = (),
         limit: int = MAX_ROWS,
+        drawings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        compare: Sequence[str] = (),
     ) -> list[dict[str, Any]]:
-        """Each view's result. base: the traces to compare with; rank and step: the only ones of interest."""
+        """Each view's result. rank and step: the only ones of interest.
+
+        base: the traces to compare with. compare: the views that are not comparisons themselves of which a comparison
+        with them is added, as `compared`.
+        drawings: the options of those of page_charts, by view; other views have charts of their own.
+        """
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
         sources = self._sources(paths, rank)
-        before = self._sources(base, None) if base else []
-        results = []
-        for view in views:
-            try:
-                results.append(self._result(view, sources, before, options[view.name]))
-            except Exception as exc:
-                if len(views) == 1:
-                    raise
-                results.append(failed_result(view, str(exc)))
+        if len(views) == 1 and views[0].name.startswith(DIFF):
+            before = self._sources(base, None) if base else []
+            return [_document(self._compared(views[0], before, sources, options[views[0].name]), step, limit)]
+        requests = [Request(view=view.name, options=options[view.name]) for view in views]
+        results = self._combined(requests, sources)
+        before = self._sources(base, None) if base and compare else []
+        compared = {
+            result.view: self._comparison(request, result, before, sources)
+            for request, result in zip(requests, results, strict=True)
+            if before and result.view in compare
+        }
         findings = next((result for result in results if result.view == "findings"), None)
         if findings is not None and len(sources) > 1 and not findings.failure:
             results[results.index(findings)] = common_findings(findings, len(sources), None)
-        return [_document(result, step, limit) for result in results]
+        documents = [_document(result, step, limit, drawings.get(result.view)) for result in results]
+        for document in documents:
+            if document["view"] in compared:
+                document["compared"] = _document(compared[document["view"]], "", limit)
+        return documents
 
     def query(self, sql: str, paths: Sequence[str], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
         """The result of one query over the traces."""
@@ -100,9 +138,20 @@ class TraceJobs:
         with Database(opened) as database:
             return [_document(database.query(sql), "", limit)]
 
-    def timeline(self, paths: Sequence[str], rank: int | None, target: str) -> dict[str, Any]:
-        """Writes the trace of one rank for the timeline. Returns the path of the file."""
+    def timeline(
+        self, paths: Sequence[str], rank: int | None, target: str, span: Sequence[int] = (), name: str = ""
+    ) -> dict[str, Any]:
+        """Writes the trace of one rank for the timeline. Returns the path of the file.
+
+        span: its only part of interest, [start, end) in Unix ns; name: the longest activity of this name, with some
+        margin. Without them, the whole trace.
+        """
         source = self._sources(paths, rank)[0]
+        if span or name:
+            trace = self._context(source).trace
+            start, end = span or around(*longest(trace, name))
+            export_trace(cut(trace, start, end), Path(target), "chrome")
+            return {"path": target}
         if detect(source.path) in (Form.CHROME, Form.PERFETTO):
             return {"path": str(source.path)}
         export_trace(self._context(source).trace, Path(target), "chrome")
@@ -132,29 +181,66 @@ class TraceJobs:
             )
         return chosen
 
-    def _context(self, source: Source) -> Context:
+    def _opened(self, source: Source) -> _Open:
+        """The trace, opened now or before. Raises TraceError."""
         key = str(source.path), source.rank
-        context = self._open.pop(key, None)
-        if context is None:
+        found = self._open.pop(key, None)
+        if found is None:
             while len(self._open) >= MAX_OPEN:
-                self._open.popitem(last=False)
-            context = Context(open_trace(source.path), rank=source.rank, worker=source.worker)
-        self._open[key] = context
-        return context
+                self._open.popitem(last=False)[1].stack.close()
+            with ExitStack() as stack:
+                found = _Open(*opened_context(source, stack), stack.pop_all())
+        self._open[key] = found
+        return found
 
-    def _result(
-        self, view: View, sources: Sequence[Source], base: Sequence[Source], options: Mapping[str, Any]
+    def _context(self, source: Source) -> Context:
+        return self._opened(source).context
+
+    def _combined(self, requests: Sequence[Request], sources: Sequence[Source]) -> list[Result]:
+        """The results of views over ranks, as `kinetoctl report` makes them: a rank that fails is missing in them."""
+        return all_combined(requests, [self._contribution(source, requests, len(sources) == 1) for source in sources])
+
+    def _contribution(self, source: Source, requests: Sequence[Request], alone: bool) -> Contribution:
+        try:
+            found = self._opened(source)
+        except TraceError as exc:
+            if alone:
+                raise
+            return unopened(source, requests, exc)
+        contribution = contribution_of(found.source, found.context, requests, alone=alone)
+        if NO_MEMORY in contribution.errors:  # may be held by the other traces: not this rank's failure
+            raise MemoryError
+        return contribution
+
+    def _comparison(
+        self, request: Request, result: Result, base: Sequence[Source], sources: Sequence[Source]
     ) -> Result:
-        if view.name.startswith(DIFF):
-            return self._compared(view, base, sources, options)
-        partials, notes = [], rank_notes(sources)
-        for source in sources:
-            context = self._context(source)
-            partials.append((source.rank, view.packed(view.partial(context, **options))))
-            said = context.trace.remarks
-            notes += said if len(sources) == 1 else [f"rank {source.rank}: {note}" for note in said]
-        result = view.combine(partials, **options)
-        return replace(result, notes=tuple(dict.fromkeys((*result.notes, *notes))))
+        """The result beside that of the baseline, or why there is no such comparison."""
+        try:
+            if result.failure:
+                raise FileError(result.failure)
+            if request.view in COUNTERPARTS:
+                return self._compared(find_view(COUNTERPARTS[request.view]), base, sources, {})
+            pairs = [(source, source.rank) for source in sources]
+            return self._differences(request, result, _of_same_ranks(base, sources), pairs)
+        except (CliError, TraceError) as exc:
+            return replace(make_result(f"{request.view}_difference", (), {}), failure=str(exc))
+
+    def _differences(
+        self,
+        request: Request,
+        result: Result,
+        base: Sequence[tuple[Source, int]],
+        sources: Sequence[tuple[Source, int]],
+    ) -> Result:
+        """Compares by rank: each trace counts as the rank that is given beside it."""
+        found = [
+            replace(contribution, source=replace(contribution.source, rank=rank))
+            for contribution, rank in ((self._contribution(source, [request], False), rank) for source, rank in base)
+        ]
+        (baseline,) = all_combined([request], found)
+        before, after = ({rank: self._context(source).get(extent) for source, rank in side} for side in (base, sources))
+        return view_differences(baseline, result, (before, after))
 
     def _compared(
         self, view: View, base: Sequence[Source], sources: Sequence[Source], options: Mapping[str, Any]
@@ -167,13 +253,24 @@ class TraceJobs:
             others = {source.rank: source for source in sources}
             pairs = [(source, others[source.rank]) for source in base if source.rank in others]
         if not pairs:
-            raise NotFound("the two jobs have no rank in common")
+            raise NotFound(NO_COMMON_RANK)
         before, after = (
             [view.partial(self._context(each), **options) for each in side] for side in zip(*pairs, strict=True)
         )
         if len(pairs) == 1:
             return view.combine([(0, before[0]), (1, after[0])], **options)
         return compare_jobs(view, before, after)
+
+
+def _of_same_ranks(base: Sequence[Source], sources: Sequence[Source]) -> list[tuple[Source, int]]:
+    """The traces of the baseline with the ranks of those that they are compared with. Raises NotFound."""
+    if len(base) == len(sources) == 1:
+        return [(base[0], sources[0].rank)]
+    wanted = {source.rank for source in sources}
+    found = [(source, source.rank) for source in base if source.rank in wanted]
+    if not found:
+        raise NotFound(NO_COMMON_RANK)
+    return found
 
 
 def _described(view: View) -> dict[str, Any]:
@@ -195,21 +292,25 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _document(result: Result, step: str, limit: int) -> dict[str, Any]:
-    """A result as a plain value; `rows` are lists in the order of the columns, `chart` is SVG."""
+def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A result as `kinetoctl report -o json` has it, and what a page shows beside it; `chart` is SVG.
+
+    drawing: options of the view's chart in page_charts.
+    """
     names = [column.name for column in result.columns]
     steps = list(dict.fromkeys(map(str, result.values(STEP)))) if STEP in names else []
     if step and STEP in names:
         kept = [place for place, value in enumerate(result.values(STEP)) if str(value) == step]
         result = replace(result, table=result.table.take(kept))
-    shown = replace(result, table=result.table.slice(0, limit))
+    drawn = ""
+    if drawing is not None and not result.failure:
+        result, drawn = DRAWINGS[result.view](result, **drawing)
+    elif not result.failure:
+        drawn = chart(result)
     return {
+        **documents({result.view: result}, limit)[result.view],
         "view": result.view,
-        "columns": [column._asdict() for column in result.columns],
-        "rows": [list(row.values()) for row in plain_rows(shown)],
         "total": len(result),
-        "notes": list(result.notes),
-        "failure": result.failure,
         "steps": steps,
-        "chart": str(chart(result)) if not result.failure else "",
+        "chart": str(drawn),
     }

@@ -35,20 +35,6 @@ def row_of(capture: "pb.Capture") -> dict[str, Any]:
     }
 
 
-def process_row(process: "pb.Process") -> dict[str, Any]:
-    """A process in the list."""
-    return {
-        "pid": process.pid,
-        "user": process.user or str(process.uid),
-        "rank": process.rank if process.HasField("rank") else None,
-        "gpus": ", ".join(map(str, process.gpus)),
-        "framework": process.framework,
-        "agent": enum_names.agent_state(process.agent_state),
-        "iterations": process.iterations,
-        "command": " ".join(process.command),
-    }
-
-
 def facts(capture: "pb.Capture") -> list[tuple[str, str]]:
     """Figures of the whole capture."""
     found = [

@@ -7,22 +7,26 @@ from kinetoctl.client import enum_names
 from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.pages.baselines import baselines
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
-from kinetoctl.web.pages.json_answers import json_answer, rows_of
+from kinetoctl.web.pages.json_answers import json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import grouped
 
 VIEWS = ("time_causes", "findings", "not_recorded")
+STEPS = "step_breakdown"  # only compared with a baseline
 LEAST_SHARE = ("time_causes.least", "1")
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
     """The page of one capture. Raises the client's errors."""
     capture = context.capture(capture_id)
-    unfinished = running(capture)
+    unfinished, base = running(capture), request.first("base")
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
     if not unfinished and has_trace(capture):
-        asked = ask(lambda: _results(context, capture_id))
+        views = (*VIEWS, STEPS) if base else VIEWS
+        compare = (VIEWS[0], STEPS) if base else ()
+        asked = ask(lambda: context.results(capture_id, views, base=base, compare=compare, settings=[LEAST_SHARE]))
     catalog = ask(lambda: context.catalog(WAIT_S))
     documents = {document["view"]: document for document in asked.documents}
     findings = documents.get("findings")
@@ -38,9 +42,13 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         running=unfinished,
         asked=asked,
         time=documents.get("time_causes"),
+        steps=documents.get(STEPS),
+        bases=[] if unfinished else baselines(context, capture_id),
+        base=base,
+        base_name=context.name(base),
         missing=documents.get("not_recorded"),
-        findings=rows_of(findings) if findings else [],
-        findings_failure=findings["failure"] if findings else "",
+        findings=findings["rows"] if findings else [],
+        findings_failure=findings.get("failure", "") if findings else "",
         groups=[] if unfinished else grouped(catalog.documents),
         command=context.command("report", name),
         json="" if capture is None else f"/c/{capture_id}.json",
@@ -56,13 +64,6 @@ def capture_json(context: PageContext, _request: WebRequest, _session: WebSessio
     if capture is None:
         raise WebError(HTTPStatus.NOT_FOUND, "a file has no capture")
     return json_answer(plain(capture))
-
-
-def _results(context: PageContext, capture_id: str) -> list[dict[str, Any]]:
-    traces = context.library.find(capture_id)
-    job = {"job": "views", "names": VIEWS, "paths": traces.paths, "settings": [LEAST_SHARE]}
-    found: list[dict[str, Any]] = context.queue.result(traces.identity, job, wait_s=WAIT_S)
-    return found
 
 
 def _status(capture: Any) -> str:

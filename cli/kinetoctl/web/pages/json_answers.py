@@ -1,11 +1,12 @@
 """The values behind pages, as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinetoctl.output.result_tables import SCHEMA_VERSION
 from kinetoctl.web.http.web_messages import JSON, WebAnswer
+
+_PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
 
 
 def json_answer(value: Any) -> WebAnswer:
@@ -14,19 +15,9 @@ def json_answer(value: Any) -> WebAnswer:
     return WebAnswer(content=content.encode("utf-8", "replace"), content_type=JSON)
 
 
-def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a view's result, with the names of the columns."""
-    names = [column["name"] for column in document["columns"]]
-    return [dict(zip(names, row, strict=True)) for row in document["rows"]]
-
-
-def result_answer(document: Mapping[str, Any]) -> WebAnswer:
-    """The result of a view, as `kinetoctl report -o json` has it (docs/report.schema.json)."""
-    value = {
-        "schema_version": SCHEMA_VERSION,
-        "rows": rows_of(document),
-        **({"failure": document["failure"]} if document["failure"] else {}),
-        "notes": document["notes"],
-        "columns": document["columns"],
-    }
-    return json_answer({document["view"]: value})
+def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:
+    """The results of views, as `kinetoctl report -o json` has them (docs/report.schema.json describes one)."""
+    every = [each for document in documents for each in (document, document.get("compared")) if each is not None]
+    return json_answer(
+        {each["view"]: {name: value for name, value in each.items() if name not in _PAGE} for each in every}
+    )

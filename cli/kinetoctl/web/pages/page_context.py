@@ -20,6 +20,7 @@ from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.timeline_links import place_of
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -77,6 +78,21 @@ class PageContext:
         found: list[dict[str, Any]] = self.queue.result(traces.identity, job, wait_s=WAIT_S)
         return found
 
+    def results(
+        self, trace_id: str, views: Sequence[str], *, base: str = "", wait_s: float = WAIT_S, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """Each view's result. base: the id of the traces to compare with; arguments: of TraceJobs.views.
+
+        Raises NotFound, Computing, TooBusy, AnalysisFailed and the client's errors.
+        """
+        traces = self.library.find(trace_id, wait_s)
+        identity, job = traces.identity, {"job": "views", "names": views, "paths": traces.paths, **arguments}
+        if base:
+            before = self.library.find(base, wait_s)
+            identity, job = f"{identity} {before.identity}", {**job, "base": before.paths}
+        found: list[dict[str, Any]] = self.queue.result(identity, job, wait_s=wait_s)
+        return found
+
     def name(self, trace_id: str) -> str:
         """What people call these traces: the argument of the command line, or the id of the capture."""
         return self.library.files.get(trace_id, trace_id)
@@ -125,15 +141,28 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        human=human, size=units.size, age=units.age, moment=units.moment, visible=visible, titles=titles, title=title
+        human=human,
+        size=units.size,
+        age=units.age,
+        moment=units.moment,
+        visible=visible,
+        shown=shown,
+        title=title,
+        place_of=place_of,
     )
     made.globals["prose"] = PROSE
     return made
 
 
-def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The headings of columns."""
-    return [text.lower() for text in headings([(column["name"], column["unit"]) for column in columns])]
+def shown(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The columns of a result that have any value, each with its heading."""
+    columns, rows = document["columns"], document["rows"]
+    heads = headings([(column["name"], column["unit"]) for column in columns])
+    return [
+        (head.lower(), column)
+        for head, column in zip(heads, columns, strict=True)
+        if any(row[column["name"]] is not None for row in rows)
+    ]
 
 
 def title(name: str) -> str:

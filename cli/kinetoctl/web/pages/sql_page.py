@@ -8,7 +8,7 @@ from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.json_answers import result_answer
+from kinetoctl.web.pages.json_answers import results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 
 EXAMPLE = (
@@ -46,7 +46,7 @@ def sql_json(context: PageContext, request: WebRequest, _session: WebSession) ->
     """The result as JSON. Raises AnalysisFailed and the client's errors."""
     sql = request.first("sql").strip()
     limit = context.settings.timeout_s
-    return result_answer(_result(context, request.first("c"), sql, limit, MAX_ROWS * 10)[0])
+    return results_answer(_result(context, request.first("c"), sql, limit, MAX_ROWS * 10))
 
 
 def _result(context: PageContext, trace_id: str, sql: str, wait_s: float, limit: int) -> Sequence[Mapping[str, Any]]:

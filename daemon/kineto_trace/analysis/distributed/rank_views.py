@@ -57,14 +57,15 @@ class RankFacts:
     in_steps: Flags
 
 
-def _rank_steps(context: Context) -> HostSteps:
+def rank_steps(context: Context) -> HostSteps:
+    """Returns the complete steps of one rank."""
     every, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
     ranges = every.whole()
     return HostSteps(ranges.name, (ranges.end - ranges.start) / 1000, ranges.start + offset, len(every.cut))
 
 
-def _counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
-    """The steps of all ranks by the numbers of the first one, and what was changed.
+def counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
+    """Returns the steps of all ranks by the numbers of the first one, and what was changed.
 
     A process counts from when somebody began to. Ranks whose numbers have none in common with those of the first rank
     get the number of the step that began nearest to theirs.
@@ -98,7 +99,7 @@ def _rank_facts(context: Context) -> RankFacts:
     return RankFacts(
         host=trace.target.host,
         gpu=", ".join(names),
-        steps=context.get(_rank_steps),
+        steps=context.get(rank_steps),
         work=context.get(rank_overlap).overlap,
         computes=len(trace.table("kernel")) > 0,
         found=context.get(rank_collectives),
@@ -191,7 +192,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     inside = np.concatenate([np.empty(0, np.bool_), *(part.in_steps for _, part in partials)])
     waited, caused = _waiting(matched, found, inside)
     most = _most_waited_for(matched, _counted(matched, found, inside)[0])
-    alike, counted = _counted_alike([(rank, part.steps) for rank, part in partials])
+    alike, counted = counted_alike([(rank, part.steps) for rank, part in partials])
     counts = np.array([len(part.steps.names) or np.nan for _, part in partials])
     computation = np.array(
         [_mean(part.work[:, 0] + part.work[:, 1]) if part.computes else float("nan") for _, part in partials]
@@ -371,7 +372,7 @@ def rank_waits(context: Context) -> RankCollectives:
 
 
 def _spread_rows(partials: Sequence[tuple[int, HostSteps]]) -> Answer:
-    alike, notes = _counted_alike(partials)
+    alike, notes = counted_alike(partials)
     times: dict[str, list[tuple[float, int]]] = {}
     for rank, part in alike:
         for name, us in zip(part.names, part.us.tolist(), strict=True):
@@ -415,4 +416,4 @@ def step_spread(context: Context) -> HostSteps:
     Ranks that count their steps differently are mapped to the numbers of the first rank by the times at which steps
     began.
     """
-    return context.get(_rank_steps)
+    return context.get(rank_steps)

@@ -261,7 +261,7 @@ def memory_events(
     alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING) & records.addressed)
     first = np.concatenate([np.full(len(alone), NOTHING), allocating])
     second = np.concatenate([alone, records.other[allocating]])
-    names = _operator_names(context, records)
+    names = operator_names(context, records)
     unix = (records.time - context.trace.window_start_ns) / 1000
     chosen = between(records, start_ns, end_ns)
     first, second = blocks(records, first, second, chosen, min_bytes=min_bytes, max_bytes=max_bytes)
@@ -308,14 +308,22 @@ def event_columns(records: Records, first: Ints, second: Ints, time: Floats, nam
     )
 
 
-def _operator_names(context: Context, records: Records) -> Owners:
-    """For each record the operator that it belongs to, with the one around it where it is aten::empty…; None: none."""
+def operator_names(context: Context, records: Records) -> Owners:
+    """Returns for each record its operator, with the one around it where it is aten::empty…; None: none."""
     tree, table = context.get(ops), context.trace.table("cpu_op")
     rows = np.append(tree.row, NOTHING)  # of no place: none
     place = np.append(tree.place, NOTHING)[records.op]
     outer = rows[np.append(tree.nested.tree.parent, NOTHING)[place]]
     names = np.append(table["name"], NOTHING)
     return operator_texts(context, names[records.op], names[outer], None, None)
+
+
+def held_at(records: Records, device: int, when: int) -> Ints:
+    """Returns the places of the allocations of a device that were held at this time (Unix ns), as far as recorded."""
+    rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
+    rows = rows[records.addressed[rows]]
+    found: Ints = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
+    return found
 
 
 def operator_texts(
@@ -353,7 +361,7 @@ def memory_peak(context: Context) -> Answer:
     recording has a row without operator and blocks. Rows are grouped by device, most bytes first.
     """
     records = context.get(memory_records)
-    names = _operator_names(context, records)
+    names = operator_names(context, records)
     values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
     notes = missing(records)
     for device, label in enumerate(records.devices):
@@ -362,9 +370,7 @@ def memory_peak(context: Context) -> Answer:
         peak, when = int(allocated[top]), int(time[top])
         if relative:
             notes.append(f"{label}: the trace has no totals; memory held before the recording is not counted")
-        rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & (records.time <= when))
-        rows = rows[records.addressed[rows]]
-        rows = rows[(records.other[rows] == NOTHING) | (records.time[records.other[rows]] > when)]
+        rows = held_at(records, device, when)
         groups = group([names.number[rows]])
         held, blocks_held = groups.sums(records.bytes[rows]).tolist(), groups.sizes().tolist()
         owners = names.of(rows[groups.first]).tolist()

@@ -1,0 +1,140 @@
+"""The charts of pages that show more than one view's own: heat maps of ranks, memory over time, counters.
+
+Each takes the result of a view and options, and returns the rows that belong to the chart, and the chart.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+from kineto_trace.html.charts import Series
+from kineto_trace.html.heat_maps import Axis, Span, heat_map
+from kineto_trace.html.time_charts import ChartLine, areas, curves
+from kineto_trace.view_api.result import Result
+from markupsafe import Markup
+
+from kinetoctl.errors import UsageProblem
+from kinetoctl.output.cell_values import human
+
+Drawn = tuple[Result, Markup]
+_OUTSIDE = "outside operators"
+MAX_COUNTERS = 60
+
+
+def rank_map(result: Result, *, value: str, ranks: str = "", steps: str = "", page: str) -> Drawn:
+    """The view rank_steps as a map of ranks by steps, the rows with the largest values first.
+
+    value: the column that is drawn. ranks, steps: the only ones, such as 8-15 or 8; empty for all. page: the address of
+    the capture's pages. Raises UsageProblem.
+    """
+    rows = [
+        (at, rank, step, amount)
+        for at, (rank, step, amount) in enumerate(
+            zip(result.values("rank"), result.values("step"), result.values(value), strict=True)
+        )
+        if _inside(str(rank), ranks) and _inside(step, steps)
+    ]
+    known = sorted((row for row in rows if row[3] is not None), key=lambda row: -row[3])
+    unknown = [row for row in rows if row[3] is None]
+    kept = result.table.take([row[0] for row in (*known, *unknown)])
+    names = [str(rank) for rank in sorted({row[1] for row in rows})]
+    numbers = sorted({row[2] for row in rows}, key=lambda name: (not name.isdecimal(), name.zfill(20)))
+    values = np.full((len(names), len(numbers)), np.nan)
+    line, column = ({name: at for at, name in enumerate(axis)} for axis in (names, numbers))
+    for _, rank, step, amount in known:
+        values[line[str(rank)], column[step]] = amount
+    chosen = {"value": value, "rank": ranks, "step": steps}
+
+    def href(field: str, axis: Sequence[str], one: str) -> Callable[[Span], str]:
+        def address(span: Span) -> str:
+            first, last = axis[span[0]], axis[span[1]]
+            if first == last:
+                return f"{page}/view/{one}?{urlencode({field: first})}"
+            return f"{page}/ranks?{urlencode({**chosen, field: f'{first}-{last}'})}"
+
+        return address
+
+    drawn = heat_map(
+        values,
+        Axis(title="rank", names=names, href=href("rank", names, "step_breakdown")),
+        Axis(title="step", names=numbers, href=href("step", numbers, "rank_steps")),
+        lambda amount: human(amount, "us"),
+    )
+    return Result(result.view, result.columns, kept, result.notes, result.failure), drawn
+
+
+def _inside(name: str, wanted: str) -> bool:
+    """Whether a number is in a range such as 8-15 or 8. Raises UsageProblem for what is no range."""
+    if not wanted:
+        return True
+    first, separator, last = wanted.partition("-")
+    if not first.isdecimal() or (separator and not last.isdecimal()):
+        raise UsageProblem(f"{wanted!r} is not a range of numbers; expected for example 8-15 or 8")
+    return name.isdecimal() and int(first) <= int(name) <= int(last or first)
+
+
+def memory_levels(result: Result) -> Drawn:
+    """The view memory_curve: for each rank and device what was allocated and reserved, with its peak."""
+    charts = Markup("")
+    for (rank, device), rows in _groups(result, "rank", "device"):
+        times = [row["time_us"] for row in rows]
+        allocated = [row["allocated_bytes"] for row in rows]
+        reserved = [row["reserved_bytes"] for row in rows]
+        series = [ChartLine("allocated", times, allocated)]
+        series += [ChartLine("reserved", times, reserved)] if None not in reserved else []
+        top = max(range(len(rows)), key=allocated.__getitem__)
+        drawn = curves(series, "bytes", mark=(times[top], f"peak {human(int(allocated[top]), 'bytes')}"))
+        charts += _titled(f"rank {rank}, {device}", drawn)
+    return result, charts
+
+
+def memory_holders(result: Result) -> Drawn:
+    """The view memory_holders: for each rank and device the bytes by operator on top of each other."""
+    charts = Markup("")
+    for (rank, device), rows in _groups(result, "rank", "device"):
+        by_operator = [(name, list(part)) for name, part in groupby(rows, key=lambda row: row["operator"] or _OUTSIDE)]
+        times = [row["time_us"] for row in by_operator[0][1]]
+        series = [Series(name, [row["held_bytes"] for row in part]) for name, part in by_operator]
+        charts += _titled(f"rank {rank}, {device}", areas(times, series, "bytes"))
+    return result, charts
+
+
+def counter_charts(result: Result) -> Drawn:
+    """The view counters: a small chart for each rank and counter."""
+    charts = Markup("")
+    for (rank, name), rows in list(_groups(result, "rank", "counter"))[:MAX_COUNTERS]:
+        times, values = [row["time_us"] for row in rows], [row["value"] for row in rows]
+        drawn = curves([ChartLine(name, times, values)], rows[0]["unit"] or "")
+        charts += _titled(f"rank {rank}, {name}", drawn) or _single(f"rank {rank}, {name}", values, rows[0]["unit"])
+    return result, charts
+
+
+def _single(title: str, values: Sequence[float], unit: str | None) -> Markup:
+    """A counter of one moment, which is no curve."""
+    return Markup("<figure><figcaption>{}</figcaption><p>{}</p></figure>").format(
+        title, f"{human(values[-1])} {unit or ''} at one moment"
+    )
+
+
+def _titled(title: str, drawn: Markup) -> Markup:
+    if not drawn:
+        return Markup("")
+    return Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(title, drawn)
+
+
+def _groups(result: Result, *names: str) -> list[tuple[tuple[Any, ...], list[dict[str, Any]]]]:
+    """The rows by the values of these columns, in the order of the first ones."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in result.table.to_pylist():
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return list(found.items())
+
+
+DRAWINGS: Mapping[str, Callable[..., Drawn]] = {
+    "rank_steps": rank_map,
+    "memory_curve": memory_levels,
+    "memory_holders": memory_holders,
+    "counters": counter_charts,
+}

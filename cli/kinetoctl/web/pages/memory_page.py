@@ -1,0 +1,59 @@
+"""Memory over time: what each device held, by operator, and what the peak consisted of."""
+
+from typing import Any
+
+from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.json_answers import results_answer
+from kinetoctl.web.pages.page_context import PageContext, ask, render
+from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
+
+VIEWS = ("memory_curve", "memory_holders", "memory_peak_blocks", "memory_statistics")
+SETTINGS = (("memory_curve.max_points", "1000"),)
+
+
+def memory_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
+    """The page of the memory. Raises WebError, and the client's errors."""
+    context.capture(trace_id)
+    arguments = _arguments(request)
+    ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
+    asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
+    name = context.name(trace_id)
+    return render(
+        "memory.html",
+        context,
+        request,
+        session,
+        id=trace_id,
+        name=name,
+        ranks=rank_choices(ranks.documents),
+        rank=request.first("rank"),
+        limit=arguments["limit"],
+        bases=baselines(context, trace_id),
+        base=request.first("base"),
+        base_name=context.name(request.first("base")),
+        asked=asked,
+        documents={document["view"]: document for document in asked.documents} if asked is not ranks else {},
+        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        json=f"/c/{trace_id}/memory.json",
+        headers=asked.headers,
+    )
+
+
+def memory_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
+    """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
+    arguments = _arguments(request, MAX_ROWS)
+    return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
+    rank, base = whole_number(request, "rank"), request.first("base")
+    return {
+        "rank": int(rank) if rank else None,
+        "settings": SETTINGS,
+        "drawings": {view: {} for view in VIEWS[:2]},
+        "limit": rows or row_limit(request),
+        "base": base,
+        "compare": VIEWS[2:] if base else (),
+    }

@@ -1,0 +1,74 @@
+"""The steps of all ranks as a map, and below it the ranks and their collectives."""
+
+from http import HTTPStatus
+from typing import Any
+
+from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.json_answers import results_answer
+from kinetoctl.web.pages.page_context import PageContext, ask, render
+from kinetoctl.web.pages.selectors import MAX_ROWS, row_limit
+
+VIEWS = ("rank_steps", "ranks", "collective_summary")
+VALUES = (("step_us", "length of the step"), ("waiting_us", "time waiting for other ranks"))
+
+
+def ranks_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
+    """The page of the ranks. Raises WebError, and the client's errors."""
+    context.capture(trace_id)
+    value, arguments = _value(request), _arguments(request, trace_id)
+    asked = ask(lambda: context.results(trace_id, VIEWS, **arguments))
+    documents = {document["view"]: document for document in asked.documents}
+    name = context.name(trace_id)
+    return render(
+        "ranks.html",
+        context,
+        request,
+        session,
+        id=trace_id,
+        name=name,
+        values=VALUES,
+        value=value,
+        ranks=request.first("rank"),
+        steps=request.first("step"),
+        limit=arguments["limit"],
+        bases=baselines(context, trace_id),
+        base=request.first("base"),
+        base_name=context.name(request.first("base")),
+        asked=asked,
+        documents=documents,
+        stepless=documents.get("rank_steps", {}).get("steps") == ["all"],
+        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        json=f"/c/{trace_id}/ranks.json",
+        headers=asked.headers,
+    )
+
+
+def ranks_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
+    """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
+    arguments = _arguments(request, trace_id, MAX_ROWS)
+    return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _value(request: WebRequest) -> str:
+    value = request.first("value", VALUES[0][0])
+    if value not in dict(VALUES):
+        raise WebError(HTTPStatus.BAD_REQUEST, f"value is one of {', '.join(dict(VALUES))}")
+    return value
+
+
+def _arguments(request: WebRequest, trace_id: str, rows: int = 0) -> dict[str, Any]:
+    drawing = {
+        "value": _value(request),
+        "ranks": request.first("rank"),
+        "steps": request.first("step"),
+        "page": f"/c/{trace_id}",
+    }
+    base = request.first("base")
+    return {
+        "drawings": {VIEWS[0]: drawing},
+        "limit": rows or row_limit(request),
+        "base": base,
+        "compare": VIEWS if base else (),
+    }

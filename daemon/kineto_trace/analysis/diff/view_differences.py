@@ -1,0 +1,320 @@
+"""The rows of a view in two traces beside each other: value, baseline and difference.
+
+Theory of operation
+    Rows that have the same keys are compared (COMPARED says which columns are keys). Sums over the recording are made
+    comparable first: per step if both traces have whole steps, else per second. What is no sum, such as a mean or a
+    share, is compared as it is.
+
+    A view with a row for each step says how much its figures vary from step to step. Those are means over the whole
+    steps, and each difference is judged by the noise, as in diff_views. The other views have one figure for the whole
+    recording, of which nobody can tell whether its difference is more than noise: they have no verdict, and say so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.diff.diff_views import NOISE, PER_SECOND, PER_STEP, UNKNOWN
+from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepTimes, differences
+from kineto_trace.analysis.diff.step_samples import compared_steps, window_s
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.view_api.result import Result, ResultColumn, make_result
+
+LONGER, SHORTER = "longer", "shorter"
+STEP = "step"
+RESOLUTION_US = 1.0  # the coarsest to which traces round times
+_SUFFIXES = {"us": "_us", "bytes": "_bytes", "%": "_pct"}
+
+Floats = npt.NDArray[np.float64]
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRows:
+    """How the rows of a view are compared. sums: figures of the whole recording; plain: other figures."""
+
+    keys: tuple[str, ...]
+    sums: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSteps:
+    """How the rows of a view with a row for each step are compared. figures: times (us) of a step."""
+
+    keys: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a rank was recorded. step_s: mean length of its whole steps, NaN: it has none; steps: their names."""
+
+    window_s: float
+    step_s: float
+    steps: frozenset[str]
+
+
+# Views whose rows are steps, parts of a program, or ranks. Those of moments and single events have no counterparts.
+COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
+    "step_phases": ComparedSteps(
+        ("rank",), ("total_us", "loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
+    ),
+    "rank_steps": ComparedSteps(("rank",), ("step_us", "waiting_us")),
+    "profiler_steps": ComparedSteps(("rank",), ("duration_us", "gpu_us")),
+    "distributed_wait": ComparedSteps(("rank",), ("transfer_us", "synchronizing_us")),
+    "distributed_overlap": ComparedSteps(
+        ("rank",), ("computation_us", "overlapping_us", "communication_us", "other_us")
+    ),
+    "step_spread": ComparedSteps((), ("median_us", "min_us", "max_us")),
+    "overview": ComparedRows(
+        ("rank",), ("kernel_us", "kernels"), ("step_us", "utilization_pct", "sm_efficiency_pct", "occupancy_pct")
+    ),
+    "time_causes": ComparedRows(("rank", "device", "cause"), (), ("share_pct",)),
+    "rank_time_causes": ComparedRows(("cause",), (), ("share_pct",)),
+    "ranks": ComparedRows(
+        ("rank",), (), ("step_us", "computation_us", "communication_us", "waiting_us", "waited_for_us")
+    ),
+    "rank_waits": ComparedRows(("rank", "waits_for"), ("wait_us", "collectives"), ("mean_wait_us",)),
+    "stragglers": ComparedRows(("rank",), ("caused_us", "late_collectives"), ("mean_late_us",)),
+    "collective_summary": ComparedRows(
+        ("collective", "group_description", "dtype", "bytes"),
+        ("total_us", "calls", "wait_us"),
+        ("mean_us", "busbw_gb_s"),
+    ),
+    "distributed_ops": ComparedRows(("rank", "name"), ("total_us", "calls", "total_bytes"), ("avg_us",)),
+    "kernels_by_op": ComparedRows(("rank", "name", "op", "grid", "block"), ("total_us", "calls"), ("mean_us",)),
+    "kernel_breakdown": ComparedRows(("rank", "kernel_type", "name"), ("sum_us", "count"), ("mean_us",)),
+    "kernel_type_breakdown": ComparedRows(("rank", "kernel_type"), ("sum_us",), ("share_pct",)),
+    "gpu_annotations": ComparedRows(("rank", "name"), ("sum_us", "count"), ("mean_us",)),
+    "gpu_summary": ComparedRows(("rank", "device"), ("kernel_us", "kernels"), ("utilization_pct", "peak_memory_bytes")),
+    "temporal_breakdown": ComparedRows(("rank", "device"), ("idle_us", "compute_us", "non_compute_us"), ("idle_pct",)),
+    "comm_comp_overlap": ComparedRows(("rank", "device"), ("communication_us", "overlapped_us"), ("overlap_pct",)),
+    "tensor_core_use": ComparedRows(("rank", "figure"), (), ("used_pct",)),
+    "idle_causes": ComparedRows(("rank", "device", "cause"), ("idle_us", "gaps"), ("window_pct",)),
+    "idle_breakdown": ComparedRows(("rank", "device", "stream", "category"), ("idle_us", "count"), ("mean_us",)),
+    "blocked_on_full_queue": ComparedRows(("rank", "device", "stream"), ("blocked_us",), ("blocked_pct",)),
+    "queue_length_summary": ComparedRows(("rank", "device", "stream"), (), ("mean", "p50", "max")),
+    "memory_bandwidth_summary": ComparedRows(("rank", "device", "kind"), ("count",), ("mean", "p50")),
+    "launch_summary": ComparedRows(("rank",), ("launches", "cpu_us", "gpu_us"), ("mean_delay_us",)),
+    "op_kernel_delay": ComparedRows(("rank", "op", "kernels"), ("count",), ("launch_delay_us",)),
+    "graph_operators": ComparedRows(("rank", "operator", "path", "input_shape"), ("total_us", "launches"), ()),
+    "critical_path_breakdown": ComparedRows(("rank", "bound_by"), (), ("share_pct",)),
+    "hot_lines": ComparedRows(("rank", "function", "file", "part"), (), ("per_step_us", "share_pct")),
+    "data_loading": ComparedRows(("rank", "what", "function"), (), ("per_step_us", "share_pct")),
+    "threads": ComparedRows(("rank", "name"), ("cpu_us", "cpu_wait_us"), ("cpu_pct",)),
+    "process_use": ComparedRows(("rank",), (), ("cpu_cores", "cpu_wait_cores", "throttled_pct")),
+    "memory_statistics": ComparedRows(
+        ("rank", "device", "operator"), ("allocation_bytes", "allocation_count", "calls"), ()
+    ),
+    "memory_peak": ComparedRows(("rank", "device", "operator"), (), ("held_bytes", "peak_bytes")),
+    "memory_peak_blocks": ComparedRows(("rank", "device", "operator", "call_stack"), (), ("held_bytes", "blocks")),
+}
+
+
+def extent(context: Context) -> Extent:
+    """Returns how much of a rank was recorded."""
+    chosen = context.get(compared_steps)
+    length = float((chosen.end - chosen.start).mean()) / 1e9 if len(chosen) else float("nan")
+    return Extent(window_s(context), length, frozenset(map(str, chosen.number.tolist())))
+
+
+def view_differences(
+    baseline: Result, other: Result, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
+) -> Result:
+    """Returns the rows of one view in two traces. extents: of the ranks of the baseline and of the other trace.
+
+    Raises ViewError for a view whose rows have no counterparts in another trace.
+    """
+    how = COMPARED.get(other.view)
+    if how is None:
+        raise ViewError(
+            f"the rows of the view {other.view} are moments, events or texts, without counterparts in another trace"
+        )
+    if isinstance(how, ComparedSteps):
+        return _by_steps(baseline, other, how, extents)
+    return _by_rows(baseline, other, how, extents)
+
+
+# ------------------------------------------------------------ one figure for the whole recording
+
+
+def _by_rows(
+    baseline: Result, other: Result, how: ComparedRows, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
+) -> Result:
+    per = PER_STEP if all(_has_steps(side) for side in extents) else PER_SECOND
+    sides = [_keyed(result, how, _factor(side, per)) for result, side in zip((baseline, other), extents, strict=True)]
+    figures = (*how.sums, *how.plain)
+    keys = list(dict.fromkeys((*sides[1], *sides[0])))
+    found: dict[str, tuple[list[float | None], list[float | None]]] = {}
+    for at, name in enumerate(figures):
+        nothing = 0.0 if name in how.sums else None  # what is not there took no time; its mean is unknown
+        first, second = ([side[key][at] if key in side else nothing for key in keys] for side in sides)
+        found[name] = first, second
+    order = _largest_first(*found[figures[0]])
+    notes = [
+        "differences are not judged: this view has one figure for the whole recording, so how much it varies is unknown"
+    ]
+    if how.sums:
+        notes.append(f"{', '.join(how.sums)}: per {per}, as far as the lengths of the recordings tell")
+    return _result(other, how.keys, keys, found, order, {}, notes)
+
+
+def _has_steps(side: Mapping[int, Extent]) -> bool:
+    return bool(side) and all(each.steps for each in side.values())
+
+
+def _factor(side: Mapping[int, Extent], per: str) -> float:
+    """By what a sum over the recording is multiplied."""
+    seconds = float(np.mean([each.window_s for each in side.values()])) if side else 0.0
+    if seconds <= 0:
+        return float("nan")
+    return float(np.mean([each.step_s for each in side.values()])) / seconds if per == PER_STEP else 1 / seconds
+
+
+def _keyed(result: Result, how: ComparedRows, factor: float) -> dict[Key, list[float | None]]:
+    """The figures of each key: sums of all its rows, and what is no sum if the key has one row only."""
+    found: dict[Key, list[float | None]] = {}
+    columns = [result.values(name) for name in (*how.sums, *how.plain)]
+    for key, *values in zip(_keys(result, how.keys), *columns, strict=True):
+        scaled = [
+            None if value is None else float(value) * (factor if at < len(how.sums) else 1.0)
+            for at, value in enumerate(values)
+        ]
+        before = found.get(key)
+        if before is None:
+            found[key] = scaled
+        else:
+            count = len(how.sums)
+            together = [_sum(*pair) for pair in zip(before[:count], scaled[:count], strict=True)]
+            found[key] = [*together, *(None for _ in how.plain)]
+    return found
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
+
+
+def _keys(result: Result, names: Sequence[str]) -> list[Key]:
+    columns = [[tuple(value) if isinstance(value, list) else value for value in result.values(name)] for name in names]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(result)
+
+
+# ------------------------------------------------------------ a figure for each step
+
+
+def _by_steps(
+    baseline: Result, other: Result, how: ComparedSteps, extents: tuple[Mapping[int, Extent], Mapping[int, Extent]]
+) -> Result:
+    sides = [_samples(result, how, side) for result, side in zip((baseline, other), extents, strict=True)]
+    keys = [key for key in sides[1] if key in sides[0]]
+    found: dict[str, tuple[list[float | None], list[float | None]]] = {}
+    verdicts: dict[str, list[str]] = {}
+    for at, name in enumerate(how.figures):
+        first, second = ([side[key][at] for key in keys] for side in sides)
+        found[name] = [_mean(values) for values in first], [_mean(values) for values in second]
+        verdicts[name] = _verdicts(first, second, ERROR_RATE / len(how.figures))
+    order = _largest_first(*found[how.figures[0]])
+    notes = [
+        "means over the whole steps of each rank; a difference is called longer or shorter only if it is beyond the "
+        "noise over the steps"
+    ]
+    alone = len(sides[0].keys() ^ sides[1].keys())
+    if alone:
+        notes.append(f"{alone} rows have whole steps in one of the traces only: not compared")
+    return _result(other, how.keys, keys, found, order, verdicts, notes)
+
+
+def _samples(result: Result, how: ComparedSteps, side: Mapping[int, Extent]) -> dict[Key, list[Floats]]:
+    """The values of each key and figure over the whole steps; NaN: missing."""
+    found: dict[Key, list[list[float]]] = {}
+    ranks = result.values("rank") if "rank" in how.keys else [None] * len(result)
+    everywhere = frozenset.intersection(*(each.steps for each in side.values())) if side else frozenset()
+    columns = [result.values(name) for name in how.figures]
+    for key, rank, step, *values in zip(
+        _keys(result, how.keys), ranks, map(str, result.values(STEP)), *columns, strict=True
+    ):
+        whole = side[rank].steps if rank in side else everywhere
+        if step in whole:
+            of_key = found.setdefault(key, [[] for _ in how.figures])
+            for samples, value in zip(of_key, values, strict=True):
+                samples.append(float("nan") if value is None else float(value))
+    return {key: [np.array(samples) for samples in of_key] for key, of_key in found.items()}
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) and np.isfinite(values).all() else None
+
+
+def _verdicts(first: Sequence[Floats], second: Sequence[Floats], error_rate: float) -> list[str]:
+    """A verdict for each row. Rows with as many steps are judged together; all rows together keep the error rate."""
+    found = [UNKNOWN] * len(first)
+    sizes: dict[tuple[int, int], list[int]] = {}
+    for at, (one, two) in enumerate(zip(first, second, strict=True)):
+        if min(len(one), len(two)) > 1 and np.isfinite(one).all() and np.isfinite(two).all():
+            sizes.setdefault((len(one), len(two)), []).append(at)
+    for rows in sizes.values():
+        before, after = (_times([side[at] for at in rows]) for side in (first, second))
+        judged = differences(before, after, error_rate / len(sizes))
+        for place, at in enumerate(rows):
+            longer = judged.other[place] > judged.baseline[place]
+            found[at] = (LONGER if longer else SHORTER) if judged.changed[place] else NOISE
+    return found
+
+
+def _times(rows: Sequence[Floats]) -> StepTimes:
+    us = np.stack(rows)
+    return StepTimes(us, (us > 0).astype(np.float64), RESOLUTION_US)
+
+
+# ------------------------------------------------------------ the result
+
+
+def _largest_first(first: Sequence[float | None], second: Sequence[float | None]) -> list[int]:
+    """The places of the rows: those with the largest difference first, those that lack a value last."""
+    apart = [_delta(*pair) for pair in zip(first, second, strict=True)]
+    return sorted(range(len(apart)), key=lambda at: (apart[at] is None, -abs(apart[at] or 0.0)))
+
+
+def _delta(baseline: float | None, other: float | None) -> float | None:
+    return None if baseline is None or other is None else other - baseline
+
+
+def _result(
+    of: Result,
+    names: Sequence[str],
+    keys: Sequence[Key],
+    found: Mapping[str, tuple[list[float | None], list[float | None]]],
+    order: Sequence[int],
+    verdicts: Mapping[str, list[str]],
+    notes: Sequence[str],
+) -> Result:
+    known = {column.name: column for column in of.columns}
+    schema = [known[name] for name in names]
+    values: dict[str, list[Any]] = {
+        name: [list(keys[at][place]) if isinstance(keys[at][place], tuple) else keys[at][place] for at in order]
+        for place, name in enumerate(names)
+    }
+    for name, (first, second) in found.items():
+        own = known[name]
+        if name in verdicts:
+            label = _named(own, "verdict", "")
+            schema.append(ResultColumn(label, "text", "", f"{LONGER}, {SHORTER}, {NOISE}, or {UNKNOWN}: {own.meaning}"))
+            values[label] = [verdicts[name][at] for at in order]
+        for word, meaning, side in (
+            ("other", f"{own.meaning}, this trace", second),
+            ("baseline", f"{own.meaning}, baseline", first),
+            ("delta", "this trace less baseline", [_delta(*pair) for pair in zip(first, second, strict=True)]),
+        ):
+            label = _named(own, word, _SUFFIXES.get(own.unit, ""))
+            schema.append(ResultColumn(label, "float", own.unit, meaning))
+            values[label] = [side[at] for at in order]
+    return make_result(f"{of.view}_difference", schema, values, notes)
+
+
+def _named(column: ResultColumn, word: str, suffix: str) -> str:
+    return f"{column.name.removesuffix(_SUFFIXES.get(column.unit, ''))}_{word}{suffix}"

@@ -1,0 +1,127 @@
+"""Every counter of a trace over time: those of the file, the allocator's, and what the kernel counted."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.structure.allocations import largest_triangles, levels, memory_records
+from kineto_trace.structure.event_arguments import arguments
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, view
+
+COUNTER = ord("C")  # the phase of a counter in a Chrome trace
+_NS_PER_S = 1e9
+# What the kernel counted in an interval -> its title, the unit of what it is per second, and by what that is divided.
+_RATES = {
+    "cpu_ns": ("process: CPU time", "cores", 1e9),
+    "host_busy_ns": ("host: CPU time of all processes", "cores", 1e9),
+    "minor_faults": ("process: page faults without storage", "1/s", 1),
+    "major_faults": ("process: page faults from storage", "1/s", 1),
+    "read_bytes": ("process: read from storage", "B/s", 1),
+    "written_bytes": ("process: written to storage", "B/s", 1),
+    "read_chars": ("process: read by calls", "B/s", 1),
+    "written_chars": ("process: written by calls", "B/s", 1),
+    "throttled_ns": ("process: throttled by its CPU quota", "s/s", 1e9),
+}
+NO_COUNTERS = (
+    "the trace has no counters: kinetod records those of the kernel with every trace, and those of the allocator with "
+    "kinetoctl trace --memory"
+)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class CounterSeries(NamedTuple):
+    """One counter. time: Unix ns, ascending; value: holds from its time on."""
+
+    name: str
+    unit: str
+    time: Ints
+    value: Floats
+
+
+def counter_series(context: Context) -> list[CounterSeries]:
+    """Returns all counters of a trace that have values."""
+    found = [*_of_kernel(context), *_of_allocator(context), *_of_file(context)]
+    return [series for series in found if len(series.time)]
+
+
+def _of_kernel(context: Context) -> Iterator[CounterSeries]:
+    counters = counters_of(context)
+    if counters is None:
+        return
+    seconds = np.diff(counters.times) / _NS_PER_S
+    for name, (title, unit, scale) in _RATES.items():
+        values = counters.process[name]
+        if values.any() and (values >= 0).any():  # what never happened, or could not be read, is no series
+            known = values >= 0
+            yield CounterSeries(title, unit, counters.times[:-1][known], (values / seconds / scale)[known])
+
+
+def _of_allocator(context: Context) -> Iterator[CounterSeries]:
+    records = context.get(memory_records)
+    for device, label in enumerate(records.devices):
+        time, allocated, reserved, relative = levels(records, device)
+        title = f"{label}: allocated" + (" since the recording began" if relative else "")
+        yield CounterSeries(title, "bytes", time, allocated.astype(np.float64))
+        if (reserved >= 0).any():
+            yield CounterSeries(f"{label}: reserved", "bytes", time, reserved.astype(np.float64))
+
+
+def _of_file(context: Context) -> Iterator[CounterSeries]:
+    """Each counter of a file and each member of its arguments. A file states no units."""
+    table, parsed = context.trace.table("other"), arguments(context, "other")
+    rows = np.flatnonzero((table["phase"] == COUNTER) & (parsed.text >= 0)) if len(table) else np.empty(0, np.int64)
+    rows = rows[np.argsort(table["start"][rows], kind="stable")] if len(rows) else rows
+    found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
+    for row, name, text in zip(rows.tolist(), table["name"][rows].tolist(), parsed.text[rows].tolist(), strict=True):
+        for member, value in parsed.objects[text].items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                places, values = found.setdefault((name, member), ([], []))
+                places.append(row)
+                values.append(float(value))
+    for (name, member), (places, values) in found.items():
+        title = context.trace.strings[name] if name >= 0 else "counter"
+        shown = title if member in ("value", title) else f"{title}: {member}"
+        yield CounterSeries(shown, "", table["start"][places], np.array(values))
+
+
+@view(
+    "counters",
+    columns(
+        ("counter", "text", "", "name of the counter"),
+        ("unit", "text", "", "of the value; missing: the trace does not state it"),
+        ("time_ns", "int", "ns", "Unix time from which on the value holds"),
+        ("time_us", "float", "us", "time since the window of the recording began"),
+        ("value", "float", "", "its value"),
+    ),
+    nothing=NO_COUNTERS,
+)
+def counters(context: Context, *, max_points: int = 0) -> Answer:
+    """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
+
+    What the kernel counted is given per second of the interval that begins at the time of the row.
+
+    Options:
+    - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
+      (largest triangle three buckets). 0 keeps all.
+    """
+    if max_points < 0 or 0 < max_points < 3:
+        raise ViewError(f"view counters: max_points={max_points} cannot show a curve; use 3 or more, or 0 for all")
+    values: dict[str, list[Any]] = {column.name: [] for column in counters.columns}
+    for series in counter_series(context):
+        since = (series.time - context.trace.window_start_ns) / 1000
+        points = np.stack([since, series.value], axis=1)
+        rows = largest_triangles(points, max_points) if max_points else np.arange(len(points))
+        values["counter"] += [series.name] * len(rows)
+        values["unit"] += [series.unit or None] * len(rows)
+        values["time_ns"] += series.time[rows].tolist()
+        values["time_us"] += since[rows].tolist()
+        values["value"] += series.value[rows].tolist()
+    return Answer(values)

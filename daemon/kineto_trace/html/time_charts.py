@@ -1,0 +1,156 @@
+"""Values over time as SVG: lines, and areas on top of each other. Pure; colours are those of charts.py.
+
+A value holds from its time until the next one. Times are those since the recording began; sizes and times have the
+unit that fits the largest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from markupsafe import Markup
+
+from kineto_trace.html.charts import SERIES, Series, legend
+
+WIDTH, HEIGHT = 960, 220
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
+TICKS = 4
+MARK = 14
+# unit of the values -> (from, factor, its name), the largest first
+SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
+    "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "bytes")),
+    "B/s": ((2**30, 2**30, "GiB/s"), (2**20, 2**20, "MiB/s"), (2**10, 2**10, "KiB/s"), (0, 1, "B/s")),
+    "us": ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0, 1, "µs")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One line. times: us since the recording began, ascending; values: as many."""
+
+    name: str
+    times: Sequence[float]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The coordinates of a chart."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    def x(self, time: float) -> str:
+        return _short(LEFT + (WIDTH - LEFT - RIGHT) * (time - self.first) / (self.last - self.first))
+
+    def y(self, value: float) -> str:
+        return _short(TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low))
+
+
+def curves(series: Sequence[ChartLine], unit: str, *, mark: tuple[float, str] | None = None) -> Markup:
+    """Draws lines. mark: a time and what happened then. Empty if no curve has two moments."""
+    shown = [each for each in series if len(each.times) > 1 and all(map(isfinite, each.values))]
+    if not shown or max(each.times[-1] for each in shown) <= min(each.times[0] for each in shown):
+        return Markup("")
+    frame = _frame([each.times for each in shown], [value for each in shown for value in each.values])
+    parts = [
+        Markup('<polyline points="{}" class="line series-{}"><title>{}</title></polyline>').format(
+            " ".join(_stairs(frame, each.times, each.values)), number % SERIES, each.name
+        )
+        for number, each in enumerate(shown)
+    ]
+    if mark is not None:
+        parts.append(_mark(frame, *mark))
+    return legend([Series(each.name, each.values) for each in shown]) + _chart(frame, parts, shown, unit)
+
+
+def areas(times: Sequence[float], series: Sequence[Series], unit: str) -> Markup:
+    """Draws areas on top of each other, the first one below. Values are 0 or more; None counts as 0."""
+    totals = [sum(each.values[at] or 0.0 for each in series) for at in range(len(times))]
+    if len(times) < 2 or times[-1] <= times[0] or max(totals, default=0.0) <= 0:
+        return Markup("")
+    frame = _frame([times], [0.0, *totals])
+    below, parts = [0.0] * len(times), []
+    for number, each in enumerate(series):
+        above = [low + (value or 0.0) for low, value in zip(below, each.values, strict=True)]
+        points = [*_stairs(frame, times, above), *reversed(_stairs(frame, times, below))]
+        parts.append(
+            Markup('<polygon points="{}" class="area series-{}"><title>{}</title></polygon>').format(
+                " ".join(points), number % SERIES, each.name
+            )
+        )
+        below = above
+    shown = [ChartLine(each.name, times, []) for each in series]
+    return legend(series) + _chart(frame, parts, shown, unit)
+
+
+def _frame(times: Sequence[Sequence[float]], values: Sequence[float]) -> _Frame:
+    low, high = min(0.0, *values), max(0.0, *values)
+    return _Frame(min(each[0] for each in times), max(each[-1] for each in times), low, high if high > low else low + 1)
+
+
+def _stairs(frame: _Frame, times: Sequence[float], values: Sequence[float]) -> list[str]:
+    points: list[str] = []
+    before = ""
+    for time, value in zip(times, values, strict=True):
+        x, y = frame.x(time), frame.y(value)
+        if before not in ("", y):
+            points.append(f"{x},{before}")
+        points.append(f"{x},{y}")
+        before = y
+    return points
+
+
+def _mark(frame: _Frame, time: float, text: str) -> Markup:
+    return Markup(
+        '<line x1="{0}" x2="{0}" y1="{1}" y2="{2}" class="mark"/><text x="{0}" y="{3}" class="axis" '
+        'text-anchor="{4}">{5}</text>'
+    ).format(
+        *(frame.x(time), TOP, HEIGHT - BOTTOM, TOP + MARK),
+        "end" if time > (frame.first + frame.last) / 2 else "start",
+        text,
+    )
+
+
+def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], unit: str) -> Markup:
+    factor, shown_unit = scale(unit, max(abs(frame.low), abs(frame.high)))
+    per, time_unit = scale("us", frame.last - frame.first)
+    grid = [
+        Markup(
+            '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
+            '<text x="{}" y="{}" class="axis" text-anchor="end">{}</text>'
+            '<text x="{}" y="{}" class="axis" text-anchor="middle">{}</text>'
+        ).format(
+            *(LEFT, WIDTH - RIGHT, frame.y(value), frame.y(value)),
+            *(LEFT - 6, frame.y(value), _figure(value / factor)),
+            *(frame.x(time), HEIGHT - 10, _figure(time / per)),
+        )
+        for value, time in (
+            (
+                frame.low + (frame.high - frame.low) * tick / TICKS,
+                frame.first + (frame.last - frame.first) * tick / TICKS,
+            )
+            for tick in range(TICKS + 1)
+        )
+    ]
+    over = f"{shown_unit or 'value (unit unknown)'} over {time_unit} since the recording began"
+    summary = f"{', '.join(each.name for each in series)}: {over}; at most {_figure(frame.high / factor)}"
+    caption = Markup('<div class="unit">{}</div>').format(over)
+    return caption + Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, HEIGHT, summary, Markup("").join([*grid, *parts])
+    )
+
+
+def scale(unit: str, largest: float) -> tuple[float, str]:
+    """By what values are divided, and the unit that they have then. largest: of the values."""
+    return next(((factor, name) for least, factor, name in SCALES.get(unit, ()) if largest >= least), (1.0, unit))
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,105 @@
+"""The pages of ranks, memory and counters in a real browser: drawn, without errors, accessible, on every screen."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.service.hostile_trace import write_hostile
+from support.service.web import Browser, browsing
+from support.trace_files import synthetic
+
+pytestmark = pytest.mark.slow
+
+PAGES = ("ranks", "memory", "counters")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("pages")
+    job = folder / "job"
+    job.mkdir()
+    for rank in range(2):
+        (job / f"rank{rank}.json").write_text(synthetic.text(8_000, rank=rank))
+    with browsing([job, write_hostile(folder / "hostile.json")]) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ids(server: Browser) -> list[str]:
+    """Of the job and the hostile trace."""
+    return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
+
+
+def entered(new_tab: Any, server: Browser, **options: Any) -> Any:
+    tab = new_tab(**options)
+    tab.page.goto(server.web.address)
+    tab.page.get_by_role("heading", name="Traces").wait_for()
+    return tab
+
+
+def test_pages_are_drawn_without_errors_and_hostile_names_do_nothing(
+    new_tab: Any, server: Browser, ids: list[str]
+) -> None:
+    tab = entered(new_tab, server)
+    for trace in ids:
+        for name in PAGES:
+            server.shown(f"/c/{trace}/{name}")
+            tab.page.goto(f"{server.own}/c/{trace}/{name}")
+            assert tab.page.locator("main svg").count() > 0, name
+            assert tab.page.evaluate("typeof window.attacked") == "undefined", name
+            assert tab.page.evaluate("document.querySelectorAll('main img, main script, main meta').length") == 0, name
+    assert (tab.problems, tab.elsewhere) == ([], [])
+
+
+def test_the_map_leads_to_a_rank_and_shows_what_is_chosen(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = entered(new_tab, server)
+    for query in ("", "?value=waiting_us"):
+        server.shown(f"/c/{ids[0]}/ranks{query}")
+    tab.page.goto(f"{server.own}/c/{ids[0]}/ranks")
+    tab.page.get_by_label("Colour").select_option("waiting_us")
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.wait_for_url("**value=waiting_us**")
+    tab.page.get_by_role("heading", name="Time waiting for other ranks").wait_for()
+    tab.page.goto(f"{server.own}/c/{ids[0]}/ranks")
+    tab.page.locator("svg.heat a[href*='step_breakdown?rank=1']").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/view/step_breakdown?rank=1")
+    assert tab.problems == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_pages_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], width: int, scheme: str) -> None:
+    tab = entered(new_tab, server, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    for name in PAGES:
+        server.shown(f"/c/{ids[0]}/{name}")
+        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible(new_tab: Any, server: Browser, ids: list[str], axe: str, scheme: str) -> None:
+    tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme)
+    for name in PAGES:
+        server.shown(f"/c/{ids[0]}/{name}")
+        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        tab.page.evaluate(axe)
+        found = tab.page.evaluate("axe.run().then((result) => result.violations)")
+        assert [(each["id"], each["nodes"][0]["html"][:120]) for each in found] == [], name
+
+
+def test_a_baseline_is_chosen_and_a_row_opens_its_place_in_the_timeline(
+    new_tab: Any, server: Browser, ids: list[str]
+) -> None:
+    tab = entered(new_tab, server)
+    server.shown(f"/c/{ids[0]}/view/profiler_steps")
+    tab.page.goto(f"{server.own}/c/{ids[0]}/view/profiler_steps")
+    tab.page.get_by_label("Baseline").select_option(ids[1])
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.wait_for_url(f"**base={ids[1]}**")
+    tab.page.get_by_role("heading", name="Profiler steps compared with").wait_for()
+    tab.page.get_by_role("link", name="timeline", exact=True).first.click()
+    tab.page.wait_for_url("**/timeline?rank=0&t0=**")
+    tab.page.get_by_role("link", name="Show the whole trace").wait_for()
+    assert tab.elsewhere == []

@@ -1,0 +1,101 @@
+"""What a worker answers: results over ranks as `kinetoctl report` has them, also if a rank fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+from kineto_trace.catalog.view_runner import run_view
+from kineto_trace.errors import TraceError
+from kineto_trace.store.parquet_folder import save_columns
+from kinetoctl.output.result_tables import documents
+from kinetoctl.web.analyses.trace_jobs import TraceJobs
+from support.trace_files import synthetic
+from support.trace_files.traces import target, trace
+
+
+def job(folder: Path, ranks: int) -> list[str]:
+    """A stored trace of each rank, with one kernel and without operators."""
+    for rank in range(ranks):
+        made = trace({"kernel": [{"name": "gemm", "duration": 5}]}, target=target(rank=rank))
+        save_columns(made, folder / f"rank{rank}.kineto")
+    return [str(folder)]
+
+
+def test_a_rank_that_cannot_be_read_is_missing_and_said(tmp_path: Path) -> None:
+    paths = job(tmp_path, 3)
+    (tmp_path / "rank1.kineto" / "kernel.parquet").unlink()
+    (found,) = TraceJobs().views(["kernels"], paths)
+    assert [row["rank"] for row in found["rows"]] == [0, 2]
+    (note,) = (note for note in found["notes"] if "missing" in note)
+    assert note.startswith(f"rank 1 is missing: {tmp_path}/rank1.kineto: cannot read the stored trace")
+
+
+def test_the_only_trace_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    paths = job(tmp_path, 1)
+    (tmp_path / "rank0.kineto" / "kernel.parquet").unlink()
+    with pytest.raises(TraceError, match="cannot read the stored trace"):
+        TraceJobs().views(["kernels", "overview"], paths)
+
+
+def test_a_note_of_many_ranks_is_one_note(tmp_path: Path) -> None:
+    (found,) = TraceJobs().views(["memory_events"], job(tmp_path, 5))
+    (note,) = found["notes"]
+    assert note.startswith("ranks 0-4: the trace has no allocations")
+
+
+def test_a_result_is_that_of_a_report(tmp_path: Path) -> None:
+    paths = job(tmp_path, 2)
+    (found,) = TraceJobs().views(["kernels"], paths)
+    report = documents({"kernels": run_view("kernels", paths)})["kernels"]
+    assert {name: found[name] for name in report} == json.loads(json.dumps(report))
+
+
+def test_a_trace_stays_open_for_the_next_view(tmp_path: Path) -> None:
+    jobs, paths = TraceJobs(), job(tmp_path, 1)
+    jobs.views(["kernels"], paths)
+    (tmp_path / "rank0.kineto" / "kernel.parquet").unlink()
+    assert len(jobs.views(["kernels"], paths)[0]["rows"]) == 1
+    jobs.forget()
+    with pytest.raises(TraceError):
+        jobs.views(["kernels"], paths)
+
+
+def synthetic_job(folder: Path, ranks: int = 1) -> list[str]:
+    """Traces of training steps."""
+    folder.mkdir()
+    for rank in range(ranks):
+        (folder / f"rank{rank}.json").write_text(synthetic.text(4_000, rank=rank))
+    return [str(folder)]
+
+
+def test_a_view_with_a_counterpart_is_compared_step_by_step(tmp_path: Path) -> None:
+    one, two = synthetic_job(tmp_path / "one"), synthetic_job(tmp_path / "two")
+    (found,) = TraceJobs().views(["kernels"], two, base=one, compare=["kernels"])
+    assert found["compared"]["view"] == "diff_kernel_names"
+    assert {row["verdict"] for row in found["compared"]["rows"]} <= {"within noise", "unknown"}
+
+
+def test_other_views_are_compared_row_by_row_also_between_ranks(tmp_path: Path) -> None:
+    one, two = synthetic_job(tmp_path / "one", 2), synthetic_job(tmp_path / "two", 2)
+    (found,) = TraceJobs().views(["gpu_annotations"], two, base=one, rank=1, compare=["gpu_annotations"])
+    rows = found["compared"]["rows"]
+    assert {row["rank"] for row in rows} == {1}
+    assert {row["sum_delta_us"] for row in rows} == {0.0}
+
+
+def test_one_trace_is_compared_with_another_whatever_their_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = trace({"kernel": [{"name": "gemm", "duration": 5}]}, target=target(rank=rank))
+        save_columns(made, tmp_path / f"of{rank}.kineto")
+    paths = [str(tmp_path / f"of{rank}.kineto") for rank in range(2)]
+    (found,) = TraceJobs().views(["kernel_breakdown"], paths[1:], base=paths[:1], compare=["kernel_breakdown"])
+    (row,) = found["compared"]["rows"]
+    assert (row["rank"], row["sum_delta_us"]) == (1, 0.0)
+
+
+def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
+    one, two = job(tmp_path / "one", 1), job(tmp_path / "two", 3)
+    (found,) = TraceJobs().views(["memory_events"], two, base=one, compare=["memory_events"])
+    assert "without counterparts" in found["compared"]["failure"]
+    (found,) = TraceJobs().views(["overview"], two, base=one, rank=2, compare=["overview"])
+    assert found["compared"]["rows"] and not found["compared"].get("failure")

@@ -1,0 +1,184 @@
+"""The pages of ranks, memory and counters: what they show of traces, and what they say of traces that lack it."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.store.parquet_folder import save_columns
+from support.service.hostile_trace import write_hostile
+from support.service.web import Browser, browsing
+from support.trace_files.traces import START_NS, target, trace
+
+US = 1000
+
+
+def of_rank(rank: int) -> dict[str, list[dict[str, Any]]]:
+    """Three steps, the second one long on rank 1, with an operator that allocates."""
+    lengths = [100, 900 if rank == 1 else 100, 100]
+    starts = [sum(lengths[:at]) * US for at in range(3)]
+    steps = [
+        {
+            "name": f"ProfilerStep#{number}",
+            "start": start,
+            "duration": length * US,
+            "thread": 1,
+            "finished": 1,
+            "inputs": -1,
+        }
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    ops = [{"name": "aten::linear", "start": 10, "duration": 50, "thread": 1, "id": 1, "finished": 1, "inputs": -1}]
+    memory = [
+        {"name": "[memory]", "start": at, "thread": 1, "bytes": size, "address": 1, "device_type": 1, "device": 0,
+         "total_allocated": held, "total_reserved": 4096}
+        for at, size, held in ((20, 1024, 1024), (200 * US, -1024, 0))
+    ]  # fmt: skip
+    return {"user_annotation": steps, "cpu_op": ops, "cpu_instant_event": memory}
+
+
+def of(rank: int) -> TargetInfo:
+    return target(rank=rank, window_start_ns=0, window_end_ns=0)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("pages")
+    for rank in range(2):
+        save_columns(trace(of_rank(rank), target=of(rank)), folder / "job" / f"rank{rank}.kineto")
+    save_columns(trace({"kernel": [{"name": "gemm", "duration": 5}]}, target=of(0)), folder / "bare.kineto")
+    for rank in range(2):
+        save_columns(trace(of_rank(rank), target=of(rank)), folder / "before" / f"rank{rank}.kineto")
+    hostile = write_hostile(folder / "hostile.json")
+    with browsing([folder / "job", folder / "bare.kineto", hostile, folder / "before"]) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ids(browser: Browser) -> list[str]:
+    """Of the job, the bare trace, the hostile one and the job's baseline."""
+    return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
+
+
+def test_the_page_of_a_capture_leads_to_the_pages_of_its_parts(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}").text
+    for name in ("ranks", "memory", "counters"):
+        assert f'href="/c/{ids[0]}/{name}"' in page
+
+
+def test_a_slow_step_of_one_rank_is_seen_and_comes_first(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/ranks").text
+    assert "rank 1, step 1: 900 µs" in page
+    assert re.findall(r'heat-8"><title>([^<]*)', page) == ["rank 1, step 1: 900 µs"]
+    rows = json.loads(browser.ask(f"/c/{ids[0]}/ranks.json").text)["rank_steps"]["rows"]
+    assert (rows[0]["rank"], rows[0]["step"], len(rows)) == (1, "1", 6)
+    assert f'href="/c/{ids[0]}/view/step_breakdown?rank=1"' in page
+    assert f'href="/c/{ids[0]}/view/rank_steps?step=2"' in page
+
+
+def test_ranks_and_steps_can_be_chosen_by_ranges(browser: Browser, ids: list[str]) -> None:
+    rows = json.loads(browser.ask(f"/c/{ids[0]}/ranks.json?rank=1&step=1-2").text)["rank_steps"]["rows"]
+    assert [(row["rank"], row["step"]) for row in rows] == [(1, "1"), (1, "2")]
+    assert "is not a range of numbers" in browser.shown(f"/c/{ids[0]}/ranks?rank=x").text
+    assert browser.ask(f"/c/{ids[0]}/ranks?value=name").status == 400
+
+
+def test_unknown_waiting_is_said_to_be_unknown(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/ranks?value=waiting_us").text
+    assert "kinetoctl trace --activities kernel,cpu_op" in page
+    assert "heat-0" not in page
+
+
+def test_a_trace_without_steps_says_how_to_get_them(browser: Browser, ids: list[str]) -> None:
+    assert "kineto_agent.step()" in browser.shown(f"/c/{ids[1]}/ranks").text
+
+
+def test_memory_shows_levels_holders_and_the_peak(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/memory?rank=0").text
+    assert page.count("<figure>") == 2
+    assert "peak 1.0 KiB" in page
+    assert "<title>aten::linear</title>" in page
+    found = json.loads(browser.ask(f"/c/{ids[0]}/memory.json").text)
+    assert list(found) == ["memory_curve", "memory_holders", "memory_peak_blocks", "memory_statistics"]
+    assert {row["rank"] for row in found["memory_curve"]["rows"]} == {0, 1}
+
+
+def test_counters_are_small_charts_with_their_units(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/counters").text
+    assert "rank 1, GPU0: reserved" in page
+    assert page.count("<figure>") == 4
+    assert json.loads(browser.ask(f"/c/{ids[0]}/counters.json").text)["counters"]["rows"][0]["unit"] == "bytes"
+
+
+def test_what_was_not_recorded_is_said_with_the_option_that_records_it(browser: Browser, ids: list[str]) -> None:
+    assert "kinetoctl trace PID --memory" in browser.shown(f"/c/{ids[1]}/memory").text
+    assert "kinetoctl trace --memory" in browser.shown(f"/c/{ids[1]}/counters").text
+
+
+@pytest.mark.parametrize("name", ["ranks", "memory", "counters"])
+def test_names_of_a_hostile_trace_are_text(browser: Browser, ids: list[str], name: str) -> None:
+    found = browser.shown(f"/c/{ids[2]}/{name}")
+    assert found.status == 200
+    assert not re.search(r"<(img|script(?! src=\"/static/)|meta http)", found.text)
+    assert "36481" not in found.text
+
+
+def test_every_page_prints_the_command_behind_it(browser: Browser, ids: list[str], tmp_path: Path) -> None:
+    for name, view in (("ranks", "rank_steps"), ("memory", "memory_curve"), ("counters", "counters")):
+        assert f"kinetoctl report --view {view}" in browser.ask(f"/c/{ids[0]}/{name}").text
+
+
+@pytest.mark.parametrize("path", ["", "/ranks", "/memory", "/view/kernel_breakdown", "/view/step_phases"])
+def test_a_baseline_is_chosen_among_the_other_traces(browser: Browser, ids: list[str], path: str) -> None:
+    page = browser.shown(f"/c/{ids[0]}{path}").text
+    chooser = page[page.index('<select name="base">') :]
+    assert re.findall(r'<option value="(\w*)"', chooser[: chooser.index("</select>")]) == ["", *ids[1:]]
+
+
+def test_pages_with_a_baseline_show_value_baseline_and_difference(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/memory?base={ids[3]}").text
+    assert "What the peak consisted of compared with" in page
+    found = json.loads(browser.ask(f"/c/{ids[0]}/memory.json?base={ids[3]}").text)
+    rows = found["memory_peak_blocks_difference"]["rows"]
+    assert {(row["held_other_bytes"], row["held_baseline_bytes"], row["held_delta_bytes"]) for row in rows} == {
+        (1024.0, 1024.0, 0.0)
+    }
+
+
+def test_equal_steps_are_no_change(browser: Browser, ids: list[str]) -> None:
+    found = json.loads(browser.ask(f"/c/{ids[0]}/ranks.json?base={ids[3]}").text)
+    assert {row["step_verdict"] for row in found["rank_steps_difference"]["rows"]} <= {"within noise", "unknown"}
+    page = browser.shown(f"/c/{ids[0]}?base={ids[3]}").text
+    assert "Steps compared with" in page and "Causes compared with" in page
+    assert not re.search(r">(slower|faster|longer|shorter)<", page)
+
+
+def test_rows_that_cannot_be_compared_say_so(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/view/memory_curve?base={ids[3]}").text
+    assert "without counterparts in another trace" in page
+    assert "kinetoctl diff --by kernels" in browser.shown(f"/c/{ids[0]}/view/kernels?base={ids[3]}").text
+
+
+def test_rows_lead_to_their_place_in_the_timeline(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/ranks").text
+    (place,) = re.findall(rf'href="(/c/{ids[0]}/timeline\?rank=1&amp;t0=\d+&amp;t1=\d+)"', page)[:1]
+    address = place.replace("&amp;", "&")
+    shown = browser.ask(address).text
+    assert "Show the whole trace" in shown
+    assert address.replace("timeline", "timeline/trace").replace("&", "&amp;") in shown
+
+
+def test_the_timeline_gets_only_the_part_that_is_asked_for(browser: Browser, ids: list[str]) -> None:
+    def steps(query: str) -> list[str]:
+        found = gzip.decompress(browser.raw(f"/c/{ids[0]}/timeline/trace?rank=1&{query}"))
+        return sorted({each["name"] for each in json.loads(found)["traceEvents"] if "Step#" in each["name"]})
+
+    assert steps("") == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
+    assert steps(f"t0={START_NS + 200 * US}&t1={START_NS + 300 * US}") == ["ProfilerStep#1"]
+    assert steps("name=aten::linear") == ["ProfilerStep#0", "ProfilerStep#1"]  # 100 us around it
+    assert browser.ask(f"/c/{ids[0]}/timeline?t0=5").status == 400
+    assert browser.ask(f"/c/{ids[0]}/timeline/trace?name=nothing").status == 422

@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, counters
+from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
+from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
+from kineto_trace.open.trace_opener import open_trace
+from support.trace_files.traces import START_NS, target, trace
+
+NOTHING: dict[str, Any] = {}
+
+
+def kernel_counters(**process: list[int]) -> dict[str, Any]:
+    times = [START_NS, START_NS + 500_000_000, START_NS + 1_000_000_000]
+    full = {name: np.array(process.get(name, [-1, -1]), np.int64) for name in PROCESS}
+    blank = np.empty(0, np.int64)
+    rows = dict.fromkeys(("interval", "thread", "cpu_ns", "wait_ns", "switches"), blank)
+    lives = dict.fromkeys(("thread", "first_ns", "last_ns"), blank)
+    events = dict.fromkeys(
+        ("thread", "voluntary_switches", "involuntary_switches", "minor_faults", "major_faults"), blank
+    )
+    names = ("pid", "first_ns", "last_ns", "cpu_ns", "wait_ns", "major_faults", "read_bytes")
+    return KernelCounters(
+        times=np.array(times),
+        rows=rows,
+        events=events,
+        lives=lives,
+        process=full,
+        children=dict.fromkeys(names, blank),
+        child_names=(),
+    ).to_json()
+
+
+def test_what_the_kernel_counted_is_per_second_and_what_was_not_read_is_no_row() -> None:
+    found = kernel_counters(cpu_ns=[1_000_000_000, 250_000_000], read_bytes=[-1, 4096], major_faults=[0, 0])
+    rows = counters(Context(trace(NOTHING, target=target(kernel_counters=found)))).rows()
+    assert [(row["counter"], row["unit"], row["time_ns"] - START_NS, row["value"]) for row in rows] == [
+        ("process: CPU time", "cores", 0, 2.0),
+        ("process: CPU time", "cores", 500_000_000, 0.5),
+        ("process: read from storage", "B/s", 500_000_000, 8192.0),
+    ]
+
+
+def test_the_allocators_levels_are_counters() -> None:
+    row = {"start": 5, "name": "[memory]", "bytes": 100, "address": 1, "device_type": 1, "device": 0}
+    made = trace({"cpu_instant_event": [{**row, "total_allocated": 150, "total_reserved": 1000}]})
+    rows = counters(Context(made)).rows()
+    assert [(row["counter"], row["unit"], row["value"]) for row in rows] == [
+        ("GPU0: allocated", "bytes", 150.0), ("GPU0: reserved", "bytes", 1000.0),
+    ]  # fmt: skip
+
+
+def test_each_member_of_a_files_counter_is_one_without_a_unit(tmp_path: Path) -> None:
+    events = [
+        {"ph": "C", "name": "SM active", "pid": 0, "ts": 10, "args": {"value": 40}},
+        {"ph": "C", "name": "SM active", "pid": 0, "ts": 5, "args": {"value": 20.5, "note": "text"}},
+        {"ph": "C", "name": "link", "pid": 0, "ts": 7, "args": {"read": 1}},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = counters(Context(open_trace(path))).rows()
+    assert [(row["counter"], row["unit"], row["value"]) for row in rows] == [
+        ("SM active", None, 20.5), ("SM active", None, 40.0), ("link: read", None, 1.0),
+    ]  # fmt: skip
+
+
+def test_long_series_can_be_thinned() -> None:
+    rows = [
+        {"start": at, "name": "[memory]", "bytes": 1, "address": at, "device_type": 1, "device": 0,
+         "total_allocated": at, "total_reserved": -1}
+        for at in range(1, 101)
+    ]  # fmt: skip
+    context = Context(trace({"cpu_instant_event": rows}))
+    assert (len(counters(context)), len(counters(context, max_points=10))) == (100, 10)
+    with pytest.raises(ViewError, match="max_points=2"):
+        counters(context, max_points=2)
+
+
+def test_a_trace_without_counters_says_which_option_records_them() -> None:
+    assert counters(Context(trace(NOTHING))).notes == (NO_COUNTERS,)

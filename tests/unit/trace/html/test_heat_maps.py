@@ -1,0 +1,63 @@
+"""A map stays small and legible whatever its size, and says what a cell stands for."""
+
+import re
+
+import numpy as np
+from kineto_trace.html.heat_maps import MAX_COLUMNS, MAX_ROWS, Axis, Span, bins, heat_map
+
+
+def axis(title: str, count: int) -> Axis:
+    def href(span: Span) -> str:
+        return f"/{title}?{span[0]}-{span[1]}"
+
+    return Axis(title=title, names=[str(at) for at in range(count)], href=href)
+
+
+def drawn(values: list[list[float]]) -> str:
+    array = np.array(values)
+    return str(heat_map(array, axis("rank", array.shape[0]), axis("step", array.shape[1]), "{:g} us".format))
+
+
+def test_a_small_map_has_a_cell_for_each_value_and_the_extremes_have_the_extreme_colours() -> None:
+    text = drawn([[1.0, 2.0], [9.0, float("nan")]])
+    assert re.findall(r'class="heat-(\w+)"><title>([^<]*)</title>', text) == [
+        ("0", "rank 0, step 0: 1 us"),
+        ("1", "rank 0, step 1: 2 us"),
+        ("8", "rank 1, step 0: 9 us"),
+        ("none", "rank 1, step 1: not known"),
+    ]
+    assert 'href="/rank?1-1"' in text and 'href="/step?0-0"' in text
+    assert "Each cell" not in text
+
+
+def test_a_large_map_is_binned_by_the_largest_value_and_says_so() -> None:
+    values = np.ones((256, 1000))
+    values[201, 777] = 5.0
+    text = str(heat_map(values, axis("rank", 256), axis("step", 1000), "{:g} us".format))
+    assert text.count("<rect") == 64 * 100
+    assert len(text) < 1_500_000
+    assert "rank 200-203, step 770-779: 5 us" in text
+    assert "Each cell stands for 4 ranks and 10 steps, and shows the largest value of them." in text
+
+
+def test_labels_have_room_and_lead_to_all_that_they_stand_for() -> None:
+    text = str(heat_map(np.ones((2, 100)) * np.arange(100), axis("rank", 2), axis("step", 100), str))
+    spans = [(int(first), int(last)) for first, last in re.findall(r'href="/step\?(\d+)-(\d+)"', text)]
+    assert [first for first, _ in spans[1:]] == [last + 1 for _, last in spans[:-1]]
+    assert (spans[0][0], spans[-1][1]) == (0, 99)
+    assert len(spans) < 20
+
+
+def test_equal_values_and_no_values_are_drawn() -> None:
+    assert 'class="heat-0"' in drawn([[3.0, 3.0]])
+    assert drawn([[float("nan")]]) == ""
+    assert drawn([[]]) == ""
+
+
+def test_bins_cover_everything_once() -> None:
+    assert bins(10, 4) == [(0, 2), (3, 5), (6, 8), (9, 9)]
+    assert bins(0, 4) == []
+    for count in (1, MAX_ROWS, MAX_COLUMNS + 1, 1000):
+        spans = bins(count, MAX_COLUMNS)
+        assert len(spans) <= MAX_COLUMNS
+        assert [place for first, last in spans for place in range(first, last + 1)] == list(range(count))

@@ -1,0 +1,31 @@
+from kineto_trace.html.charts import Series
+from kineto_trace.html.time_charts import ChartLine, areas, curves, scale
+
+
+def test_a_value_holds_until_the_next_one() -> None:
+    text = str(curves([ChartLine("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
+    assert 'points="64,190 506,190 506,10 948,10"' in text
+    assert "bytes over µs since the recording began" in text
+
+
+def test_values_below_zero_are_inside_the_chart() -> None:
+    text = str(curves([ChartLine("held", [0.0, 10.0], [-5.0, 5.0])], "bytes"))
+    assert 'points="64,190 948,190 948,10"' in text
+
+
+def test_areas_are_on_top_of_each_other() -> None:
+    text = str(areas([0.0, 1.0], [Series("a", [1.0, 1.0]), Series("b", [1.0, 1.0])], "bytes"))
+    assert 'points="64,100 948,100 948,190 64,190"' in text
+    assert 'points="64,10 948,10 948,100 64,100"' in text
+
+
+def test_what_is_no_curve_is_not_drawn_and_names_are_text() -> None:
+    assert curves([ChartLine("one", [1.0], [1.0])], "") == ""
+    assert areas([0.0, 1.0], [Series("a", [0.0, None])], "bytes") == ""
+    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", mark=(0.5, "<b>")))
+
+
+def test_units_fit_the_largest_value() -> None:
+    assert scale("bytes", 3 * 2**30) == (2**30, "GiB")
+    assert scale("us", 20.0) == (1.0, "µs")
+    assert scale("cores", 4.0) == (1.0, "cores")
