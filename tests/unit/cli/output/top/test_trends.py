@@ -32,7 +32,7 @@ def at_rates(*rates: int, each_s: int = 20) -> list[pb.HostSample]:
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [
-        ((10,), "█████ →"),
+        ((10,), "███ →"),
         ((10, 10, 10, 10, 10, 5, 5), "█████▄▄ ↘"),
         ((4, 4, 4, 4, 4, 8, 8), "▄▄▄▄▄██ ↗"),
         ((8, 8, 8, 8, 8, 8, 0), "██████▁ ↘"),
