@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.web.shared.doors import TlsFiles
+from kinetoctl.web.shared.doors import WebTlsFiles
 from kinetoctl.web.shared.page_user import PageUser
 from kinetod.store.capture_store import Store
 from support.peers.certificates import Authority, Pair
@@ -81,7 +81,7 @@ def setup() -> Iterator[Setup]:
         server = authority.issue(dns="localhost")
         for file, pem in (("s.pem", server.certificate), ("s.key", server.key), ("ca.pem", authority.certificate)):
             (folder / file).write_bytes(pem)
-        files = TlsFiles(certificate=folder / "s.pem", key=folder / "s.key", client_ca=folder / "ca.pem")
+        files = WebTlsFiles(certificate=folder / "s.pem", key=folder / "s.key", client_ca=folder / "ca.pem")
         with (
             running_daemon("--config", str(config), state_dir=state) as daemon,
             sharing(daemon.address, files=files) as web,
