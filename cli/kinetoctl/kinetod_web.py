@@ -96,10 +96,16 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
+def _variable(option: str) -> str:
+    return f"KINETOD_WEB_{option.removeprefix('--').replace('-', '_').upper()}"
+
+
+VARIABLES = tuple(_variable(name) for name, _ in _OPTIONS)
+
+
 def _with_options(function: Any) -> Any:
     for name, attributes in reversed(_OPTIONS):
-        variable = f"KINETOD_WEB_{name.removeprefix('--').replace('-', '_').upper()}"
-        function = click.option(name, envvar=variable, show_envvar=True, **attributes)(function)
+        function = click.option(name, envvar=_variable(name), show_envvar=True, **attributes)(function)
     return function
 
 
@@ -152,7 +158,7 @@ def _options(given: dict[str, Any]) -> Any:
 
 
 def _tcp(given: dict[str, Any]) -> Any:
-    from kinetoctl.web.shared.doors import TlsFiles
+    from kinetoctl.web.shared.doors import WebTlsFiles
     from kinetoctl.web.shared.serving import TcpDoor
 
     if given["listen"] is None:
@@ -164,7 +170,7 @@ def _tcp(given: dict[str, Any]) -> Any:
         raise click.UsageError("--listen serves https: --origin must begin with https://")
     host, port = given["listen"]
     certificate, key, client_ca = (given[name] for name in _TLS)
-    files = TlsFiles(certificate=certificate, key=key, client_ca=client_ca)
+    files = WebTlsFiles(certificate=certificate, key=key, client_ca=client_ca)
     return TcpDoor(host=host, port=port, ui=port and port + 1 if given["ui_origin"] else None, files=files)
 
 

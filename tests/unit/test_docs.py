@@ -14,6 +14,7 @@ from kinetoctl.app import cli
 from kinetoctl.base import common_options
 from kinetoctl.client.kineto_config import KEYS, Effect
 from kinetoctl.exit_codes import MEANINGS, ExitCode
+from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
 from kinetoctl.options import completers
 from kinetod.__main__ import command as kinetod_command
 from kinetod.base.errors import Reason, VerdictReason
@@ -130,9 +131,13 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
 
 def test_documents_name_no_variable_that_does_not_exist() -> None:
     daemon = {CONFIG_VARIABLE, *(key.variable for key in KINETOD_KEYS)}
-    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon | set(HOOK_VARIABLES)
+    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon | set(HOOK_VARIABLES) | set(WEB_VARIABLES)
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         assert set(_VARIABLE.findall(path.read_text())) <= known, path.name
+
+
+def test_the_variables_of_the_web_front_end_are_documented() -> None:
+    assert set(WEB_VARIABLES) <= set(re.findall(r"`(KINETOD_WEB_[A-Z_]+)`", read("docs/web.md")))
 
 
 def test_the_variables_of_hooks_are_documented() -> None:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from kinetoctl.web.shared.doors import TlsFiles
+from kinetoctl.web.shared.doors import WebTlsFiles
 from kinetoctl.web.shared.page_user import PageUser
 from kinetod.store.capture_store import Store
 from support.peers.certificates import Authority, Pair
@@ -81,7 +82,7 @@ def setup() -> Iterator[Setup]:
         server = authority.issue(dns="localhost")
         for file, pem in (("s.pem", server.certificate), ("s.key", server.key), ("ca.pem", authority.certificate)):
             (folder / file).write_bytes(pem)
-        files = TlsFiles(certificate=folder / "s.pem", key=folder / "s.key", client_ca=folder / "ca.pem")
+        files = WebTlsFiles(certificate=folder / "s.pem", key=folder / "s.key", client_ca=folder / "ca.pem")
         with (
             running_daemon("--config", str(config), state_dir=state) as daemon,
             sharing(daemon.address, files=files) as web,
@@ -205,7 +206,8 @@ def test_other_certificates_see_nothing(setup: Setup, names: dict[str, str]) -> 
 def test_a_user_cannot_be_named_at_the_tcp_door(setup: Setup) -> None:
     ada = setup.client(setup.authority.issue("whoever", uri="spiffe://cluster/ada"))
     for header in ("X_Remote_User", "x_remote_user"):
-        found = setup.web.ask("/captures.json", tls=ada, **{header: BEA})
+        named: dict[str, Any] = {header: BEA}
+        found = setup.web.ask("/captures.json", tls=ada, **named)
         assert (found.status, OF_ADA in found.text) == (400, False)
 
 
@@ -238,7 +240,8 @@ def test_a_proxy_that_is_not_configured_is_closed_unread(setup: Setup) -> None:
 
 
 def test_other_sites_may_link_to_pages_and_no_more(setup: Setup) -> None:
-    linked = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    linked: dict[str, Any] = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    linked["Sec_Fetch_Dest"] = "document"
     assert setup.web.ask("/", ADA, **linked).status == 200
     for change in ({"Sec_Fetch_Mode": "no-cors"}, {"Sec_Fetch_Dest": "iframe"}, {"Sec_Fetch_Dest": "script"}):
         assert setup.web.ask("/captures.json", ADA, **{**linked, **change}).status == 403

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.web.analyses.worker_process import WorkerLimits
 from kinetoctl.web.http.security import Origins
-from kinetoctl.web.shared.doors import TlsFiles
+from kinetoctl.web.shared.doors import WebTlsFiles
 from kinetoctl.web.shared.serving import ProxyDoor, RunningShared, SharedOptions, TcpDoor, running_shared
 
 from support.service.web import Page
@@ -88,7 +88,7 @@ class SharedWeb:
 
 @contextmanager
 def sharing(
-    address: str, *, proxies: Sequence[int] = (0,), files: TlsFiles | None = None, ui_origin: str = ""
+    address: str, *, proxies: Sequence[int] = (0,), files: WebTlsFiles | None = None, ui_origin: str = ""
 ) -> Iterator[SharedWeb]:
     """Serves the pages of the daemon at this address. files: opens a door with TLS, too."""
     settings = CommonOptions(address=address, output="table", color=False, quiet=True, timeout_s=scaled(30))

@@ -42,7 +42,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _log = logging.getLogger(__name__)
 
 
-class Entrance(Protocol):
+class WebEntrance(Protocol):
     """Who may come in, and who they are."""
 
     most_of_one: int
@@ -54,7 +54,7 @@ class Entrance(Protocol):
         """The connection ready for HTTP, who asks, and whose connection it is now. Raises OSError, UnknownUser."""
 
 
-class Door(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class WebDoor(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Serves one listening socket."""
 
     daemon_threads = True
@@ -63,7 +63,7 @@ class Door(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(
         self,
         listening: socket.socket,
-        entrance: Entrance,
+        entrance: WebEntrance,
         site: SharedSite,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -139,7 +139,7 @@ class Door(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class WebTlsFiles:
     """PEM files: the server's certificate with its chain, its key, and the authorities of clients."""
 
     certificate: Path
@@ -152,7 +152,7 @@ class TlsEntrance:
 
     most_of_one = MAX_OF_ADDRESS
 
-    def __init__(self, files: TlsFiles, user_header: str) -> None:
+    def __init__(self, files: WebTlsFiles, user_header: str) -> None:
         """user_header: the one in which a proxy names users, which nobody may send here. Raises Refused."""
         self._files = files
         self._header = user_header.lower()
@@ -268,7 +268,7 @@ def listening_unix(path: Path) -> socket.socket:
     return sock
 
 
-def _context(files: TlsFiles) -> ssl.SSLContext:
+def _context(files: WebTlsFiles) -> ssl.SSLContext:
     """Raises OSError, ValueError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -16,11 +16,11 @@ from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.timeline_page import ui_file
 from kinetoctl.web.shared.confined_worker import ConfinedWorker, WarmProcess
 from kinetoctl.web.shared.doors import (
-    Door,
-    Entrance,
     ProxyEntrance,
     TlsEntrance,
-    TlsFiles,
+    WebDoor,
+    WebEntrance,
+    WebTlsFiles,
     listening_tcp,
     listening_unix,
 )
@@ -39,7 +39,7 @@ class TcpDoor:
     host: str
     port: int
     ui: int | None
-    files: TlsFiles
+    files: WebTlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +98,22 @@ def _open_tcp(options: SharedOptions, pages: SharedSite, ui: SharedSite, stack: 
     assert options.tcp is not None
     tcp = options.tcp
     entrance = TlsEntrance(tcp.files, options.user_header)
-    door = _opened(Door(listening_tcp(tcp.host, tcp.port), entrance, pages), stack)
+    door = _opened(WebDoor(listening_tcp(tcp.host, tcp.port), entrance, pages), stack)
     if tcp.ui is not None:
-        _opened(Door(listening_tcp(tcp.host, tcp.ui), entrance, ui), stack)
+        _opened(WebDoor(listening_tcp(tcp.host, tcp.ui), entrance, ui), stack)
     return int(door.server_address[1])
 
 
 def _open_proxy(proxy: ProxyDoor, user_header: str, pages: SharedSite, ui: SharedSite, stack: ExitStack) -> None:
-    entrance: Entrance = ProxyEntrance(proxy.uids, user_header)
-    _opened(Door(listening_unix(proxy.socket), entrance, pages), stack)
+    entrance: WebEntrance = ProxyEntrance(proxy.uids, user_header)
+    _opened(WebDoor(listening_unix(proxy.socket), entrance, pages), stack)
     stack.callback(proxy.socket.unlink, missing_ok=True)
     if proxy.ui is not None:
-        _opened(Door(listening_unix(proxy.ui), entrance, ui), stack)
+        _opened(WebDoor(listening_unix(proxy.ui), entrance, ui), stack)
         stack.callback(proxy.ui.unlink, missing_ok=True)
 
 
-def _opened(door: Door, stack: ExitStack) -> Door:
+def _opened(door: WebDoor, stack: ExitStack) -> WebDoor:
     stack.callback(door.server_close)
     threading.Thread(target=door.serve, name="door", daemon=True).start()
     stack.callback(door.shutdown)

@@ -15,11 +15,11 @@ from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.http.web_server import REQUEST_S
 from kinetoctl.web.shared.doors import (
     MAX_OF_USER,
-    Door,
-    Entrance,
     ProxyEntrance,
     TlsEntrance,
-    TlsFiles,
+    WebDoor,
+    WebEntrance,
+    WebTlsFiles,
     listening_tcp,
     listening_unix,
 )
@@ -46,8 +46,8 @@ SITE = SharedSite(origin="https://web.example", policy="default-src 'none'", app
 
 
 @contextlib.contextmanager
-def serving(listening: socket.socket, entrance: Entrance, clock: Clock | None = None) -> Iterator[Door]:
-    with Door(listening, entrance, SITE, clock or Clock()) as door:
+def serving(listening: socket.socket, entrance: WebEntrance, clock: Clock | None = None) -> Iterator[WebDoor]:
+    with WebDoor(listening, entrance, SITE, clock or Clock()) as door:
         thread = threading.Thread(target=door.serve)
         thread.start()
         try:
@@ -168,15 +168,15 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def files(tmp_path: Path, authority: Authority) -> TlsFiles:
+def files(tmp_path: Path, authority: Authority) -> WebTlsFiles:
     server = authority.issue(dns="localhost")
     for name, pem in (("s", server.certificate), ("k", server.key), ("ca", authority.certificate)):
         (tmp_path / name).write_bytes(pem)
-    return TlsFiles(certificate=tmp_path / "s", key=tmp_path / "k", client_ca=tmp_path / "ca")
+    return WebTlsFiles(certificate=tmp_path / "s", key=tmp_path / "k", client_ca=tmp_path / "ca")
 
 
 @contextlib.contextmanager
-def secure(files: TlsFiles, authority: Authority, port: int, name: str = "ada") -> Iterator[ssl.SSLSocket]:
+def secure(files: WebTlsFiles, authority: Authority, port: int, name: str = "ada") -> Iterator[ssl.SSLSocket]:
     context = ssl.create_default_context(cadata=authority.certificate.decode())
     pair, path = authority.issue(name), files.key.with_name("client")
     path.write_bytes(pair.certificate + pair.key)
@@ -186,7 +186,7 @@ def secure(files: TlsFiles, authority: Authority, port: int, name: str = "ada") 
         yield sock
 
 
-def test_clients_that_say_nothing_hold_up_nobody(files: TlsFiles, authority: Authority) -> None:
+def test_clients_that_say_nothing_hold_up_nobody(files: WebTlsFiles, authority: Authority) -> None:
     clock = Clock()
     with serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User"), clock) as door:
         port = door.server_address[1]
@@ -200,7 +200,7 @@ def test_clients_that_say_nothing_hold_up_nobody(files: TlsFiles, authority: Aut
                 assert everything(each) == b""
 
 
-def test_plain_http_gets_nothing(files: TlsFiles) -> None:
+def test_plain_http_gets_nothing(files: WebTlsFiles) -> None:
     with (
         serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User")) as door,
         socket.create_connection(("127.0.0.1", door.server_address[1]), scaled(30)) as sock,
@@ -209,7 +209,7 @@ def test_plain_http_gets_nothing(files: TlsFiles) -> None:
         assert b"HTTP" not in everything(sock)
 
 
-def test_one_certificate_has_so_many_connections(files: TlsFiles, authority: Authority) -> None:
+def test_one_certificate_has_so_many_connections(files: WebTlsFiles, authority: Authority) -> None:
     with serving(listening_tcp("127.0.0.1", 0), TlsEntrance(files, "X-Remote-User")) as door:
         port = door.server_address[1]
         with contextlib.ExitStack() as stack:
@@ -224,7 +224,7 @@ def test_one_certificate_has_so_many_connections(files: TlsFiles, authority: Aut
                 assert b"CN:bea" in everything(sock)
 
 
-def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: TlsFiles, authority: Authority) -> None:
+def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: WebTlsFiles, authority: Authority) -> None:
     entrance = TlsEntrance(files, "X-Remote-User")
     before = entrance._current()
     files.key.write_bytes(b"nonsense")
@@ -236,4 +236,4 @@ def test_renewed_certificates_are_taken_and_damaged_ones_are_not(files: TlsFiles
     entrance._looked_s = -60.0
     assert entrance._current() is not before
     with pytest.raises(Refused):
-        TlsEntrance(TlsFiles(certificate=files.key, key=files.key, client_ca=files.client_ca), "x")
+        TlsEntrance(WebTlsFiles(certificate=files.key, key=files.key, client_ca=files.client_ca), "x")

@@ -11,7 +11,7 @@ from support.peers.certificates import Authority
 
 def user_of(**names: str) -> PageUser:
     """The user of a certificate with these names."""
-    pem = Authority().issue(**names, lasts=datetime.timedelta(days=1)).certificate.decode()  # type: ignore[arg-type]
+    pem = Authority().issue(**names, lasts=datetime.timedelta(days=1)).certificate.decode()
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(pem)
         file.flush()
