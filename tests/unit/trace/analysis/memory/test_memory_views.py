@@ -91,7 +91,7 @@ def test_a_release_makes_a_pair_with_the_last_allocation_at_its_address() -> Non
 def test_blocks_can_be_asked_for_by_time_and_by_size() -> None:
     context = Context(made())
 
-    def sizes(**options: int) -> list[int]:
+    def sizes(**options: Any) -> list[int]:
         return [row["size_bytes"] for row in memory_events(context, **options).rows()]
 
     assert sizes(start_ns=START_NS + 50, end_ns=START_NS + 210) == [100, 8]  # one is released then, one allocated
