@@ -23,7 +23,7 @@ from kineto_agent import __version__
 
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
-from kineto_trace.structure.stacks.call_forests import CallForest, CallKind, gpu_calls, host_calls, sampled_lines
+from kineto_trace.structure.stacks.call_forests import CallForest, StackKind, gpu_calls, host_calls, sampled_lines
 from kineto_trace.structure.stacks.merged_stacks import Stacks, merged
 from kineto_trace.structure.trace_forms import as_meant
 
@@ -49,7 +49,7 @@ def stacks(context: Context, graph: FlameGraph) -> Stacks:
 
 def _in_state(forest: CallForest, *, idle: bool) -> CallForest:
     """Returns the samples of lines that were idle, or all others."""
-    asleep = np.flatnonzero(forest.kind == CallKind.IDLE)
+    asleep = np.flatnonzero(forest.kind == StackKind.IDLE)
     if not idle:
         own = forest.own.copy()
         own[asleep] = 0

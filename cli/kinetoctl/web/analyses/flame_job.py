@@ -24,7 +24,7 @@ from kineto_trace.analysis.flame.flame_views import NOTHING_OF, flame_subject
 from kineto_trace.html.flame_chart import FrameTexts, flame_chart
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import steps
-from kineto_trace.structure.stacks.call_forests import CallKind
+from kineto_trace.structure.stacks.call_forests import StackKind
 from kineto_trace.structure.trace_forms import as_meant
 
 MAX_FUNCTIONS = 200  # rows of the table
@@ -255,7 +255,7 @@ def _function(request: FlameRequest, totals: FunctionTotals, texts: FrameTexts, 
     name, own, total = totals.names[place], int(totals.own[place]), int(totals.total[place])
     values: dict[str, Any] = {
         "name": name,
-        "kind": CallKind(int(totals.kind[place])).name.lower(),
+        "kind": StackKind(int(totals.kind[place])).name.lower(),
         "self": own,
         "self_pct": 100 * own / max(texts.whole, 1),
         "self_text": texts.amount(own),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.flame.flame_nodes import FlameKind, FlameNode
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, totals
-from kineto_trace.structure.stacks.call_forests import CallKind, levels
+from kineto_trace.structure.stacks.call_forests import StackKind, levels
 
 OTHERS = "(others)"
 PIXELS = 1200
@@ -144,7 +144,7 @@ def _built(tree: FlameTree, found: Keys, root: int, groups: dict[int, list[_Grou
         total = int(tree.total[place])
         made[place] = FlameNode(
             name=tree.name(place),
-            kind=FlameKind.ALL if place == ROOT else FlameKind[CallKind(int(tree.kind[place])).name],
+            kind=FlameKind.ALL if place == ROOT else FlameKind[StackKind(int(tree.kind[place])).name],
             key=f"{int(found[place]):x}",
             start=starts[place],
             width=total,

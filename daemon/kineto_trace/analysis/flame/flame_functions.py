@@ -8,14 +8,14 @@ import numpy.typing as npt
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, Values, rooted, stack_tree
 from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, CallKind, levels
+from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, StackKind, levels
 
 _OF_FUNCTION = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTotals:
-    """One value per name. kind: CallKind. stacks: how many end in it. The others as in FlameTree.
+    """One value per name. kind: StackKind. stacks: how many end in it. The others as in FlameTree.
 
     total: recursive calls count once.
     """
@@ -34,7 +34,7 @@ class FunctionTotals:
 
 def function_totals(tree: FlameTree) -> FunctionTotals:
     """Returns the totals of all names; the one with the most of its own comes first."""
-    places = np.flatnonzero(tree.kind != CallKind.THREAD)
+    places = np.flatnonzero(tree.kind != StackKind.THREAD)
     groups = group([tree.frame[places]])
     outer = ~_nested(tree)[places]
     count = len(groups)
@@ -119,7 +119,7 @@ def callers(tree: FlameTree, name: str) -> FlameTree:
 def _outermost(tree: FlameTree, name: str) -> Ints:
     """Returns the places of a function that are not inside it."""
     numbers = [number for number, text in enumerate(tree.frames) if text == name]
-    return np.flatnonzero(np.isin(tree.frame, numbers) & (tree.kind != CallKind.THREAD) & ~_nested(tree))
+    return np.flatnonzero(np.isin(tree.frame, numbers) & (tree.kind != StackKind.THREAD) & ~_nested(tree))
 
 
 def _nested(tree: FlameTree) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from kineto_trace.structure.python.python_samples import sample_period_ns
 from kineto_trace.structure.stacks.call_forests import (
     NOTHING,
     CallForest,
-    CallKind,
+    StackKind,
     gpu_calls,
     operator_calls,
     python_calls,
@@ -96,7 +96,7 @@ def timed_profile(context: Context, choice: FlameChoice) -> FlameProfile:
     calls = context.get(python_calls if choice.of is FlameSubject.PYTHON else operator_calls)
     thread = choice.thread if choice.thread is not None else _busiest(context, calls)
     calls = of_thread(calls, thread)
-    inside = calls.kind != CallKind.THREAD
+    inside = calls.kind != StackKind.THREAD
     if choice.step is None and inside.any():
         start, end = int(calls.start[inside].min()), int(calls.end[inside].max())
     return FlameProfile(calls=clipped(calls, start, end), unit=NS, start=start, end=end, steps=count)
@@ -119,7 +119,7 @@ def clipped(calls: CallForest, start: int, end: int) -> CallForest:
 
     That of a thread is the time in which it called nothing.
     """
-    outermost = calls.kind == CallKind.THREAD
+    outermost = calls.kind == StackKind.THREAD
     begin = np.where(outermost, start, np.maximum(calls.start, start))
     stop = np.where(outermost, end, np.minimum(calls.end, end))
     found = chosen(replace(calls, start=begin, end=stop), stop > begin)
@@ -166,8 +166,8 @@ def _samples(
     context: Context, calls: CallForest, cut: tuple[int, int] | None, *, idle: bool
 ) -> tuple[CallForest, str, tuple[str, ...]]:
     own, notes = calls.own, []
-    if not idle and (left := int(own[calls.kind == CallKind.IDLE].sum())):
-        own = np.where(calls.kind == CallKind.IDLE, 0, own)
+    if not idle and (left := int(own[calls.kind == StackKind.IDLE].sum())):
+        own = np.where(calls.kind == StackKind.IDLE, 0, own)
         notes.append(f"{left:,} {NO_IDLE}")
     period = sample_period_ns(context.trace)
     own = own * (period or 1)

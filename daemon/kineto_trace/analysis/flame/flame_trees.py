@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, CallKind, levels
+from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, StackKind, levels
 from kineto_trace.structure.stacks.merged_stacks import stack_numbers
 
 ROOT = 0
@@ -21,7 +21,7 @@ Values = npt.NDArray[Any]  # whole numbers, or of a baseline parts of them
 class FlameTree:
     """One value per frame. The first one is the root, which stands for everything.
 
-    parent: NOTHING for the root. depth: 0 for the root. frame: number into `frames`. kind: CallKind. own, total: ns or
+    parent: NOTHING for the root. depth: 0 for the root. frame: number into `frames`. kind: StackKind. own, total: ns or
     samples. base_own, base_total: of the baseline, scaled to as many steps or seconds; None without one. order: of
     siblings, the lowest first. start: ns from the root's start; None: siblings lie side by side. merged: whether equal
     stacks are one frame.
@@ -64,7 +64,7 @@ def merged_tree(forests: Sequence[CallForest], base: Sequence[CallForest] = (), 
     """
     parts = [*forests, *base]
     calls = joined(parts) if len(parts) > 1 else parts[0]
-    own = np.where(calls.kind == CallKind.THREAD, 0, calls.own)
+    own = np.where(calls.kind == StackKind.THREAD, 0, calls.own)
     if not base:
         return stack_tree(calls, own)
     ours = np.repeat(np.arange(len(parts)) < len(forests), [len(part) for part in parts])
@@ -78,7 +78,7 @@ def joined(forests: Sequence[CallForest]) -> CallForest:
     first = 0
     for calls in forests:
         used, number = np.unique(calls.frame, return_inverse=True)
-        threads = set(calls.frame[(calls.kind == CallKind.THREAD) & (calls.thread != NOTHING)].tolist())
+        threads = set(calls.frame[(calls.kind == StackKind.THREAD) & (calls.thread != NOTHING)].tolist())
         texts = [ALL_THREADS if each in threads else calls.frames[each] for each in used.tolist()]
         numbers = np.array([frames.setdefault(text, len(frames)) for text in texts], np.int64)
         parent = np.where(calls.parent >= 0, calls.parent + first, NOTHING)
@@ -119,7 +119,7 @@ def rooted(
         parent=parent,
         depth=depth,
         frame=np.append(len(frames), frame),
-        kind=np.append(CallKind.THREAD, kind),
+        kind=np.append(StackKind.THREAD, kind),
         own=own,
         total=total,
         base_own=base[0] if base else None,

@@ -10,7 +10,7 @@ from kineto_trace.analysis.flame.flame_profiles import FlameChoice, FlameSubject
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, merged_tree
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.structure.stacks.call_forests import CallKind
+from kineto_trace.structure.stacks.call_forests import StackKind
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -96,7 +96,7 @@ def _values(tree: FlameTree, places: Ints, own: Ints, unit: str) -> dict[str, An
     return {
         "stack": [_stack(tree, place) for place in places.tolist()],
         "name": [tree.name(place) for place in places.tolist()],
-        "kind": [CallKind(kind).name.lower() for kind in tree.kind[places].tolist()],
+        "kind": [StackKind(kind).name.lower() for kind in tree.kind[places].tolist()],
         "self_us": (own / NS_PER_US).tolist() if unit == NS else nothing,
         "self_pct": (100 * own / whole).tolist(),
         "samples": nothing if unit == NS else own.tolist(),

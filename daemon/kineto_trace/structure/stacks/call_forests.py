@@ -36,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 
-class CallKind(IntEnum):
+class StackKind(IntEnum):
     """What a node stands for."""
 
     THREAD = 0
@@ -49,9 +49,9 @@ class CallKind(IntEnum):
 
 
 _EVENTS = {
-    "python_function": CallKind.FUNCTION,
-    "user_annotation": CallKind.ANNOTATION,
-    "cpu_op": CallKind.OPERATOR,
+    "python_function": StackKind.FUNCTION,
+    "user_annotation": StackKind.ANNOTATION,
+    "cpu_op": StackKind.OPERATOR,
 }
 
 
@@ -59,7 +59,7 @@ _EVENTS = {
 class CallForest:
     """One value per node.
 
-    parent: place of the caller; NOTHING: none. frame: number into `frames`. kind: CallKind. own: ns or samples of the
+    parent: place of the caller; NOTHING: none. frame: number into `frames`. kind: StackKind. own: ns or samples of the
     node itself. thread: id; NOTHING: unknown. start, end: Unix ns; of GPU work the moment of its launch, of lines those
     of their function, of threads 0. depth: number of callers.
     """
@@ -109,7 +109,7 @@ def python_calls(context: Context) -> CallForest:
     tree = build(_only(trace, "python_function"), trace.window_end_ns, sample_period_ns=period)
     counts = state_counts(trace.table("python_function"))[tree.row]
     most = 2 * counts > counts.sum(axis=1, keepdims=True)
-    kind = np.select([most[:, IDLE], most[:, WAITING]], [CallKind.IDLE, CallKind.WAITING], CallKind.FUNCTION)
+    kind = np.select([most[:, IDLE], most[:, WAITING]], [StackKind.IDLE, StackKind.WAITING], StackKind.FUNCTION)
     forest = _of_tree(context, tree)
     return replace(forest, kind=np.append(forest.kind[: len(forest) - len(tree)], kind))
 
@@ -137,10 +137,10 @@ def gpu_calls(context: Context) -> CallForest:
     above[inside] = placed[inner[inside]]
     lost = np.flatnonzero(above < 0)
     if len(lost):
-        above[lost] = nodes.add(np.full(1, NOTHING), np.array([nodes.frame(NO_LAUNCH)]), CallKind.THREAD)
+        above[lost] = nodes.add(np.full(1, NOTHING), np.array([nodes.frame(NO_LAUNCH)]), StackKind.THREAD)
     for part, names in _captured(context):
-        above[part] = nodes.add(above[part], names, CallKind.OPERATOR, thread=thread[part], start=moment[part])
-    nodes.add(above, work.name, CallKind.GPU, own=work.end - work.start, thread=thread, start=moment)
+        above[part] = nodes.add(above[part], names, StackKind.OPERATOR, thread=thread[part], start=moment[part])
+    nodes.add(above, work.name, StackKind.GPU, own=work.end - work.start, thread=thread, start=moment)
     return nodes.forest()
 
 
@@ -165,8 +165,8 @@ def sampled_lines(context: Context) -> CallForest:
     leaf = _lines(nodes, rows, table, found)
     idle = _idle_names(nodes, table, found)
     for state, frame, kind in (
-        (WAITING, np.full(len(leaf), nodes.frame(GIL)), CallKind.WAITING),
-        (IDLE, idle, CallKind.IDLE),
+        (WAITING, np.full(len(leaf), nodes.frame(GIL)), StackKind.WAITING),
+        (IDLE, idle, StackKind.IDLE),
     ):
         seen = np.flatnonzero(found.counts[:, state])
         nodes.add_samples(leaf[seen], frame[seen], kind, found.counts[seen, state], table, found.row[seen])
@@ -180,7 +180,7 @@ def _lines(nodes: "_Nodes", rows: Ints, table: Table, found: LineSamples) -> Int
     leaf = rows[found.row]
     known = np.flatnonzero(found.line > 0)
     leaf[known] = nodes.add_samples(
-        leaf[known], frame[known], CallKind.FUNCTION, found.busy[known], table, found.row[known]
+        leaf[known], frame[known], StackKind.FUNCTION, found.busy[known], table, found.row[known]
     )
     nodes.add_own(rows, found.row, np.where(found.line > 0, 0, found.busy))
     return leaf
@@ -261,7 +261,7 @@ class _Nodes:
         """Adds a node for each thread, before all others."""
         self._ids = np.unique(ids.astype(np.int64))
         frames = [self.frame(self._thread_name(tid)) for tid in self._ids.tolist()]
-        self.add(np.full(len(frames), NOTHING), np.array(frames, np.int64), CallKind.THREAD, thread=self._ids)
+        self.add(np.full(len(frames), NOTHING), np.array(frames, np.int64), StackKind.THREAD, thread=self._ids)
 
     def thread_places(self, ids: Array) -> Ints:
         """Returns the node of each thread."""
@@ -284,7 +284,7 @@ class _Nodes:
         above = _without_cycles(table["parent"].astype(np.int64))
         parent = np.where(above == NO_ROW, self.thread_places(table["thread"]), above + self._size)
         times = {"thread": table["thread"], "start": table["start"], "end": table.end(), "depth": _depths(above) + 1}
-        return self.add(parent, table["name"], CallKind.FUNCTION, **times)
+        return self.add(parent, table["name"], StackKind.FUNCTION, **times)
 
     def add_samples(self, parent: Ints, frame: Ints, kind: int, own: Array, table: Table, row: Ints) -> Ints:
         """Adds what was sampled in these rows of python_function and returns the places."""

@@ -19,7 +19,7 @@ class Stacks:
     """Distinct stacks, callers before callees.
 
     parent: place of the stack without its innermost frame; NOTHING: none. frame: the innermost frame, a number into
-    `frames`. kind: CallKind of that frame. weight: the stack's own weight, in ns or samples. depth: number of callers.
+    `frames`. kind: StackKind of that frame. weight: the stack's own weight, in ns or samples. depth: number of callers.
     """
 
     parent: Ints

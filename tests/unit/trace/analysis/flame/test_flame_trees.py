@@ -13,7 +13,7 @@ from kineto_trace.analysis.flame.flame_folding import find, folded, keys
 from kineto_trace.analysis.flame.flame_functions import callees, callers, function_totals
 from kineto_trace.analysis.flame.flame_nodes import FlameKind, FlameNode
 from kineto_trace.analysis.flame.flame_trees import ALL_THREADS, ROOT, FlameTree, compact, merged_tree, timed_tree
-from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, CallKind
+from kineto_trace.structure.stacks.call_forests import NOTHING, CallForest, StackKind
 
 NAMES = ("thread", "main", "step", "op", "kernel")
 Path = tuple[str, ...]
@@ -30,7 +30,7 @@ def forests(draw: Any, most: int = 30) -> CallForest:
         depth.append(0 if above < 0 else depth[above] + 1)
     frame = [0 if above < 0 else draw(st.integers(1, len(NAMES) - 1)) for above in parent]
     own = [0 if above < 0 else draw(st.integers(0, 5_000)) for above in parent]
-    kind = [CallKind.THREAD if above < 0 else CallKind.FUNCTION for above in parent]
+    kind = [StackKind.THREAD if above < 0 else StackKind.FUNCTION for above in parent]
     nothing = np.zeros(count, np.int64)
     return CallForest(
         parent=np.array(parent, np.int64),

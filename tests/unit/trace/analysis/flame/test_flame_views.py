@@ -77,6 +77,13 @@ def test_one_step_is_cut_out_of_everything() -> None:
     ]
 
 
+def test_what_runs_beyond_a_step_counts_up_to_its_end() -> None:
+    late = {**OP, "start": 900, "duration": 400, "name": "late", "id": 7, "thread": 80}
+    rows = {**ROWS, "cpu_op": [*ROWS["cpu_op"], late]}
+    assert ("thread 80 late", 0.1) in stacks(rows, step=4)
+    assert ("thread 80 late", 0.3) in stacks(rows, step=5)
+
+
 def test_one_thread_is_all_there_is_of_it() -> None:
     assert stacks(ROWS, thread=80) == [("thread 80 aten::mm", 0.05)]
 
