@@ -57,6 +57,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
+        self._closed = False
 
     def start(self) -> None:
         """Starts the process, if none is running, so that the first job need not wait for its imports."""
@@ -69,7 +70,8 @@ class WorkerProcess:
             return answered(self._started(), job, self._limits, self._end)
 
     def close(self) -> None:
-        """Ends the process, also in the middle of a job."""
+        """Ends the process, also in the middle of a job. It does not start again."""
+        self._closed = True
         process = self._process
         if process is not None:
             process.kill()
@@ -80,6 +82,8 @@ class WorkerProcess:
         if self._process is not None and self._process.poll() is None and self._sock is not None:
             return self._sock
         self._end()
+        if self._closed:
+            raise AnalysisFailed("the server is ending")
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -61,17 +61,12 @@ class WarmProcess:
         return ours, child
 
     def close(self) -> None:
-        """Ends it, and with it every worker."""
+        """Ends it, and with it every worker. It does not start again."""
+        self._closed = True
         if (process := self._process) is not None:
             process.kill()  # whoever waits for it goes on, and lets the lock go
         with self._lock:
-            self._closed = True
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-            if self._control is not None:
-                self._control.close()
-            self._process = self._control = None
+            self._end()
 
     def _forked(self, folder: str, theirs: socket.socket) -> int:
         """The pidfd of the new process. Raises AnalysisFailed."""
@@ -89,10 +84,9 @@ class WarmProcess:
     def _started(self) -> socket.socket:
         if self._process is not None and self._process.poll() is None and self._control is not None:
             return self._control
+        self._end()
         if self._closed:
             raise AnalysisFailed("the server is ending")
-        if self._control is not None:
-            self._control.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -109,9 +103,18 @@ class WarmProcess:
             ready = b""
         if not ready:
             ours.close()
+            self._end()
             raise AnalysisFailed("the process that starts analyses did not start; the server's log says why")
         self._control = ours
         return ours
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._control is not None:
+            self._control.close()
+        self._process = self._control = None
 
 
 class ConfinedWorker:

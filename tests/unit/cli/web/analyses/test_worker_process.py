@@ -67,3 +67,11 @@ def test_a_job_that_needs_too_much_memory_fails_alone(trace: str) -> None:
         assert worker.ask({"job": "ranks", "paths": [trace]})
     finally:
         worker.close()
+
+
+def test_a_worker_that_was_closed_does_not_start_again() -> None:
+    worker = WorkerProcess(WorkerLimits())
+    worker.close()
+    with pytest.raises(AnalysisFailed, match="ending"):
+        worker.start()
+    assert worker._process is None

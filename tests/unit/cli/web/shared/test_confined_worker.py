@@ -1,0 +1,30 @@
+"""The process from which analyses of users are forked is the server's to end."""
+
+import gc
+import warnings
+
+import pytest
+from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
+from kinetoctl.web.shared import confined_worker
+from kinetoctl.web.shared.confined_worker import WarmProcess
+
+
+def test_what_does_not_start_is_ended_and_waited_for_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined_worker, "_SANDBOX", "no_such_module_of_kinetoctl")
+    warm = WarmProcess(WorkerLimits())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # subprocess warns of a process that nobody waited for
+        for _ in range(3):
+            with pytest.raises(AnalysisFailed, match="did not start"):
+                warm.start()
+            assert warm._process is None
+            gc.collect()
+        warm.close()
+
+
+def test_a_process_that_was_closed_does_not_start_again() -> None:
+    warm = WarmProcess(WorkerLimits())
+    warm.close()
+    with pytest.raises(AnalysisFailed, match="ending"):
+        warm.start()
+    assert warm._process is None
