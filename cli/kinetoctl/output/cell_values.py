@@ -1,12 +1,12 @@
 """Formats values of result tables for people. Pure."""
 
 import math
-import time
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from kineto_protos.units import format_duration
+from kineto_trace.base.quantities import time_of_day
 from kineto_trace.base.visible_text import visible
 
 from kinetoctl.output import units
@@ -36,7 +36,7 @@ def _number(value: Any, unit: str) -> str:
     if unit == "us":
         return _duration(float(value) * US)
     if unit == "ns":
-        return _moment(int(value))
+        return time_of_day(int(value))
     if unit == "bytes":
         return f"-{units.size(-int(value))}" if value < 0 else units.size(int(value))
     if unit == "%":
@@ -55,14 +55,6 @@ def _duration(ns: float) -> str:
     if 0 < ns < 1:
         return f"{ns:.2g} ns"
     return format_duration(round(ns))
-
-
-def _moment(unix_ns: int) -> str:
-    """Local time of day to the microsecond; the date is that of the trace."""
-    if abs(unix_ns) >= 1 << 62:
-        return str(unix_ns)
-    seconds, rest = divmod(unix_ns, 1_000_000_000)
-    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 1000:06}"
 
 
 def _plain(value: float) -> str:

@@ -1,5 +1,6 @@
 """Times, shares and numbers in sentences."""
 
+import time
 from collections.abc import Sequence
 
 
@@ -48,3 +49,11 @@ def size_text(count: float) -> str:
 def shortened(text: str, most: int) -> str:
     """Returns the text, or its two ends if it has more characters: both ends of a C++ name tell something."""
     return text if len(text) <= most else f"{text[: most * 3 // 5]}…{text[-most * 2 // 5 :]}"
+
+
+def time_of_day(unix_ns: int) -> str:
+    """Returns the local time of day to the microsecond; the date is that of the trace."""
+    if abs(unix_ns) >= 1 << 62:
+        return str(unix_ns)
+    seconds, rest = divmod(unix_ns, 1_000_000_000)
+    return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 1000:06}"

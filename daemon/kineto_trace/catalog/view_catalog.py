@@ -31,6 +31,7 @@ from kineto_trace.analysis.overview import (  # noqa: F401
     counter_series_views,
     not_recorded_views,
     overview_views,
+    recording_views,
     step_views,
     validation_views,
 )

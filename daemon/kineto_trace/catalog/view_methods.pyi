@@ -1444,6 +1444,21 @@ class Views:
         Columns: rank, rule, value, threshold, unit, advice, evidence.
         """
 
+    def recordings(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What was recorded, where and with which versions: one row for each trace.
+
+        Everything is as the trace has it; what it does not have is missing. A Chrome trace has no command line. The window
+        is the one that was asked for, or else spans the activities of the trace.
+
+        Columns: rank, world_size, host, process, pid, command, labels, gpus, framework, python, cuda, driver_cuda,
+        cupti, kinetod, capture, start_ns, length_us.
+        """
+
     def settings(
         self,
         sources: Sources,

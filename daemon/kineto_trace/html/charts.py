@@ -1,23 +1,31 @@
-"""Charts as SVG: stacked bars and lines. Texts are escaped, sizes are in the units of the view box.
+"""Charts: bars of parts, lines over time, boxes and histograms. Texts are escaped.
 
-Colours are classes ("series-0", …) that the page's style gives, so that they follow light and dark.
+Theory of operation
+    A chart is as wide as its place, from a phone to a wall, and its texts keep their size: only bars and lines are
+    inside of SVG that is stretched (preserveAspectRatio="none"); labels and values are text of the page, or SVG text at
+    a position in per cent. Where the place is narrow, the style puts labels above their bars.
+
+    Colours are classes ("series-0", …) that the page's style gives, so that they follow light and dark.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite, log10
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-WIDTH = 960
-ROW = 22
-GAP = 6
-LABEL = 170
-LINE_HEIGHT = 180
-LEFT = 56
-TICKS = 4
+from kineto_trace.base.quantities import shortened
+from kineto_trace.base.visible_text import one_line
+
 SERIES = 9  # colours of the page; the parts of a step are as many
-_PIECE = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>')
+TICKS = 4  # at most, beside zero
+MAX_LABEL, MAX_TITLE = 56, 120  # characters
+LEAST_WIDTH = 0.02  # % of a bar that is drawn
+_ROW = Markup(
+    '<div class="chart-row"><span class="chart-label">{}</span><svg viewBox="0 0 100 1" preserveAspectRatio="none">{}'
+    '</svg><span class="chart-value">{}</span></div>'
+)
+_RECT = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>')
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +36,27 @@ class Series:
     values: Sequence[float | None]
 
 
-def legend(series: Sequence[Series]) -> Markup:
-    """Explains the colours; empty for a single series, and without series that have no values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """How the values of one row spread."""
+
+    least: float
+    lower: float
+    median: float
+    upper: float
+    most: float
+
+
+def legend(series: Sequence[Series], unit: str = "") -> Markup:
+    """Explains the colours; empty for a single series, and without series that have no values.
+
+    unit: of the values, which are shown if each series has but one.
+    """
     items = Markup("").join(
-        Markup('<span class="key"><i class="series-{}"></i>{}</span>').format(number % SERIES, each.name)
+        Markup('<span class="key"><i class="series-{}"></i>{}</span>').format(
+            number % SERIES,
+            f"{each.name} {figure(each.values[0] or 0)} {unit}" if unit and len(each.values) == 1 else each.name,
+        )
         for number, each in enumerate(series)
         if any(each.values)
     )
@@ -44,39 +69,70 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
     longest = max(totals, default=0.0)
     if longest <= 0:
         return Markup("")
-    scale = (WIDTH - LABEL - 110) / longest
-    parts = []
+    longest = max(longest, 100.0) if unit == "%" else longest
+    rows = []
     for row, label in enumerate(labels):
-        top = row * (ROW + GAP)
-        parts.append(
-            Markup('<text x="{}" y="{}" class="label" text-anchor="end">{}</text>').format(
-                LABEL - 8, top + ROW - 6, _short(label)
-            )
-        )
-        left = float(LABEL)
+        left, pieces = 0.0, []
         for number, each in enumerate(series):
             value = max(each.values[row] or 0.0, 0.0)
-            if value * scale >= 0.2:
-                parts.append(
-                    Markup(
-                        '<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>'
-                    ).format(
-                        _number(left),
-                        top,
-                        _number(value * scale),
-                        ROW,
-                        number % SERIES,
-                        f"{label}, {each.name}: {_number(value)} {unit} ({100 * value / (totals[row] or 1):.1f} %)",
-                    )
-                )
-            left += value * scale
-        parts.append(
-            Markup('<text x="{}" y="{}" class="value">{} {}</text>').format(
-                _number(left + 6), top + ROW - 6, _number(totals[row]), unit
-            )
+            width = 100 * value / longest
+            if width >= LEAST_WIDTH:
+                share = f" ({100 * value / totals[row]:.1f} %)" if len(series) > 1 else ""
+                said = ", ".join(filter(None, (_line(label), each.name)))
+                title = f"{said}: {figure(value)} {unit}{share}"
+                pieces.append(_RECT.format(_place(left), 0, _place(width), 1, number % SERIES, title))
+            left += width
+        only = len(labels) == 1 and len(series) > 1  # of several parts: there is nothing to tell it from
+        text = "" if only else _short(label)
+        rows.append(_ROW.format(text, Markup("").join(pieces), f"{figure(totals[row])} {unit}"))
+    return legend(series, unit) + _rows(rows, _summary(series, unit))
+
+
+def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
+    """Draws one box per label: the middle half of the values, the median, and a line from the least to the most."""
+    most = max((box.most for box in spread), default=0.0)
+    if most <= 0:
+        return Markup("")
+    rows = []
+    for label, box in zip(labels, spread, strict=True):
+        least, lower, median, upper, top = (
+            100 * max(value, 0.0) / most for value in (box.least, box.lower, box.median, box.upper, box.most)
         )
-    height = len(labels) * (ROW + GAP)
-    return legend(series) + _svg(height, parts, _summary(series, unit))
+        title = (
+            f"{_line(label)}: median {figure(box.median)} {unit}, half of them {figure(box.lower)} to "
+            f"{figure(box.upper)}, all {figure(box.least)} to {figure(box.most)}"
+        )
+        pieces = (
+            Markup('<rect x="{}" y="0.46" width="{}" height="0.08" class="whisker"/>').format(
+                _place(least), _place(top - least)
+            )
+            + _RECT.format(_place(lower), 0.1, _place(max(upper - lower, 0.4)), 0.8, 0, title)
+            + Markup('<rect x="{}" y="0.1" width="0.4" height="0.8" class="median"/>').format(_place(median))
+        )
+        rows.append(_ROW.format(_short(label), pieces, f"{figure(box.median)} {unit}"))
+    return _rows(rows, f"Chart of medians and spreads in {unit}")
+
+
+def histogram(counts: Sequence[int], first: float, last: float, name: str, unit: str) -> Markup:
+    """Draws how many values lie in each of as many equal parts of the range from `first` to `last`."""
+    highest = max(counts, default=0)
+    if highest <= 0 or last <= first:
+        return Markup("")
+    scale, width = _ticks(highest)[-1], 100 / len(counts)
+    step = (last - first) / len(counts)
+    drawn = Markup("").join(
+        Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-0"><title>{}</title></rect>').format(
+            _place(at * width),
+            _place(100 - 100 * count / scale),
+            _place(width * 0.94),
+            _place(100 * count / scale),
+            f"{figure(first + at * step)} to {figure(first + (at + 1) * step)} {unit}: {count:,}",
+        )
+        for at, count in enumerate(counts)
+        if count
+    )
+    caption = f"number of values by {name} in {unit}"
+    return _plot(drawn, _ticks(highest), (first, last), caption)
 
 
 def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_unit: str, top: float = 0.0) -> Markup:
@@ -84,39 +140,67 @@ def lines(times: Sequence[float], series: Sequence[Series], *, unit: str, time_u
     known = [value for each in series for value in each.values if value is not None and isfinite(value)]
     if not known or len(times) < 2 or times[-1] <= times[0]:
         return Markup("")
-    highest = max(top, *known) or 1.0
-    width, height = WIDTH - LEFT - 10, LINE_HEIGHT - 30
-    across = width / (times[-1] - times[0])
-    parts = []
-    for tick in range(TICKS + 1):
-        y = 8 + height - height * tick / TICKS
-        parts.append(
-            Markup(
-                '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/><text x="{}" y="{}" class="axis" '
-                'text-anchor="end">{}</text>'
-            ).format(
-                LEFT, WIDTH - 10, _number(y), _number(y), LEFT - 6, _number(y + 4), _number(highest * tick / TICKS)
-            )
-        )
-        x = LEFT + width * tick / TICKS
-        parts.append(
-            Markup('<text x="{}" y="{}" class="axis" text-anchor="middle">{}</text>').format(
-                _number(x), LINE_HEIGHT - 6, _number((times[-1] - times[0]) * tick / TICKS)
-            )
-        )
+    ticks = _ticks(max(top, *known) or 1.0)
+    across, highest = 1000 / (times[-1] - times[0]), ticks[-1]
+    drawn = Markup("")
     for number, each in enumerate(series):
         points, before = [], None
         for time, value in zip(times, each.values, strict=True):
             if value is None or not isfinite(value):
                 continue
-            x, y = LEFT + (time - times[0]) * across, 8 + height - height * value / highest
+            x, y = (time - times[0]) * across, 100 - 100 * max(value, 0.0) / highest
             if before is not None:
-                points.append(f"{_number(x)},{_number(before)}")
-            points.append(f"{_number(x)},{_number(y)}")
+                points.append(f"{_place(x)},{_place(before)}")
+            points.append(f"{_place(x)},{_place(y)}")
             before = y
-        parts.append(Markup('<polyline points="{}" class="line series-{}"/>').format(" ".join(points), number % SERIES))
-    caption = Markup('<div class="unit">{} over {}</div>').format(unit, time_unit)
-    return legend(series) + caption + _svg(LINE_HEIGHT, parts, f"{_summary(series, unit)}, over {time_unit}")
+        drawn += Markup('<polyline points="{}" class="line series-{}"/>').format(" ".join(points), number % SERIES)
+    names = f"{', '.join(each.name for each in series)} in " if len(series) == 1 else ""
+    caption = f"{names}{unit} over time in {time_unit}"
+    return legend(series) + _plot(drawn, ticks, (0.0, times[-1] - times[0]), caption, wide=1000)
+
+
+def figure(value: float) -> str:
+    """Formats a number for people, with three or four digits and without an exponent."""
+    if value == 0 or not isfinite(value):
+        return "0" if value == 0 else str(value)
+    decimals = max(0, min(3, 2 - floor(log10(abs(value)))))
+    text = f"{value:,.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") or "0") if "." in text else text
+
+
+def _plot(drawn: Markup, ticks: Sequence[float], span: tuple[float, float], caption: str, *, wide: int = 100) -> Markup:
+    """A field with an axis on its left and below. ticks: from 0 to the upper end; span: of the lower axis."""
+    highest, (first, last) = ticks[-1], span
+    grid = Markup("").join(
+        Markup('<line x1="0" x2="{}" y1="{}" y2="{}" class="grid"/>').format(wide, y, y)
+        for y in (_place(100 - 100 * tick / highest) for tick in ticks)
+    )
+    left = Markup("").join(
+        Markup('<text x="100%" y="{}%" dy="4">{}</text>').format(_place(100 - 100 * tick / highest), figure(tick))
+        for tick in ticks
+    )
+    below = Markup("").join(
+        Markup('<text x="{}%" y="14">{}</text>').format(_place(100 * tick / (last - first)), figure(first + tick))
+        for tick in _ticks(last - first, within=True)
+    )
+    return Markup(
+        '<div class="chart-plot" role="img" aria-label="Chart of {}"><div class="unit">{}</div>'
+        '<svg class="chart-left">{}</svg><svg class="chart-field" viewBox="0 0 {} 100" preserveAspectRatio="none">{}{}'
+        '</svg><svg class="chart-below">{}</svg></div>'
+    ).format(caption, caption, left, wide, grid, drawn, below)
+
+
+def _ticks(highest: float, *, within: bool = False) -> list[float]:
+    """Returns round numbers from 0 on; the last one is no less than `highest`, or none is more (within)."""
+    rough = highest / TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= rough * 0.999)
+    count = floor(highest / step + 1e-9)
+    return [step * each for each in range(count + (1 if within or count * step >= highest * 0.999 else 2))]
+
+
+def _rows(rows: Sequence[Markup], summary: str) -> Markup:
+    return Markup('<div class="chart-rows" role="img" aria-label="{}">{}</div>').format(summary, Markup("").join(rows))
 
 
 def _summary(series: Sequence[Series], unit: str) -> str:
@@ -124,16 +208,14 @@ def _summary(series: Sequence[Series], unit: str) -> str:
     return f"Chart of {', '.join(each.name for each in series)} in {unit}"
 
 
-def _svg(height: float, parts: Sequence[Markup], summary: str) -> Markup:
-    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, _number(height), summary, Markup("").join(parts)
-    )
+def _place(value: float) -> str:
+    """Formats a coordinate."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _number(value: float) -> str:
-    """Formats a number in short form, without an exponent."""
-    return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 1e6 else f"{value:.0f}"
+def _short(text: str) -> str:
+    return _line(shortened(text, MAX_LABEL))
 
 
-def _short(text: str) -> Markup:
-    return escape(text if len(text) <= 24 else f"{text[:12]}…{text[-11:]}")
+def _line(text: str) -> str:
+    return one_line(shortened(text, MAX_TITLE))

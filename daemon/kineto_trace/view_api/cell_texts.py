@@ -4,19 +4,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kineto_trace.base.quantities import shortened, size_text, time_text
-from kineto_trace.view_api.result_data import ResultColumn
+from kineto_trace.view_api.result_columns import ResultColumn
 
 MAX_TEXT = 64
 MAX_ITEMS = 64  # of a list
-PROSE = frozenset({"meaning", "about"})  # columns whose texts are shown in full
+PROSE = frozenset({"meaning", "about", "title", "advice", "evidence", "why", "hides", "effect"})  # hold sentences
+_WORDS: Mapping[str, str] = {  # of names of columns, as people write them
+    "gpu": "GPU",
+    "gpus": "GPUs",
+    "cpu": "CPU",
+    "sm": "SM",
+    "gil": "GIL",
+    "sql": "SQL",
+    "id": "ID",
+    "op": "operator",
+    "ops": "operators",
+    "exec": "execution",
+    "memcpy": "copies",
+    "memset": "fills",
+    "dtype": "data type",
+    "dataloader": "data loader",
+    "algbw": "algorithm bandwidth",
+    "busbw": "bus bandwidth",
+    "std": "standard deviation",
+}
+_UNIT_SUFFIXES = ("_us", "_ns", "_pct", "_bytes", "_gb_s")
 
 
 def heading(column: ResultColumn) -> str:
-    """Returns the title of a column: its name without the unit."""
-    for suffix in ("_us", "_ns", "_pct", "_bytes"):
-        if column.name.endswith(suffix):
-            return column.name.removesuffix(suffix).replace("_", " ") + (" %" if suffix == "_pct" else "")
-    return column.name.replace("_", " ")
+    """Returns the title of a column: its name without the unit, in words."""
+    return f"{bare_heading(column)} %" if column.name.endswith("_pct") else bare_heading(column)
+
+
+def bare_heading(column: ResultColumn) -> str:
+    """Returns the title of a column whose unit is shown beside it."""
+    name = next((column.name.removesuffix(end) for end in _UNIT_SUFFIXES if column.name.endswith(end)), column.name)
+    return " ".join(_WORDS.get(word) or word for word in name.split("_"))
 
 
 def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Which views have a shape that can be drawn, and what is drawn of each.
+"""Which views have a shape that can be drawn, and what is drawn of each: by matplotlib in notebooks, as SVG on pages.
 
 A view is here if one picture says what its table says: values over time, parts of a whole, or how values spread. Which
-columns these are follows from no name or type, so each view is listed.
+columns these are follows from no name or type, so each view is listed. Units are those of the columns.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over time, each of which holds until the next one. moment: Unix ns. per: one line for each of these."""
+    """Values over time, each of which holds until the next one. moment: ns or us. per: one line for each of these."""
 
     moment: str
     values: tuple[str, ...]
@@ -19,10 +19,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One bar per row, made of these columns. label: what tells the rows apart."""
+    """One bar per row, made of these columns. label: what tells the rows apart.
+
+    whole: the column with the length of the bar, if the parts may leave a rest of it. of_job: of several ranks, only
+    the rows that have this text in the last column of the label.
+    """
 
     label: tuple[str, ...]
     values: tuple[str, ...]
+    whole: str = ""
+    of_job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,10 @@ Shape = Curve | Parts | NamedParts | Spread | Histogram
 _GPU = ("rank", "device")
 _STREAM = (*_GPU, "stream")
 _STEP = ("rank", "step")
+_SELF_TIMES = ("device_self_us", "host_self_us")
+_STEP_PARTS = ("kernel_us", "memcpy_us", "memset_us", "communication_us", "runtime_us", "dataloader_us", "cpu_exec_us",
+               "other_us", "unrecorded_us")  # fmt: skip
+_PHASES = ("loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
 # of the mean step
 SHARES = (
     "kernel_pct",
@@ -67,39 +77,48 @@ SHARES = (
 )
 
 SHAPES: Mapping[str, Shape] = {
+    "call_tree": Parts(("rank", "name"), _SELF_TIMES),
+    "collective_summary": Parts(("collective", "bytes"), ("total_us",)),
     "collectives": Histogram("duration_us"),
     "critical_path_breakdown": NamedParts(("rank",), "bound_by", "time_us"),
+    "cuda_graphs": Parts(("rank", "graph"), ("total_us",)),
+    "data_loading": Parts(("rank", "what", "function"), ("time_us",)),
     "distributed_overlap": Parts(_STEP, ("computation_us", "overlapping_us", "communication_us", "other_us")),
+    "distributed_wait": Parts(_STEP, ("transfer_us", "synchronizing_us")),
+    "findings": Parts(("title",), ("saving_pct",)),
+    "gpu_annotations": Parts(("rank", "name"), ("sum_us",)),
     "gpu_utilization": Curve("start_ns", ("utilization_pct",), _GPU),
+    "hot_lines": Parts(("rank", "function", "line"), ("time_us",)),
     "idle_breakdown": NamedParts(_STREAM, "category", "idle_us"),
     "idle_causes": NamedParts(_GPU, "cause", "window_pct"),
     "idle_gaps": Histogram("idle_us"),
+    "kernel_breakdown": Parts(("rank", "kernel_type", "name"), ("sum_us",)),
     "kernel_type_breakdown": NamedParts(("rank",), "kernel_type", "sum_us"),
     "kernels": Parts(("rank", "name"), ("total_us",)),
+    "kernels_by_op": Parts(("rank", "name"), ("total_us",)),
     "memory_bandwidth": Curve("time_ns", ("bandwidth",), (*_GPU, "kind")),
     "memory_bandwidth_summary": Spread((*_GPU, "kind")),
     "memory_curve": Curve("time_ns", ("allocated_bytes", "reserved_bytes"), _GPU),
+    "memory_peak": Parts((*_GPU, "operator"), ("held_bytes",)),
+    "memory_statistics": Parts((*_GPU, "operator"), ("self_size_increase_bytes",)),
+    "modules": Parts(("rank", "path"), _SELF_TIMES),
+    "operators": Parts(("rank", "name"), _SELF_TIMES),
     "overview": Parts(("rank",), SHARES),
-    "profiler_steps": Histogram("duration_us"),
+    "profiler_steps": Parts(_STEP, ("duration_us",)),
+    "python_samples": Parts(("rank", "function", "line"), ("running_us",)),
     "queue_length": Curve("time_ns", ("queue_length",), _STREAM),
     "queue_length_summary": Spread(_STREAM),
+    "rank_time_causes": NamedParts((), "cause", "share_pct"),
+    "rank_waits": Parts(("rank", "waits_for"), ("wait_us",)),
+    "rank_what_if": Parts(("change",), ("saving_us",)),
+    "ranks": Parts(("rank",), ("computation_us", "communication_us"), whole="step_us"),
     "sm_efficiency": Curve("start_ns", ("sm_efficiency_pct",), _GPU),
-    "step_breakdown": Parts(
-        _STEP,
-        (
-            "kernel_us",
-            "memcpy_us",
-            "memset_us",
-            "communication_us",
-            "runtime_us",
-            "dataloader_us",
-            "cpu_exec_us",
-            "other_us",
-            "unrecorded_us",
-        ),
-    ),
-    "step_phases": Parts(_STEP, ("loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")),
+    "step_breakdown": Parts(_STEP, _STEP_PARTS, of_job="average"),
+    "step_phases": Parts(_STEP, _PHASES),
+    "step_spread": Parts(("step",), ("median_us",)),
     "temporal_breakdown": Parts(_GPU, ("idle_us", "compute_us", "non_compute_us")),
     "tensor_core_use": Parts(("rank", "figure"), ("used_pct", "not_used_pct")),
+    "thread_times": Curve("start_us", ("cpu_pct", "cpu_wait_pct", "blocked_pct"), ("rank", "name", "thread")),
+    "threads": Parts(("rank", "name", "thread"), ("cpu_us", "cpu_wait_us")),
     "time_causes": NamedParts(_GPU, "cause", "share_pct"),
 }

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-Type = Literal["text", "int", "float", "bool", "ints", "texts"]
+from kineto_trace.view_api.result_columns import ResultColumn, Type, columns
+
+__all__ = ["ARROW_TYPES", "ResultColumn", "ResultData", "Type", "columns"]
+
 ARROW_TYPES: Mapping[Type, pa.DataType] = {
     "text": pa.string(),
     "int": pa.int64(),
@@ -15,23 +18,6 @@ ARROW_TYPES: Mapping[Type, pa.DataType] = {
     "ints": pa.list_(pa.int64()),
     "texts": pa.list_(pa.string()),
 }
-
-
-class ResultColumn(NamedTuple):
-    """One column of a result. unit: "us" (microseconds), "ns" (Unix time), "%", "bytes", "GB/s", …; "" for none.
-
-    Any value may be missing (None in Python, NULL in SQL): it was not recorded or does not apply.
-    """
-
-    name: str
-    type: Type
-    unit: str
-    meaning: str
-
-
-def columns(*rows: tuple[str, Type, str, str]) -> tuple[ResultColumn, ...]:
-    """Makes columns from tuples (name, type, unit, meaning)."""
-    return tuple(ResultColumn(*row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

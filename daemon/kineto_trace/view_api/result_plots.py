@@ -8,15 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
-from kineto_trace.view_api.cell_texts import heading
 from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Parts, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.result_frames import needed
+from kineto_trace.view_api.shape_values import (
+    Values,
+    drawn_rows,
+    groups,
+    labels,
+    moments,
+    named_parts,
+    numbers,
+    parts,
+    scale,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +34,6 @@ if TYPE_CHECKING:
 MAX_BARS, MAX_LINES, MAX_TEXT = 40, 12, 48
 BAR_INCHES, WIDTH_INCHES, HEIGHT_INCHES = 0.3, 9.0, 3.6
 BINS = 50
-Values = npt.NDArray[np.float64]
-_SCALES: Mapping[str, Sequence[tuple[float, str]]] = {  # the largest first
-    "us": ((1e6, "s"), (1e3, "ms"), (1, "µs")),
-    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
-}
 
 
 def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
@@ -49,16 +54,14 @@ def plot(result: ResultData, ax: "Axes | None" = None) -> "Axes":
 
 
 def _curve(result: ResultData, shape: Curve, ax: "Axes") -> str:
-    moments = _numbers(result, shape.moment)
-    begin = np.nanmin(moments)
-    groups = _groups(result, shape.per)
-    scale, unit = _scale(result, shape.values)
-    drawn = [(rows, label, value) for label, rows in groups.items() for value in shape.values]
+    times = moments(result, shape.moment)
+    factor, unit = scale(result, shape.values)
+    drawn = [(rows, label, value) for label, rows in groups(result, shape.per).items() for value in shape.values]
     for rows, label, value in drawn[:MAX_LINES]:
-        which = f"{label}, {_title(result, value)}" if len(shape.values) > 1 else label
-        order = rows[np.argsort(moments[rows], kind="stable")]
-        scaled = _numbers(result, value)[order] * scale
-        ax.plot((moments[order] - begin) / 1e6, scaled, drawstyle="steps-post", label=_text(which), linewidth=1)
+        which = f"{label}, {title_of(result, value)}" if len(shape.values) > 1 else label
+        order = rows[np.argsort(times[rows], kind="stable")]
+        scaled = numbers(result, value)[order] * factor
+        ax.plot(times[order], scaled, drawstyle="steps-post", label=_text(which), linewidth=1)
     ax.set_xlabel("ms since the first moment")
     ax.set_ylabel(_axis(result, shape.values, unit))
     ax.legend(fontsize="small")
@@ -66,45 +69,41 @@ def _curve(result: ResultData, shape: Curve, ax: "Axes") -> str:
 
 
 def _parts(result: ResultData, shape: Parts, ax: "Axes") -> str:
-    values = {_title(result, name): _numbers(result, name)[:MAX_BARS] for name in shape.values}
-    _bars(ax, _labels(result, shape.label)[:MAX_BARS], values, _scale(result, shape.values))
-    return _left_out(len(result), MAX_BARS, "bars")
+    rows = drawn_rows(result, shape)
+    shown, names = rows[:MAX_BARS], labels(result, shape.label)
+    _bars(ax, [names[row] for row in shown], parts(result, shape, shown), scale(result, shape.values))
+    return _left_out(len(rows), MAX_BARS, "bars")
 
 
 def _named_parts(result: ResultData, shape: NamedParts, ax: "Axes") -> str:
-    bars = _groups(result, shape.label)
+    bars = groups(result, shape.label)
     shown = dict(list(bars.items())[:MAX_BARS])
-    lengths, names = _numbers(result, shape.value), [str(name) for name in result.values(shape.part)]
-    values = {name: np.zeros(len(shown)) for name in dict.fromkeys(names)}
-    for place, rows in enumerate(shown.values()):
-        for row in rows.tolist():
-            values[names[row]][place] += np.nan_to_num(lengths[row])
-    _bars(ax, list(shown), values, _scale(result, [shape.value]))
+    _bars(ax, list(shown), named_parts(result, shape, list(shown.values())), scale(result, [shape.value]))
     return _left_out(len(bars), MAX_BARS, "bars")
 
 
-def _bars(ax: "Axes", labels: Sequence[str], parts: Mapping[str, Values], scale: tuple[float, str]) -> None:
-    """Draws one bar per label, the first one on top."""
-    left = np.zeros(len(labels))
-    for name, values in parts.items():
-        lengths = np.maximum(np.nan_to_num(values), 0) * scale[0]
-        if lengths.any():
-            ax.barh(np.arange(len(labels)), lengths, left=left, label=_text(name.replace("_", " ")))
-            left += lengths
-    ax.set_yticks(np.arange(len(labels)), [_text(label) for label in labels], fontsize="small")
+def _bars(ax: "Axes", names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[float, str]) -> None:
+    """Draws one bar per name, the first one on top."""
+    left = np.zeros(len(names))
+    for part, values in lengths.items():
+        pieces = np.maximum(np.nan_to_num(values), 0) * scaled[0]
+        if pieces.any():
+            ax.barh(np.arange(len(names)), pieces, left=left, label=_text(part.replace("_", " ")))
+            left += pieces
+    ax.set_yticks(np.arange(len(names)), [_text(name) for name in names], fontsize="small")
     ax.invert_yaxis()
-    ax.set_xlabel(scale[1])
-    if len(parts) > 1 and ax.get_legend_handles_labels()[0]:
+    ax.set_xlabel(scaled[1])
+    if len(lengths) > 1 and ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
 
 
 def _spread(result: ResultData, shape: Spread, ax: "Axes") -> str:
     names = {"whislo": "min", "q1": "p25", "med": "p50", "q3": "p75", "whishi": "max"}
-    scale, unit = _scale(result, [f"max{shape.suffix}"])
-    columns = {part: _numbers(result, name + shape.suffix)[:MAX_BARS] * scale for part, name in names.items()}
+    factor, unit = scale(result, [f"max{shape.suffix}"])
+    columns = {part: numbers(result, name + shape.suffix)[:MAX_BARS] * factor for part, name in names.items()}
     known = np.flatnonzero(np.isfinite(columns["med"])).tolist()
-    labels = _labels(result, shape.label)
-    boxes = [{"label": _text(labels[row]), **{part: columns[part][row] for part in names}} for row in known]
+    names_of_rows = labels(result, shape.label)
+    boxes = [{"label": _text(names_of_rows[row]), **{part: columns[part][row] for part in names}} for row in known]
     ax.bxp(boxes, showfliers=False, orientation="horizontal")
     ax.invert_yaxis()
     ax.set_xlabel(unit)
@@ -112,10 +111,10 @@ def _spread(result: ResultData, shape: Spread, ax: "Axes") -> str:
 
 
 def _histogram(result: ResultData, shape: Histogram, ax: "Axes") -> str:
-    scale, unit = _scale(result, [shape.value])
-    values = _numbers(result, shape.value) * scale
+    factor, unit = scale(result, [shape.value])
+    values = numbers(result, shape.value) * factor
     ax.hist(values[np.isfinite(values)], bins=BINS)
-    ax.set_xlabel(f"{_title(result, shape.value)} in {unit}")
+    ax.set_xlabel(f"{title_of(result, shape.value)} in {unit}")
     ax.set_ylabel("count")
     return ""
 
@@ -129,47 +128,8 @@ _DRAW: Mapping[type, Callable[[ResultData, Any, Any], str]] = {
 }
 
 
-def _numbers(result: ResultData, name: str) -> Values:
-    """Returns the values of a column; NaN for missing ones."""
-    found: Values = result.table[name].cast("float64", safe=False).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _labels(result: ResultData, names: Sequence[str]) -> list[str]:
-    """Returns what tells each row from the others; a column that has one value in all rows does not."""
-    columns = {name: result.values(name) for name in names if name in result.table.column_names}
-    telling = {name: values for name, values in columns.items() if len(set(values)) > 1} or columns
-    rows = zip(*telling.values(), strict=True)
-    return [", ".join(_said(name, value) for name, value in zip(telling, row, strict=True)) for row in rows]
-
-
-def _said(name: str, value: Any) -> str:
-    return str(value) if name in ("name", "kind") else f"{name} {value}"
-
-
-def _groups(result: ResultData, names: Sequence[str]) -> dict[str, npt.NDArray[np.int64]]:
-    found: dict[str, list[int]] = {}
-    for row, label in enumerate(_labels(result, names)):
-        found.setdefault(label, []).append(row)
-    return {label: np.array(rows, np.int64) for label, rows in found.items()}
-
-
-def _scale(result: ResultData, names: Sequence[str]) -> tuple[float, str]:
-    """Returns a factor and the unit that it leads to: the one that fits the largest value of these columns."""
-    unit = next(column.unit for column in result.columns if column.name == names[0])
-    largest = max(np.nanmax(np.abs(_numbers(result, name)), initial=0) for name in names)
-    for size, scaled in _SCALES.get(unit, ()):
-        if largest >= size or size == 1:
-            return 1 / size, scaled
-    return 1, unit or "count"
-
-
 def _axis(result: ResultData, names: Sequence[str], unit: str) -> str:
-    return unit if len(names) > 1 else f"{_title(result, names[0]).removesuffix(' %')} ({unit})"
-
-
-def _title(result: ResultData, name: str) -> str:
-    return heading(next(column for column in result.columns if column.name == name))
+    return unit if len(names) > 1 else f"{title_of(result, names[0])} ({unit})"
 
 
 def _left_out(count: int, most: int, what: str) -> str:

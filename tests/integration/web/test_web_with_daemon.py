@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from kineto_trace.html.view_heads import view_title
 from support.service.cli import wait_for_agent
 from support.service.daemon import Daemon
 from support.service.web import browsing
@@ -31,7 +32,7 @@ def test_a_process_is_traced_by_a_click_and_its_verdict_is_shown(
         tab.page.get_by_role("heading", name="Every view").wait_for()
         assert "dropped" in tab.page.locator("main").inner_text()
         assert tab.page.locator("h1 .status").inner_text() == "DONE"
-        tab.page.get_by_role("link", name="Python samples").click()
+        tab.page.get_by_role("link", name=view_title("python_samples"), exact=True).click()
         tab.page.locator("td", has_text="crunch_numbers").first.wait_for()
         capture_id = re.findall(r'href="/c/([\w-]+)"', server.ask("/").text)[0]
         assert server.ask(f"/c/{capture_id}/timeline/trace").status == 200

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from kineto_trace.analysis.diff.diff_views import compare_jobs
 from kineto_trace.analysis.diff.view_differences import extent, view_differences
-from kineto_trace.analysis.findings.common_findings import common_findings
 from kineto_trace.catalog.view_catalog import VIEWS, find_view
 from kineto_trace.catalog.view_runner import (
     NO_MEMORY,
@@ -28,7 +27,8 @@ from kineto_trace.catalog.view_runner import (
 from kineto_trace.conversion.time_cut import around, cut, longest
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.trace_export import export_trace
-from kineto_trace.html.view_charts import chart
+from kineto_trace.html.first_screen import first_requests, first_screen
+from kineto_trace.html.result_documents import page_parts
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import Form, detect
@@ -45,6 +45,7 @@ from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_va
 from kinetoctl.web.analyses.page_charts import DRAWINGS
 
 MAX_OPEN = 8  # ranks
+COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline
 MAX_ROWS = 20_000  # of one result
 DIFF, STEP = "diff_", "step"
 NO_COMMON_RANK = "the two jobs have no rank in common"
@@ -66,6 +67,7 @@ class TraceJobs:
         self._jobs: Mapping[str, Callable[..., Any]] = {
             "catalog": self.catalog,
             "ranks": self.ranks,
+            "first_screen": self.first_screen,
             "views": self.views,
             "query": self.query,
             "timeline": self.timeline,
@@ -89,6 +91,25 @@ class TraceJobs:
     def ranks(self, paths: Sequence[str]) -> list[dict[str, Any]]:
         """The traces at these paths."""
         return [{"rank": source.rank, "name": source.path.name} for source in find_traces(*paths)]
+
+    def first_screen(self, paths: Sequence[str], base: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """What the page of a capture begins with, in one value: texts, and a document for each table.
+
+        base: the traces to compare with; then `compared` has the views that COMPARED_FIRST names.
+        """
+        sources = self._sources(paths, None)
+        found = first_screen(self._combined(first_requests(len(sources)), sources), len(sources))
+        return [
+            {
+                "facts": found.facts,
+                "lead": found.lead,
+                "several": len(sources) > 1,
+                "time": _document(found.time, "", MAX_ROWS),
+                "compared": self.views(COMPARED_FIRST, paths, base, compare=COMPARED_FIRST) if base else [],
+                "findings": _document(found.findings, "", MAX_ROWS),
+                "missing": _document(found.missing, "", MAX_ROWS),
+            }
+        ]
 
     def views(
         self,
@@ -122,9 +143,6 @@ class TraceJobs:
             for request, result in zip(requests, results, strict=True)
             if before and result.view in compare
         }
-        findings = next((result for result in results if result.view == "findings"), None)
-        if findings is not None and len(sources) > 1 and not findings.failure:
-            results[results.index(findings)] = common_findings(findings, len(sources), None)
         documents = [_document(result, step, limit, drawings.get(result.view)) for result in results]
         for document in documents:
             if document["view"] in compared:
@@ -302,15 +320,11 @@ def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] 
     if step and STEP in names:
         kept = [place for place, value in enumerate(result.values(STEP)) if str(value) == step]
         result = replace(result, table=result.table.take(kept))
-    drawn = ""
+    drawn = None
     if drawing is not None and not result.failure:
         result, drawn = DRAWINGS[result.view](result, **drawing)
-    elif not result.failure:
-        drawn = chart(result)
     return {
         **documents({result.view: result}, limit)[result.view],
-        "view": result.view,
-        "total": len(result),
+        **page_parts(result, drawn),
         "steps": steps,
-        "chart": str(drawn),
     }

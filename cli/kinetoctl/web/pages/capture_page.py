@@ -1,5 +1,6 @@
 """One capture or file: the verdicts, what the time went to, what to change, and the way to every view."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -13,10 +14,6 @@ from kinetoctl.web.pages.json_answers import json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import grouped
 
-VIEWS = ("time_causes", "findings", "not_recorded")
-STEPS = "step_breakdown"  # only compared with a baseline
-LEAST_SHARE = ("time_causes.least", "1")
-
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
     """The page of one capture. Raises the client's errors."""
@@ -24,12 +21,9 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     unfinished, base = running(capture), request.first("base")
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
     if not unfinished and has_trace(capture):
-        views = (*VIEWS, STEPS) if base else VIEWS
-        compare = (VIEWS[0], STEPS) if base else ()
-        asked = ask(lambda: context.results(capture_id, views, base=base, compare=compare, settings=[LEAST_SHARE]))
+        asked = ask(lambda: context.first_screen(capture_id, base))
     catalog = ask(lambda: context.catalog(WAIT_S))
-    documents = {document["view"]: document for document in asked.documents}
-    findings = documents.get("findings")
+    first = asked.documents[0] if asked.documents else None
     name = context.name(capture_id)
     return render(
         "capture.html",
@@ -41,19 +35,15 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         state="" if capture is None else _status(capture),
         running=unfinished,
         asked=asked,
-        time=documents.get("time_causes"),
-        steps=documents.get(STEPS),
+        first=first,
         bases=[] if unfinished else baselines(context, capture_id),
         base=base,
         base_name=context.name(base),
-        missing=documents.get("not_recorded"),
-        findings=findings["rows"] if findings else [],
-        findings_failure=findings.get("failure", "") if findings else "",
         groups=[] if unfinished else grouped(catalog.documents),
         command=context.command("report", name),
         json="" if capture is None else f"/c/{capture_id}.json",
         headers={**asked.headers, **catalog.headers},
-        facts=[] if capture is None else facts(capture),
+        facts=_facts(first) if capture is None else facts(capture),
         targets=[] if capture is None else target_facts(capture),
     )
 
@@ -64,6 +54,10 @@ def capture_json(context: PageContext, _request: WebRequest, _session: WebSessio
     if capture is None:
         raise WebError(HTTPStatus.NOT_FOUND, "a file has no capture")
     return json_answer(plain(capture))
+
+
+def _facts(first: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    return [(label, text) for label, text in first["facts"]] if first else []
 
 
 def _status(capture: Any) -> str:

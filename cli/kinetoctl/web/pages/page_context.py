@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from kineto_trace.base.visible_text import visible
+from jinja2 import Environment, PackageLoader
+from kineto_trace.html.templates import environment
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
-from kinetoctl.output.cell_values import headings, human
+from kinetoctl.output.cell_values import human
 from kinetoctl.web.analyses.analysis_queue import Analyses, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.timeline_links import place_of
+from kinetoctl.web.pages.timeline_links import places_of
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
 REFRESH_S = "1"
 PROGRAM = "kinetoctl"
-PROSE = ("title", "advice", "evidence", "meaning", "about", "why", "hides", "effect")  # columns that hold sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +84,15 @@ class PageContext:
 
         Raises NotFound, Computing, TooBusy, AnalysisFailed and the client's errors.
         """
+        return self._found(trace_id, {"job": "views", "names": views, **arguments}, base, wait_s)
+
+    def first_screen(self, trace_id: str, base: str = "") -> list[dict[str, Any]]:
+        """What the page of a capture begins with: one value of TraceJobs.first_screen. Raises as `results` does."""
+        return self._found(trace_id, {"job": "first_screen"}, base, WAIT_S)
+
+    def _found(self, trace_id: str, job: dict[str, Any], base: str, wait_s: float) -> list[dict[str, Any]]:
         traces = self.library.find(trace_id, wait_s)
-        identity, job = traces.identity, {"job": "views", "names": views, "paths": traces.paths, **arguments}
+        identity, job = traces.identity, {**job, "paths": traces.paths}
         if base:
             before = self.library.find(base, wait_s)
             identity, job = f"{identity} {before.identity}", {**job, "base": before.paths}
@@ -133,42 +139,9 @@ def with_help(error: CliError) -> str:
 
 
 def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("kinetoctl.web.pages", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters.update(
-        human=human,
-        size=units.size,
-        age=units.age,
-        moment=units.moment,
-        visible=visible,
-        shown=shown,
-        title=title,
-        place_of=place_of,
-    )
-    made.globals["prose"] = PROSE
+    made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
+    made.filters.update(human=human, size=units.size, age=units.age, moment=units.moment, places_of=places_of)
     return made
-
-
-def shown(document: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The columns of a result that have any value, each with its heading."""
-    columns, rows = document["columns"], document["rows"]
-    heads = headings([(column["name"], column["unit"]) for column in columns])
-    return [
-        (head.lower(), column)
-        for head, column in zip(heads, columns, strict=True)
-        if any(row[column["name"]] is not None for row in rows)
-    ]
-
-
-def title(name: str) -> str:
-    """A view's name for people."""
-    text = name.replace("_", " ")
-    return text[:1].upper() + text[1:]
 
 
 _templates = _environment()

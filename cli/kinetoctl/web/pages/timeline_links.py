@@ -30,6 +30,12 @@ def place_of(row: Mapping[str, Any], trace_id: str, rank: str = "") -> str:
     return f"/c/{trace_id}/timeline?{urlencode(fields)}"
 
 
+def places_of(document: Mapping[str, Any], trace_id: str, rank: str = "") -> list[str]:
+    """The place of each row of a result; none at all if no row has one."""
+    found = [place_of(row, trace_id, rank) for row in document["rows"]]
+    return found if any(found) else []
+
+
 def _subject(row: Mapping[str, Any]) -> str:
     """What a finding is about."""
     if "finding" not in row:

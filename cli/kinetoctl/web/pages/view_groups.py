@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kineto_trace.html.view_heads import view_sentence
+
 # A view belongs to the first group that one of whose words begins its name; all others are in the last one.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Where the time goes": ("overview", "time_causes", "step", "profiler_steps", "findings", "recommendations",
-                            "critical_path", "flame_graph", "settings", "not_recorded", "validate"),
+                            "critical_path", "flame_graph", "recordings", "settings", "not_recorded", "validate"),
     "GPU": ("kernel", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked", "launch", "op_kernel",
             "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
     "Memory": ("memory", "tensors"),
@@ -22,13 +24,10 @@ def grouped(catalog: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[dict[s
     """The views by group, each with its name and the first sentence of its description."""
     groups: dict[str, list[dict[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
     for view in catalog:
-        groups[_group(view["name"])].append({"name": view["name"], "about": sentence(view["description"])})
+        groups[_group(view["name"])].append(
+            {"name": view["name"], "about": view_sentence(view["name"], view["description"])}
+        )
     return [(name, views) for name, views in groups.items() if views]
-
-
-def sentence(description: str) -> str:
-    """The first paragraph in one line."""
-    return " ".join(description.split("\n\n")[0].split())
 
 
 def _group(name: str) -> str:

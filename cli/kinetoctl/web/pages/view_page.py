@@ -13,7 +13,6 @@ from kinetoctl.web.pages.baselines import baselines
 from kinetoctl.web.pages.json_answers import results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
-from kinetoctl.web.pages.view_groups import sentence
 
 DIFF, SETTING = "diff_", "set."
 
@@ -54,7 +53,6 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         id=trace_id,
         name=context.name(trace_id),
         view={**view, "options": options},
-        sentence=sentence(view["description"]),
         ranks=rank_choices(ranks.documents),
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],

@@ -4,7 +4,8 @@ const sort = (title) => {
   const place = title.cellIndex;
   const value = (row) => {
     const cell = row.cells[place];
-    return cell.classList.contains("number") ? parseFloat(cell.dataset.value) : cell.textContent;
+    if (!cell.classList.contains("number")) return cell.textContent;
+    return parseFloat(cell.dataset.value ?? cell.textContent.replace(/[<>,]/g, ""));
   };
   const down = title.ariaSort !== "descending";
   for (const other of title.parentElement.cells) other.ariaSort = null;
@@ -20,6 +21,8 @@ const sort = (title) => {
 document.addEventListener("click", (event) => {
   const title = event.target.closest("thead th");
   if (title) sort(title);
+  const text = event.target.closest("td.long > div");
+  if (text) text.classList.toggle("whole");  // three lines of it, or all
 });
 document.addEventListener("input", (event) => {
   const table = event.target.matches("input[type=search]") && event.target.parentElement.querySelector("table");
@@ -51,7 +54,7 @@ const explain = (figure) => {
   explanation.replaceChildren(
     line("b", figure.textContent.trim()),
     line("small", figure.dataset.unit),
-    line("p", figure.dataset.meaning),
+    line("p", figure.title),
     line("code", `kinetoctl report --describe --view ${figure.dataset.figure}`),
   );
   explanation.hidden = false;

@@ -210,7 +210,7 @@ def test_a_comparison_asks_for_its_baseline(browser: Browser, ids: list[str]) ->
 
 def test_queries_run_and_are_remembered(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/sql?c={ids[1]}&sql=SELECT+count(*)+AS+kernel_count+FROM+kernel").text
-    assert "kernel count" in page
+    assert "Kernel count" in page
     assert "<code>SELECT count(*) AS kernel_count FROM kernel</code>" in browser.ask("/sql").text
     other = Browser(browser.web)
     other.enter()

@@ -1,18 +1,19 @@
+import base64
+import hashlib
 import re
+import time
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.causes.cause_views import time_causes_view
-from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.analysis.overview.overview_views import step_breakdown
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, UNRECORDED
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import FileError
-from kineto_trace.html.charts import Series, lines, stacked_bars
-from kineto_trace.html.report import MAX_ROWS, SHOWN, write_report
+from kineto_trace.html.report import MAX_ROWS, write_report
+from kineto_trace.html.view_charts import chart
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.cell_texts import unit
 from kineto_trace.view_api.result import make_result
@@ -21,6 +22,7 @@ from support.trace_files.training_ranks import Job, write_job
 
 US = 1000
 H200 = Path(__file__).parents[3] / "data/h200"
+FIRST_SCREEN = ("What the step time went to", "What to change", "What was not recorded", "Overview")
 EVIL = "<script>alert('kernel')</script>&k"
 
 
@@ -74,7 +76,7 @@ def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) ->
     assert size == len(text.encode())
     assert page.loaded == []
     assert "The GPU waits for the host, and the trace does not tell what it does" in page.texts
-    assert "What the time went to" in page.texts
+    assert "What the step time went to" in page.texts
     assert {f"{EVIL}{n}" for n in range(3)} <= set(page.texts)
     assert "<script>alert" not in text
     assert not re.search(r"(?:src|href)=.?http|url\(|@import", text)
@@ -82,15 +84,16 @@ def test_the_page_shows_findings_and_tables_and_loads_nothing(tmp_path: Path) ->
 
 def test_views_without_rows_are_not_on_the_page(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", stored(tmp_path))
-    texts = Page((tmp_path / "report.html").read_text()).texts
-    assert "Kernels" in texts and "Collectives" not in texts and "Memory" not in texts
+    text = (tmp_path / "report.html").read_text()
+    found = re.findall(r'<section id="(\w+)"', text)
+    assert "kernels" in found and "collective_summary" not in found and "memory_curve" not in found
 
 
 def test_several_ranks_are_told_apart(tmp_path: Path) -> None:
     sources = [stored(tmp_path, rank) for rank in (0, 1)]
     write_report(tmp_path / "report.html", sources)
     texts = Page((tmp_path / "report.html").read_text()).texts
-    assert {"and 1 more", "rank 1", "rank 0, GPU 0"} <= set(texts)
+    assert {f"{tmp_path.name} (2 ranks)", "rank 0", "rank 1"} <= set(texts)
 
 
 def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Pa
     write_report(tmp_path / "report.html", paths)
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert {"Ranks", "Who waits for whom", "Steps over ranks"} <= set(texts)
-    assert {"What the time of all ranks went to", "What faster ranks or hidden transfers would save"} <= set(texts)
+    assert {"What the step time went to", "What faster ranks or hidden transfers would save"} <= set(texts)
     assert any(text.startswith("slow: it computes") for text in texts)
     title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
     assert sum(title in text for text in texts) == 1
@@ -109,30 +112,18 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(tmp_path: Pa
 def test_a_job_says_what_faster_ranks_would_save_or_why_that_is_unknown(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", H200 / "ddp4")
     texts = Page((tmp_path / "report.html").read_text()).texts
-    title = texts.index("What faster ranks or hidden transfers would save", texts.index("What to change first"))
+    title = texts.index("What faster ranks or hidden transfers would save", texts.index("What to change"))
     assert "rank 2 as fast as the others" in texts[title:]
     write_report(tmp_path / "report.html", [stored(tmp_path, rank) for rank in (0, 1)])
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert any(text.endswith("so the ranks cannot be compared") for text in texts)
 
 
-def test_the_causes_of_the_time_are_drawn_in_as_many_colours_as_there_are() -> None:
-    schema = time_causes_view.result_columns
-    shares = {**dict(zip(CAUSES, range(16, 6, -1), strict=False)), "others": 4}  # ten causes: 16 % to 7 %
-    rows = [{"rank": 0, "device": 0, "cause": name, "share_pct": float(share)} for name, share in shares.items()]
-    values = {column.name: [row.get(column.name) for row in rows] for column in schema}
-    drawn = str(SHOWN["time_causes"][2](make_result("time_causes", schema, values)))
-    keys = re.findall(r'<i class="series-(\d)"></i>([^<]+)<', drawn)
-    assert [number for number, _ in keys] == [str(n) for n in range(9)]
-    assert (keys[0][1], keys[-1][1]) == ("matrix products", "others")
-    assert "rank 0, GPU 0, others: 19 % (16.0 %)" in drawn  # 8 + 7 + 4 of 119
-
-
 def test_each_part_of_a_step_has_a_colour_of_its_own() -> None:
     parts = [f"{role}_us" for role in (*ROLES, OTHER, UNRECORDED)]
     values: dict[str, list[Any]] = {column.name: [None] for column in step_breakdown.result_columns}
     values.update({"rank": [0], "step": ["all"], "complete": [True], **{part: [10.0] for part in parts}})
-    drawn = str(SHOWN["step_breakdown"][2](make_result("step_breakdown", step_breakdown.result_columns, values)))
+    drawn = str(chart(make_result("step_breakdown", step_breakdown.result_columns, values)))
     colours = re.findall(r'<i class="(series-\d)">', drawn)
     assert len(set(colours)) == len(colours) == len(parts)
     style = resources.files("kineto_trace.html").joinpath("page/style.css").read_text()
@@ -166,11 +157,11 @@ def test_each_head_of_a_column_and_each_headline_figure_is_a_button_with_its_uni
     write_report(tmp_path / "report.html", stored(tmp_path))
     found = Figures((tmp_path / "report.html").read_text())
     assert found.headings == sum(button["in"] == "th" for button in found.buttons) > 20
-    assert {"th", "dt", "h3"} == {button["in"] for button in found.buttons}
+    assert {"th", "dt"} == {button["in"] for button in found.buttons}
     for button in found.buttons:
         view, _, name = (button["data-figure"] or "").partition(".")
         (column,) = (column for column in VIEWS[view].result_columns if column.name == name)
-        assert (button["data-meaning"], button["data-unit"], button["type"]) == (column.meaning, unit(column), "button")
+        assert (button["title"], button["data-unit"], button["type"]) == (column.meaning, unit(column), "button")
     figures = {button["data-figure"]: button for button in found.buttons if button["in"] == "dt"}
     assert figures["overview.kernel_us"]["data-unit"] == "time in µs, ms or s"
 
@@ -178,17 +169,20 @@ def test_each_head_of_a_column_and_each_headline_figure_is_a_button_with_its_uni
 def test_each_section_has_the_rules_of_its_view_and_all_its_columns(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", stored(tmp_path))
     text = (tmp_path / "report.html").read_text()
-    assert text.count("<summary>Definitions</summary>") == text.count("<section ") - 1  # what it lacks is a list
+    assert (
+        text.count("<summary>Definitions and units</summary>") == text.count("<section ") - 1
+    )  # what it lacks is a list
     texts = Page(text).texts
     assert VIEWS["kernels"].description in texts
     assert {column.meaning for column in VIEWS["gpu_utilization"].result_columns} <= set(texts)  # a chart alone
 
 
-def test_the_page_says_what_the_trace_lacks_before_what_to_change(tmp_path: Path) -> None:
+def test_the_page_begins_with_where_the_time_goes_what_to_change_and_what_was_not_recorded(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", stored(tmp_path))
     texts = Page((tmp_path / "report.html").read_text()).texts
     assert "kinetoctl trace --memory" in texts
-    assert texts.index("allocations") < texts.index("What to change first")
+    first = [texts.index(title, texts.index("Skip to the content") + 30) for title in FIRST_SCREEN]
+    assert first == sorted(first)
     write_report(tmp_path / "job.html", [stored(tmp_path, rank) for rank in (0, 1)])
     texts = Page((tmp_path / "job.html").read_text()).texts
     assert texts[texts.index("allocations") + 1] == "rank 0-1"
@@ -197,8 +191,8 @@ def test_the_page_says_what_the_trace_lacks_before_what_to_change(tmp_path: Path
 def test_long_tables_end_and_say_so(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", stored(tmp_path, kernels=MAX_ROWS + 5))
     texts = Page((tmp_path / "report.html").read_text()).texts
-    shown = f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows; all: kinetoctl report --view kernels --limit 0"
-    assert shown in texts
+    assert f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows. All:" in texts
+    assert "kinetoctl report --limit 0 --view kernels" in texts
 
 
 def test_without_a_trace_nothing_is_written(tmp_path: Path) -> None:
@@ -207,19 +201,41 @@ def test_without_a_trace_nothing_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_bar_is_as_long_as_its_value() -> None:
-    drawn = str(stacked_bars(["a", "<b>"], [Series("one", [10.0, 5.0]), Series("none", [0.0, None])], "ms"))
-    widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
-    assert widths[0] == pytest.approx(2 * widths[1], rel=0.01)
-    assert "&lt;b&gt;" in drawn and "<b>" not in drawn
-    assert "none" not in drawn.partition("<svg")[0]
-    assert stacked_bars(["a"], [Series("one", [0.0])], "ms") == ""
+def test_the_page_begins_with_facts_of_the_trace_and_leaves_out_what_it_does_not_have(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", H200 / "ddp4")
+    texts = Page((tmp_path / "report.html").read_text()).texts
+    said = texts[texts.index("process") : texts.index("What the step time went to")]
+    facts = dict(zip(said[::2], said[1::2], strict=True))
+    assert facts["process"] == "python (pids 1231-1234)"
+    assert (facts["host"], facts["GPU"], facts["ranks"]) == ("vm", "4 NVIDIA H200", "4")
+    assert facts["recorded"].endswith("2026-11-22 11:16:16 UTC)" if time.localtime().tm_gmtoff else "11:16:16 UTC")
+    assert (facts["framework"], facts["Python"], facts["CUDA"]) == ("torch 2.11.0+cu130", "3.12.3", "13.0")
+    assert "command" not in texts and "job" not in texts
 
 
-def test_a_line_holds_its_value_until_the_next_one() -> None:
-    drawn = str(lines([0.0, 10.0, 20.0], [Series("v", [0.0, None, 100.0])], unit="%", time_unit="ms"))
-    points = re.findall(r'points="([^"]*)"', drawn)[0].split()
-    assert len(points) == 3  # two values, and a corner between them
-    assert points[0].split(",")[1] == points[1].split(",")[1]
-    assert points[1].split(",")[0] == points[2].split(",")[0]
-    assert lines([0.0, 1.0], [Series("v", [None, None])], unit="%", time_unit="ms") == ""
+def test_the_browser_may_run_the_script_and_the_style_of_the_page_alone(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    text = (tmp_path / "report.html").read_text()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    inline = {name: re.findall(f"<{name}>(.*?)</{name}>", text, re.DOTALL) for name in ("style", "script")}
+    for name, (content,) in inline.items():
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{name}-src &#39;sha256-{digest}&#39;" in policy
+    assert policy.startswith("default-src &#39;none&#39;;")
+    assert not re.findall(r"<[^>]* style=", text)
+
+
+def test_no_heading_of_a_column_is_a_raw_name(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", H200 / "ddp4")
+    heads = re.findall(r"<th [^>]*><button [^>]*>([^<]*)</button>", (tmp_path / "report.html").read_text())
+    assert heads and not [head for head in heads if "_" in head or head != head[:1].upper() + head[1:]]
+    assert {"Algorithm bandwidth", "Copies", "Mean start skew", "GPU name"} <= set(heads)
+
+
+def test_a_report_has_the_flame_graphs_that_its_traces_have_something_for(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", H200 / "ddp4")
+    text = (tmp_path / "report.html").read_text()
+    drawn = re.findall(r'<svg class="flame" [^>]*aria-label="([^"]*)"', text)
+    assert drawn == ["Flame graph: Python functions", "Flame graph: Operators and annotations"]
+    write_report(tmp_path / "report.html", stored(tmp_path))
+    assert 'id="flame_graph"' not in (tmp_path / "report.html").read_text()

@@ -4,8 +4,10 @@ import re
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.catalog.view_catalog import VIEWS
-from kineto_trace.html.view_charts import MAX_BARS, SHAPES, Bars, chart
+from kineto_trace.html.view_charts import MAX_BARS, chart
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram
 from kineto_trace.view_api.result import Result, make_result
 
 
@@ -18,23 +20,20 @@ def of(view: str, rows: int = 2, **given: list[Any]) -> Result:
 
 
 @pytest.mark.parametrize("view", SHAPES)
-def test_every_shape_names_columns_that_its_view_has(view: str) -> None:
-    shape = SHAPES[view]
-    names = {column.name for column in VIEWS[view].result_columns}
-    wanted = {*shape.labels, *shape.pieces} if isinstance(shape, Bars) else {*shape.places, shape.time, *shape.values}
-    assert wanted <= names
-
-
-@pytest.mark.parametrize("view", [name for name, shape in SHAPES.items() if isinstance(shape, Bars)])
-def test_bars_are_drawn_of_every_view_that_has_them(view: str) -> None:
-    assert "<rect" in chart(of(view))
+def test_every_view_with_a_shape_is_drawn(view: str) -> None:
+    times: dict[str, Any] = {"start_ns": [0, 1_000_000], "time_ns": [0, 1_000_000], "start_us": [0.0, 1e3]}
+    spread: dict[str, Any] = (
+        {"duration_us": [1.0, 2.0], "idle_us": [1.0, 2.0]} if isinstance(SHAPES[view], Histogram) else {}
+    )
+    drawn = chart(of(view, 2, **times, **spread))
+    assert "<polyline" in drawn if isinstance(SHAPES[view], Curve) else "<rect" in drawn
 
 
 def test_bars_show_the_first_rows_in_their_order() -> None:
     count = MAX_BARS + 3
     names, times = [f"k{n}" for n in range(count)], [1000.0 * n + 1 for n in range(count)]
     drawn = chart(of("kernels", count, name=names, total_us=times))
-    assert re.findall(r">(k\d+)</text>", drawn) == [f"k{n}" for n in range(MAX_BARS)]
+    assert re.findall(r">(k\d+)</span>", drawn) == [f"k{n}" for n in range(MAX_BARS)]
 
 
 def test_the_mean_step_the_use_of_tensor_cores_and_the_overlap_of_communication_have_bars_of_all_their_parts() -> None:
@@ -44,8 +43,36 @@ def test_the_mean_step_the_use_of_tensor_cores_and_the_overlap_of_communication_
 
 
 def test_lines_are_drawn_per_place() -> None:
-    drawn = chart(of("queue_length", 4, stream=[7, 7, 9, 9], time_us=[0.0, 1e3, 0.0, 2e3], queue_length=[1, 2, 3, 4]))
-    assert re.findall(r"<h4>(.*?)</h4>", drawn) == ["rank 1, device 1, stream 7", "rank 1, device 1, stream 9"]
+    moments = [0, 1_000_000, 0, 2_000_000]
+    drawn = chart(of("queue_length", 4, stream=[7, 7, 9, 9], time_ns=moments, queue_length=[1, 2, 3, 4]))
+    assert re.findall(r'<p class="chart-title">(.*?)</p>', drawn) == ["stream 7", "stream 9"]
+    assert "Chart of queue length in count over time in ms" in drawn
+
+
+def test_causes_beyond_the_colours_are_drawn_together() -> None:
+    shares = {**dict(zip(CAUSES, range(16, 6, -1), strict=False)), "others": 4}  # ten causes: 16 % to 7 %
+    drawn = chart(of("time_causes", len(shares), rank=[0] * 11, device=[0] * 11, cause=list(shares),
+                     share_pct=[float(share) for share in shares.values()]))  # fmt: skip
+    keys = re.findall(r'<i class="series-(\d)"></i>([^<]+)<', drawn)
+    assert [number for number, _ in keys] == [str(n) for n in range(9)]
+    assert (keys[0][1], keys[-1][1]) == ("matrix products 16 %", "others 19 %")  # 8 + 7 + 4
+    assert "others: 19 % (16.0 %)" in drawn  # of 119
+
+
+def test_what_the_parts_of_a_bar_leave_is_its_rest() -> None:
+    drawn = chart(of("ranks", 2, rank=[0, 1], computation_us=[6e3, 5e3], communication_us=[1e3, 1e3],
+                     step_us=[9e3, 9e3]))  # fmt: skip
+    assert "rank 0, rest: 2 ms (22.2 %)" in drawn and "rank 1, rest: 3 ms (33.3 %)" in drawn
+
+
+def test_of_several_ranks_the_average_steps_are_drawn() -> None:
+    drawn = chart(of("step_breakdown", 4, rank=[0, 0, 1, 1], step=["1", "average", "1", "average"]))
+    assert re.findall(r'chart-label">([^<]*)<', drawn) == ["rank 0, step average", "rank 1, step average"]
+
+
+def test_a_share_is_drawn_on_a_scale_to_the_whole() -> None:
+    drawn = chart(of("findings", 1, title=["x"], saving_pct=[25.0]))
+    assert re.findall(r'width="([\d.]+)"', drawn) == ["25"]
 
 
 def test_names_are_escaped() -> None:

@@ -41,7 +41,7 @@ def test_values_are_shown_with_units(value: object, kind: str, measured: str, sh
 
 def test_no_two_headings_of_a_table_are_alike() -> None:
     schema = columns(("op", "text", "", ""), ("op_us", "float", "us", ""), ("time_us", "float", "us", ""))
-    assert headings(schema) == {"op": "op", "op_us": "op time", "time_us": "time"}
+    assert headings(schema) == {"op": "operator", "op_us": "operator time", "time_us": "time"}
     schema = columns(("total_us", "float", "us", ""), ("total_bytes", "int", "bytes", ""))
     assert list(headings(schema).values()) == ["total time", "total size"]
 

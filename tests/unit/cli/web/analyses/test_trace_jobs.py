@@ -60,6 +60,15 @@ def test_a_trace_stays_open_for_the_next_view(tmp_path: Path) -> None:
         jobs.views(["kernels"], paths)
 
 
+def test_the_page_of_a_capture_begins_with_what_the_report_of_its_ranks_does(tmp_path: Path) -> None:
+    (found,) = TraceJobs().first_screen(job(tmp_path, 2))
+    assert (found["several"], found["time"]["view"]) == (True, "rank_time_causes")
+    assert ("ranks", "2") in found["facts"]
+    (found,) = TraceJobs().first_screen(job(tmp_path / "one", 1))
+    assert (found["several"], found["time"]["view"]) == (False, "time_causes")
+    json.dumps(found)
+
+
 def synthetic_job(folder: Path, ranks: int = 1) -> list[str]:
     """Traces of training steps."""
     folder.mkdir()

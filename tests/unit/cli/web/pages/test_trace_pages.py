@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.html.view_heads import view_title
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.store.parquet_folder import save_columns
 from support.service.hostile_trace import write_hostile
@@ -153,7 +154,7 @@ def test_equal_steps_are_no_change(browser: Browser, ids: list[str]) -> None:
     found = json.loads(browser.ask(f"/c/{ids[0]}/ranks.json?base={ids[3]}").text)
     assert {row["step_verdict"] for row in found["rank_steps_difference"]["rows"]} <= {"within noise", "unknown"}
     page = browser.shown(f"/c/{ids[0]}?base={ids[3]}").text
-    assert "Steps compared with" in page and "Causes compared with" in page
+    assert re.findall(r"<h3>(.*) compared with", page) == [view_title("step_breakdown"), view_title("time_causes")]
     assert not re.search(r">(slower|faster|longer|shorter)<", page)
 
 

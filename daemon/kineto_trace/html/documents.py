@@ -1,0 +1,149 @@
+"""Results as plain values that templates show: a document for each result, and the columns of its table as texts.
+
+A document is what `kinetoctl report -o json` prints of a view, {"rows", "columns", "notes"} and, if it failed,
+"failure", with {"view", "total": how many rows there are, "chart": HTML} beside it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import floor, isfinite, log10
+from typing import Any
+
+from kineto_trace.base.quantities import time_of_day
+from kineto_trace.base.visible_text import visible
+from kineto_trace.view_api.cell_texts import KINDS, PROSE, bare_heading, unit
+from kineto_trace.view_api.column_units import scaled_unit
+from kineto_trace.view_api.result_columns import ResultColumn
+
+Document = Mapping[str, Any]
+MAX_ITEMS = 64  # of a list
+LONG = 40  # characters
+SHORT_NAMES = frozenset({"cause", "finding"})  # columns that hold our own names: charts say them in words, too
+MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumn:
+    """A column as it is shown. unit: of all its values; kind: the class of its cells; texts: of its cells.
+
+    sorted_by: the numbers behind texts that do not begin with theirs; otherwise empty.
+    """
+
+    name: str
+    title: str
+    unit: str
+    meaning: str
+    said_unit: str
+    kind: str
+    texts: Sequence[str]
+    sorted_by: Sequence[Any]
+
+    @property
+    def number(self) -> bool:
+        """Whether it is aligned to the right and sorted by value."""
+        return self.kind == "number"
+
+
+def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The headings of columns; of those that would be alike, times and sizes say what they are."""
+    made = [ResultColumn(**column) for column in columns]
+    plain = [bare_heading(column) for column in made]
+    told = [
+        f"{title} {KINDS[column.unit]}"
+        if plain.count(title) > 1 and column.unit in KINDS and title != KINDS[column.unit]
+        else f"{title} share"
+        if plain.count(title) > 1 and column.unit == "%"
+        else title
+        for title, column in zip(plain, made, strict=True)
+    ]
+    return [title[:1].upper() + title[1:] for title in told]
+
+
+def table_columns(shown: Document, without: Collection[str] = ()) -> list[TableColumn]:
+    """The columns of a document that have a value in one of its rows, without those of these names."""
+    found = []
+    for column, title in zip(shown["columns"], titles(shown["columns"]), strict=True):
+        values = [row[column["name"]] for row in shown["rows"]]
+        if column["name"] not in without and any(value is not None and value != [] for value in values):
+            found.append(_column(ResultColumn(**column), title, values))
+    return found
+
+
+def unit_text(column: Mapping[str, Any]) -> str:
+    """The unit of a column, in words."""
+    return unit(ResultColumn(**column))
+
+
+def _column(column: ResultColumn, title: str, values: Sequence[Any]) -> TableColumn:
+    numeric = column.type in ("int", "float") and all(_is_number(value) for value in values if value is not None)
+    told, texts = _numbers(column, values) if numeric else ("", _texts(column, values))
+    kind = "number" if numeric else "prose" if column.name in PROSE else _kind(texts)
+    return TableColumn(
+        name=column.name,
+        title=title,
+        unit=told,
+        meaning=column.meaning,
+        said_unit=unit(column),
+        kind=kind,
+        texts=texts,
+        sorted_by=["" if value is None else value for value in values] if numeric and column.unit == "ns" else (),
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+
+
+def _kind(texts: Sequence[str]) -> str:
+    return "long" if any(len(text) > LONG for text in texts) else "text"
+
+
+def _texts(column: ResultColumn, values: Sequence[Any]) -> list[str]:
+    texts = [_text(value) for value in values]
+    return [text.replace("_", " ") for text in texts] if column.name in SHORT_NAMES else texts
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        more = ", …" if len(value) > MAX_ITEMS else ""
+        return visible(", ".join(map(str, value[:MAX_ITEMS])) + more)
+    return visible(str(value))
+
+
+def _numbers(column: ResultColumn, values: Sequence[Any]) -> tuple[str, list[str]]:
+    """The unit of a column of numbers, and its texts: all have the same unit and the same number of decimals."""
+    if column.unit == "ns":
+        return "time of day", ["" if value is None else time_of_day(int(value)) for value in values]
+    known = [float(value) for value in values if value is not None and isfinite(value)]
+    largest = max(map(abs, known), default=0.0)
+    factor, told = scaled_unit(column.unit, largest)
+    if factor == 1.0 and column.unit != "%" and all(value.is_integer() for value in known):
+        return told, [_whole(value) for value in values]
+    decimals = 1 if column.unit == "%" else _decimals(largest * factor)
+    return told, ["" if value is None else _decimal(float(value) * factor, decimals) for value in values]
+
+
+def _decimals(largest: float) -> int:
+    """As many that the largest value has four digits, and no more than three."""
+    return max(0, min(3, 3 - floor(log10(largest)))) if largest > 0 else 0
+
+
+def _whole(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isfinite(value):
+        return str(value)
+    return f"{int(value):,}" if abs(value) < MAX_WHOLE else str(int(value))
+
+
+def _decimal(value: float, decimals: int) -> str:
+    """The value, or that it is smaller than what the decimals can say."""
+    least = 10.0**-decimals
+    if value and abs(value) < least / 2:
+        return f"{'<' if value > 0 else '>-'}{least:.{decimals}f}"
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,29 @@
+"""The templates of pages: what results look like, in the report and on the web page (page/result.html)."""
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from kineto_trace.base.visible_text import visible
+from kineto_trace.html.charts import figure
+from kineto_trace.html.documents import table_columns, titles, unit_text
+from kineto_trace.html.view_heads import view_sentence, view_title
+
+
+def environment(*loaders: BaseLoader) -> Environment:
+    """The templates of these loaders and those of results. Values are escaped; unknown names are errors."""
+    made = Environment(
+        loader=ChoiceLoader([*loaders, PackageLoader("kineto_trace.html", "page")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        figure=figure,
+        table_columns=table_columns,
+        title=view_title,
+        titles=titles,
+        unit=unit_text,
+        view_sentence=view_sentence,
+        visible=visible,
+    )
+    return made

@@ -1,0 +1,16 @@
+"""Units in which people read values: times in µs, ms or s, sizes in B to GiB, whichever fits the largest."""
+
+from collections.abc import Mapping, Sequence
+
+SCALES: Mapping[str, Sequence[tuple[float, str]]] = {  # the largest first
+    "us": ((1e6, "s"), (1e3, "ms"), (1, "µs")),
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+}
+
+
+def scaled_unit(unit: str, largest: float) -> tuple[float, str]:
+    """Returns the factor for values in this unit and the unit that it leads to: the one that fits the largest value."""
+    for size, name in SCALES.get(unit, ()):
+        if largest >= size or size == 1:
+            return 1 / size, name
+    return 1.0, unit

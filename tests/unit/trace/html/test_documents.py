@@ -1,0 +1,52 @@
+"""Tables of results as texts."""
+
+from typing import Any
+
+import pytest
+from kineto_trace.html.documents import table_columns, titles
+from kineto_trace.view_api.result_columns import columns
+
+
+def shown(kind: str, unit: str, values: list[Any], name: str = "x") -> tuple[str, list[str]]:
+    (column,) = columns((name, kind, unit, "a thing"))  # type: ignore[arg-type]
+    document = {"view": "v", "columns": [column._asdict()], "rows": [{name: value} for value in values]}
+    (found,) = table_columns(document)
+    return found.unit, list(found.texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "values", "expected"),
+    [
+        ("float", "us", [19900.0, 55.0, None, 0.4], ("ms", ["19.90", "0.06", "", "<0.01"])),
+        ("int", "bytes", [3 << 20, 512 << 10], ("MiB", ["3.000", "0.500"])),
+        ("float", "%", [69.88, 0.0, 0.01], ("%", ["69.9", "0.0", "<0.1"])),
+        ("int", "", [1234567, 8], ("", ["1,234,567", "8"])),
+        ("float", "GB/s", [281.25, 2.0], ("GB/s", ["281.2", "2.0"])),
+        ("float", "", [float("nan"), 1.0], ("", ["nan", "1"])),
+        ("bool", "", [True, None], ("", ["yes", ""])),
+        ("texts", "", [["a", "b"]], ("", ["a, b"])),
+        ("text", "", ["a\u202eb"], ("", [r"a\u202eb"])),
+    ],
+)
+def test_a_column_has_one_unit_and_aligned_decimals(
+    kind: str, unit: str, values: list[Any], expected: tuple[str, list[str]]
+) -> None:
+    assert shown(kind, unit, values) == expected
+
+
+def test_columns_without_a_value_and_those_that_are_left_out_are_not_shown() -> None:
+    made = [
+        column._asdict() for column in columns(("rank", "int", "", ""), ("a", "text", "", ""), ("b", "text", "", ""))
+    ]
+    document = {"view": "v", "columns": made, "rows": [{"rank": 0, "a": None, "b": "x"}]}
+    assert [column.name for column in table_columns(document, ("rank",))] == ["b"]
+
+
+def test_titles_are_words_and_no_two_are_alike() -> None:
+    made = columns(
+        ("gpu_us", "float", "us", ""), ("gpu", "text", "", ""), ("wait_pct", "float", "%", ""),
+        ("wait_us", "float", "us", ""), ("busbw_gb_s", "float", "GB/s", ""), ("cpu_exec_pct", "float", "%", ""),
+    )  # fmt: skip
+    assert titles([column._asdict() for column in made]) == [
+        "GPU time", "GPU", "Wait share", "Wait time", "Bus bandwidth", "CPU execution"
+    ]  # fmt: skip
