@@ -9,9 +9,12 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinetoctl.web.analyses import frames
+
+if TYPE_CHECKING:
+    from kinetoctl.web.analyses.trace_jobs import TraceJobs
 
 READY = "ready"  # the first message: everything is imported
 _GRACE_S = 10  # beyond the server's own limit
@@ -23,20 +26,15 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which then closes the socket
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    from kinetoctl.web.analyses.trace_jobs import TraceJobs
+
     with socket.socket(fileno=descriptor) as sock:
-        _serve(sock, limit_s)
+        serve(sock, TraceJobs(), limit_s)
     return 0
 
 
-def serve_confined(descriptor: int) -> None:
-    """Serves one user of kinetod-web, in a sandbox. Whoever asks ends it when it takes too long."""
-    _serve(frames.DescriptorSocket(descriptor), limit_s=None)
-
-
-def _serve(sock: frames.Connection, limit_s: int | None) -> None:
-    from kinetoctl.web.analyses.trace_jobs import TraceJobs
-
-    jobs = TraceJobs()
+def serve(sock: frames.Connection, jobs: "TraceJobs", limit_s: int | None) -> None:
+    """Answers jobs until the socket closes. limit_s: for a job, after which the process ends itself; None: never."""
     frames.send(sock, READY)
     while True:
         try:

@@ -2,9 +2,10 @@
 
 Theory of operation
     Traces are hostile, and whoever took over a worker with the rights of this server could ask the daemon in the name
-    of every user. So a warm process (`kinetod.sandbox.confined_sessions`, started by its name) forks a process for each
-    user, which reaches the code and that user's folder and nothing else: no socket, no other process, no other folder.
-    When the next job is another user's, the process is ended and another one takes its place.
+    of every user. So a warm process (`kinetod.sandbox.confined_sessions`, started by its name), which has imported the
+    library of traces (`confined_work`) and never looks at one, forks a process for each user, which reaches the code
+    and that user's folder and nothing else: no socket, no other process, no other folder. When the next job is another
+    user's, the process is ended and another one takes its place.
 """
 
 import json
@@ -21,8 +22,13 @@ from kinetoctl.web.analyses import frames
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits, answered
 
 _SANDBOX = "kinetod.sandbox.confined_sessions"
-_WORK = "kinetoctl.web.analyses.worker_main:serve_confined"
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork must leave nothing locked
+_WORK = "kinetoctl.web.shared.confined_work:serve_confined"
+# A fork must leave nothing locked, and Arrow's allocator has a thread of its own.
+_ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 _START_S = 120.0
 _CPU_S = 3600  # of one user's process, then it is replaced
 

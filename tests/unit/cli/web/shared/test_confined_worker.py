@@ -2,7 +2,9 @@
 
 import gc
 import warnings
+from pathlib import Path
 
+import psutil
 import pytest
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
 from kinetoctl.web.shared import confined_worker
@@ -28,3 +30,16 @@ def test_a_process_that_was_closed_does_not_start_again() -> None:
     with pytest.raises(AnalysisFailed, match="ending"):
         warm.start()
     assert warm._process is None
+
+
+def test_workers_are_forked_from_a_process_that_has_imported_everything_and_has_one_thread() -> None:
+    warm = WarmProcess(WorkerLimits())
+    try:
+        warm.start()
+        assert warm._process is not None
+        process = psutil.Process(warm._process.pid)
+        libraries = {Path(each.path).name.partition(".")[0] for each in process.memory_maps()}
+        assert {"libarrow", "_multiarray_umath"} <= libraries
+        assert process.num_threads() == 1
+    finally:
+        warm.close()

@@ -1,0 +1,10 @@
+"""What a confined worker does, with all that it imports: imported once, by the process that workers are forked from."""
+
+from kinetoctl.web.analyses import frames
+from kinetoctl.web.analyses.trace_jobs import TraceJobs
+from kinetoctl.web.analyses.worker_main import serve
+
+
+def serve_confined(descriptor: int) -> None:
+    """Serves one user of kinetod-web, in a sandbox. Whoever asks ends it when it takes too long."""
+    serve(frames.DescriptorSocket(descriptor), TraceJobs(), limit_s=None)
