@@ -18,6 +18,7 @@ from kinetoctl.base.common_options import DEFAULT_TIMEOUT_NS, CommonOptions
 from kinetoctl.base.value_types import ADDRESS, DURATION, SIZE
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.output.console import say
 
 NS_PER_S = 10**9
 MIN_MEMORY_BYTES = 512 << 20
@@ -199,7 +200,7 @@ def main() -> None:
         exc.show()
         sys.exit(ExitCode.USAGE)
     except CliError as exc:
-        click.echo(f"kinetod-web: {exc}", err=True)
+        say(f"kinetod-web: {exc}", err=True)
         sys.exit(exc.exit_code)
 
 
