@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.json_answers import json_address, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
+from kinetoctl.web.pages.selectors import rank_choices
 
 OF = {"ops": "operators", "kernels": "GPU work", "python": "Python"}
 ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
@@ -51,18 +52,11 @@ class FlameFields:
     root: str
     focus: str
 
-    def job(self, context: PageContext, wait_s: float) -> tuple[str, dict[str, Any]]:
-        """The identity of the files, and the job. Raises the client's errors and Computing."""
-        traces = context.library.find(self.trace_id, wait_s)
-        identity, base = traces.identity, ()
-        if self.fields["base"]:
-            before = context.library.find(self.fields["base"], wait_s)
-            identity, base = f"{identity} {before.identity}", before.paths  # type: ignore[assignment]
+    def job(self) -> dict[str, Any]:
+        """The job for a worker."""
         numbers = {name: int(self.fields[name]) if self.fields[name] else None for name in NUMBERS}
-        return identity, {
+        return {
             "job": "flame",
-            "paths": traces.paths,
-            "base": base,
             **numbers,
             "of": self.fields["of"],
             "order": self.fields["order"],
@@ -92,7 +86,7 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         ofs=list(OF.items()),
         orders=list(ORDERS.items()),
         idles=list(IDLE.items()),
-        ranks=[(each["rank"], f"{each['rank']} ({each['name']})") for each in ranks.documents],
+        ranks=rank_choices(ranks.documents),
         all_ranks="first" if fields["order"] == "time" else "all",
         bases=baselines(context, trace_id),
         focus=asked_for.focus,
@@ -102,7 +96,7 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         values=values,
         whole=f"{request.path}?{urlencode([(name, value) for name, value in fields.items() if value])}",
         command=_command(context, asked_for),
-        json=_json_address(request),
+        json=json_address(request),
         headers=asked.headers,
     )
 
@@ -131,8 +125,9 @@ def _fields(request: WebRequest, trace_id: str) -> FlameFields:
 
 
 def _values(context: PageContext, asked_for: FlameFields, wait_s: float) -> Mapping[str, Any]:
-    identity, job = asked_for.job(context, wait_s)
-    found: Mapping[str, Any] = context.queue.result(identity, job, wait_s=wait_s)
+    found: Mapping[str, Any] = context.answer(
+        asked_for.trace_id, asked_for.job(), base=asked_for.fields["base"], wait_s=wait_s
+    )
     return found
 
 
@@ -145,8 +140,3 @@ def _command(context: PageContext, asked_for: FlameFields) -> str:
     chosen = {"of": fields["of"], "thread": fields["thread"], "step": fields["step"], "idle": fields["idle"] and "true"}
     settings = [word for name, value in chosen.items() if value for word in ("--set", f"{name}={value}")]
     return context.command("report", "--view", "flame_graph", *settings, own)
-
-
-def _json_address(request: WebRequest) -> str:
-    kept = [(key, value) for key, value in request.query if value]
-    return f"{request.path}.json" + (f"?{urlencode(kept)}" if kept else "")

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
-from kinetoctl.web.http.web_messages import JSON, WebAnswer
+from kinetoctl.web.http.web_messages import JSON, WebAnswer, WebRequest
 
 _PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
 
@@ -21,3 +22,9 @@ def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:
     return json_answer(
         {each["view"]: {name: value for name, value in each.items() if name not in _PAGE} for each in every}
     )
+
+
+def json_address(request: WebRequest, without: Sequence[str] = ()) -> str:
+    """Where the values behind this page are, with its fields but for those in `without`."""
+    kept = [(key, value) for key, value in request.query if value and key not in without]
+    return f"{request.path}.json" + (f"?{urlencode(kept)}" if kept else "")

@@ -84,20 +84,24 @@ class PageContext:
 
         Raises NotFound, Computing, TooBusy, AnalysisFailed and the client's errors.
         """
-        return self._found(trace_id, {"job": "views", "names": views, **arguments}, base, wait_s)
+        found: list[dict[str, Any]] = self.answer(
+            trace_id, {"job": "views", "names": views, **arguments}, base=base, wait_s=wait_s
+        )
+        return found
 
     def first_screen(self, trace_id: str, base: str = "") -> list[dict[str, Any]]:
         """What the page of a capture begins with: one value of TraceJobs.first_screen. Raises as `results` does."""
-        return self._found(trace_id, {"job": "first_screen"}, base, WAIT_S)
+        found: list[dict[str, Any]] = self.answer(trace_id, {"job": "first_screen"}, base=base)
+        return found
 
-    def _found(self, trace_id: str, job: dict[str, Any], base: str, wait_s: float) -> list[dict[str, Any]]:
+    def answer(self, trace_id: str, job: dict[str, Any], *, base: str = "", wait_s: float = WAIT_S) -> Any:
+        """The value of a job on these traces, and on those of the baseline. Raises as `results` does."""
         traces = self.library.find(trace_id, wait_s)
         identity, job = traces.identity, {**job, "paths": traces.paths}
         if base:
             before = self.library.find(base, wait_s)
             identity, job = f"{identity} {before.identity}", {**job, "base": before.paths}
-        found: list[dict[str, Any]] = self.queue.result(identity, job, wait_s=wait_s)
-        return found
+        return self.queue.result(identity, job, wait_s=wait_s)
 
     def name(self, trace_id: str) -> str:
         """What people call these traces: the argument of the command line, or the id of the capture."""

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
 
 from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import results_answer
+from kinetoctl.web.pages.json_answers import json_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
 
@@ -65,7 +64,7 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         asked=asked,
         document=document,
         command=_command(context, choice),
-        json=_json_address(request),
+        json=json_address(request, without=("limit",)),
         headers=asked.headers,
     )
 
@@ -123,8 +122,3 @@ def _command(context: PageContext, choice: ViewChoice) -> str:
         )
     settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
     return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))
-
-
-def _json_address(request: WebRequest) -> str:
-    kept = [(key, value) for key, value in request.query if value and key != "limit"]
-    return f"{request.path}.json" + (f"?{urlencode(kept)}" if kept else "")
