@@ -196,6 +196,7 @@ def test_a_capture_whose_folder_is_gone_has_failed_after_a_restart(mortal: Daemo
     assert "the target's folder is gone" in target.reason
 
 
+@pytest.mark.slow
 def test_a_stopped_daemon_keeps_what_was_recorded(mortal: Daemon) -> None:
     with ScriptedAgent(mortal.agent_socket) as agent:
         agent.hello()

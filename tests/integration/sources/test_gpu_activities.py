@@ -89,6 +89,7 @@ def test_nothing_that_cupti_wrote_is_lost(daemon: Daemon, app: subprocess.Popen[
     assert (written["dropped"], written["misused"], written["finalized"]) == (0, 0, 1)
 
 
+@pytest.mark.slow
 def test_every_kernel_has_its_launch_and_its_flow(daemon: Daemon, app: subprocess.Popen[str], tmp_path: Path) -> None:
     trace(daemon, app, tmp_path, "--iterations", "3")
     rows = events(tmp_path)

@@ -67,6 +67,7 @@ def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -
         assert "https://pytorch.org/memory_viz" in again.stdout
 
 
+@pytest.mark.slow
 def test_allocations_are_in_the_trace(daemon: Daemon, tmp_path: Path) -> None:
     with program(daemon, WITH_CUDA) as pid:
         arguments = ("trace", "--pid", str(pid), "--duration", "300ms", "--output-dir", str(tmp_path))

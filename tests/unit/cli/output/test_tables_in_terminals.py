@@ -141,6 +141,7 @@ def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_report_leaves_out_columns_that_do_not_fit_but_with_wide_it_has_all(tmp_path: Path) -> None:
     store(tmp_path / "rank0", rank=0)
     command = ("report", str(tmp_path / "rank0"), "--view", "kernels")

@@ -332,6 +332,7 @@ def test_no_module_of_the_standard_library_enters_the_program(target: LiveTarget
     assert set(target.ask("sorted(sys.modules)")) - set(before) <= {"ctypes._layout"}
 
 
+@pytest.mark.slow
 def test_a_channel_that_the_program_has_closed_is_not_touched_again(target: LiveTarget) -> None:
     boot = bootstrap.make(time.time_ns())
     target.run(boot)

@@ -88,6 +88,7 @@ def test_steps_are_judged_by_their_noise_and_incomplete_ones_do_not_count() -> N
     assert row["waiting_delta_us"] is None
 
 
+@pytest.mark.slow
 def test_noise_is_never_called_a_change() -> None:
     random = np.random.default_rng(3)
     called = 0
