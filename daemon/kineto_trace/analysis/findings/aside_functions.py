@@ -19,8 +19,8 @@ import numpy.typing as npt
 from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
-from kineto_trace.analysis.host_findings.remedies import REMEDIES
-from kineto_trace.analysis.host_findings.user_code import found_functions
+from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST, REMEDIES
+from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES, found_functions
 from kineto_trace.analysis.host_time.call_tree import below
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
@@ -29,12 +29,14 @@ from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import Change, StepReplay, step_replay
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.base.quantities import ms
+from kineto_trace.collectives.host_collectives import host_collectives
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls
 from kineto_trace.structure.python.library_calls import CallKind
 from kineto_trace.structure.training_thread import training_thread
 
 READS = REMEDIES[CallKind.ITEM]
+ON_THE_HOST = 0.25  # of a function's time, beside copies from and to the GPU that such collectives need
 
 Flags = npt.NDArray[np.bool_]
 
@@ -108,13 +110,28 @@ def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags
         f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
         f"{ms(sampled * window)}; {finding.evidence}"
     )
-    advice = finding.advice
+    title, advice = finding.title, finding.advice
+    if finding.name == IN_COLLECTIVES and _collectives_of_the_host(context, slots) >= ON_THE_HOST * length:
+        title, advice = f"{title} of the host", f"{COLLECTIVES_OF_THE_HOST} {advice}"
     if READS not in advice and _waits(context, slots) >= context.get(time_causes).steps.steps > 0:
         advice = f"{advice} It also waits for results of the GPU. {READS}"
     replayed = replace(
-        finding, saving_ns=int(share * window), evidence=evidence, advice=advice, causes=CAUSES, replayed=True
+        finding,
+        title=title,
+        saving_ns=int(share * window),
+        evidence=evidence,
+        advice=advice,
+        causes=CAUSES,
+        replayed=True,
     )
     yield AsideFunction(replayed, frozenset(tree.name[nodes].tolist()), slots)
+
+
+def _collectives_of_the_host(context: Context, time: Union) -> int:
+    """Returns for how long (ns) of this time collectives of gloo or MPI run."""
+    found = host_collectives(context)
+    running = union(found.start, found.end)
+    return int(time.within(running.start, running.end).sum())
 
 
 def _waits(context: Context, time: Union) -> int:

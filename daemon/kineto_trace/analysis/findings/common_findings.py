@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
 from kineto_trace.view_api.result import Result
 
 LEAST_PCT = 2.0  # what the job gains if a rank is as fast as the others: less is no finding
@@ -30,13 +31,14 @@ ABOVE_OTHERS = 2.0  # times what it gains by the middle one of the other ranks: 
 EXPLAINED = 0.5  # of that
 WAITING = "waiting_in_collectives"
 TRANSFERS = frozenset({"exposed_communication"})
-TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", "user_code_collective"})
+TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", IN_COLLECTIVES})
 SLOW_RANK = "slow_rank"
 _FIGURES = ("saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct")
 _ADVICE = (
     "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
     "its data, its host and the clocks of its GPU."
 )
+_ALONE = "The other ranks wait meanwhile: give all ranks equal shares of this work, or do it where no collective waits."
 Row = dict[str, Any]
 
 
@@ -133,11 +135,20 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
         if not row["guess"]:
             explained[rank] += part * late
         alone = not row["guess"] and rank in slow and late > counted / 2 and part * late >= LEAST_PCT
-        title = f"{row['title']}: the others wait for rank {rank}" if alone else row["title"]
         if counted > 0:
-            found.append({**_scaled(row, counted / own), "title": title})
+            told = _scaled(row, counted / own)
+            found.append(_waited_for(told) if alone else told)
     unexplained = sorted(rank for rank in slow if explained[rank] < EXPLAINED * gains.of(rank))
     return [*found, *(_slow_rank(gains.ranks[rank], explained[rank]) for rank in unexplained)]
+
+
+def _waited_for(row: Row) -> Row:
+    """The finding of a rank that the other ones wait for because of it."""
+    return {
+        **row,
+        "title": f"{row['title']}: the others wait for rank {row['rank']}",
+        "advice": f"{row['advice']} {_ALONE}".lstrip(),
+    }
 
 
 def _scaled(row: Row, share: float) -> Row:

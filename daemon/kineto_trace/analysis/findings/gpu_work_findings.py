@@ -19,7 +19,7 @@ from kineto_trace.analysis.host_findings.subtrees import dominating
 from kineto_trace.analysis.host_time.call_tree import below, heaviest_below, inclusive
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import op_roles
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.base.quantities import ms, share, times
@@ -201,7 +201,10 @@ def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
 
 
 def _sampled(context: Context) -> tuple[Floats, Floats]:
-    """For each node of the calls: samples below it in operators that train, or just before one, and in others."""
+    """For each node of the calls: samples below it in operators that train, or just before one, and in others.
+
+    A sample in a backward or an optimizer trains, whatever operator comes next: it may be the first one after it.
+    """
     found, tree, roles = context.get(moments), context.get(framework_calls), context.get(op_roles)
     table, thread = context.trace.table("cpu_op"), context.get(training_thread)
     outermost = context.get(ops).nested.tree.parent[context.get(ops).place] < 0
@@ -212,10 +215,10 @@ def _sampled(context: Context) -> tuple[Floats, Floats]:
     at = np.where((at >= 0) & (table.end()[rows][at] > time), at, at + 1)  # it runs, or it is the next one
     known = at < len(rows)
     time, place, op = time[known], place[known], rows[at[known]]
-    near = table["start"][op] - time <= NEAR_NS
-    trains = (
-        roles.linked[op] | roles.backward[op] | (containing(*context.get(optimizer_steps), table["start"][op]) >= 0)
-    )
+    told = np.isin(context.get(moment_classes).kind[found.sure][known], (Class.BACKWARD, Class.OPTIMIZER))
+    near = told | (table["start"][op] - time <= NEAR_NS)
+    trains = told | roles.linked[op] | roles.backward[op]
+    trains |= containing(*context.get(optimizer_steps), table["start"][op]) >= 0
     node = tree.node[place]
     with_backward, without = (
         inclusive(tree, np.bincount(node[near & chosen], minlength=len(tree))) for chosen in (trains, ~trains)

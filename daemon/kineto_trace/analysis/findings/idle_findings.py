@@ -28,6 +28,7 @@ from kineto_trace.analysis.findings.measured_work import (
 )
 from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
 from kineto_trace.analysis.findings.small_kernel_findings import small_kernels
+from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST
 from kineto_trace.analysis.host_findings.threads import other_python
 from kineto_trace.analysis.idle.idle_gaps import BLOCKING, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import (
@@ -301,7 +302,7 @@ waiting_for_ranks = _cause(
     "host_communication",
     "communication_on_the_host",
     "The GPU waits for a collective of the host",
-    "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop.",
+    COLLECTIVES_OF_THE_HOST,
 )
 _allocating = _cause(
     "allocation",

@@ -52,6 +52,9 @@ REMEDIES = {
     CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: to make one of a Python list reads one "
     "object at a time. Convert once, before the training, or in worker processes of a DataLoader (num_workers).",
 }
+COLLECTIVES_OF_THE_HOST = (
+    "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop."
+)
 BLOCKED = (
     "The thread waits here without using a processor: in a sleep, for a lock, for a file or the network. Remove the "
     "wait, do it in another thread, or prepare what it waits for ahead (a queue, worker processes of a DataLoader)."

@@ -42,6 +42,7 @@ DENSE_NS = 100_000  # from the beginning of an operator to the next one's: then 
 AROUND_NS = 500_000  # of a moment, where they are counted
 MOSTLY = 0.4  # of a finding's time: what it calls for most of it
 ASLEEP = 0.5
+IN_COLLECTIVES = f"user_code_{CallKind.COLLECTIVE.name.lower()}"  # the name of such findings
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

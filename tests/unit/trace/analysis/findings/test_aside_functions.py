@@ -1,6 +1,8 @@
 """Functions that train nothing, in programs that use a GPU: what the steps run again without them save."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from kineto_trace.analysis.findings.gpu_work_findings import ModelWithoutBackwar
 from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import step_replay
 from kineto_trace.model.context import Context
-from support.trace_files.sampled_stacks import BACKWARD, FORWARD, MAIN, PERIOD_NS, Sample, stack_rows
+from support.trace_files.sampled_stacks import BACKWARD, FORWARD, MAIN, PERIOD_NS, SITE, Sample, stack_rows
 from support.trace_files.simulated.host_and_gpu import Program
 from support.trace_files.traces import target, trace
 
@@ -21,8 +23,18 @@ PUBLISH = "/job/board.py(3): publish"
 STEP_NS = 3 * PERIOD_NS
 
 
-def training(kernel: int, *, extra: Sample = (*MAIN, PUBLISH), devices: int = 1, waits: bool = False) -> Context:
-    """Steps of a sample each in forward, `extra` and backward; forward and backward launch a kernel each."""
+def training(
+    kernel: int,
+    *,
+    extra: Sample = (*MAIN, PUBLISH),
+    devices: int = 1,
+    waits: bool = False,
+    annotations: Sequence[dict[str, Any]] = (),
+) -> Context:
+    """Steps of a sample each in forward, `extra` and backward; forward and backward launch a kernel each.
+
+    annotations: more of them, beside those of the steps.
+    """
     program, samples = Program(), list[Sample]()
     for step in range(STEPS):
         begin = program.now
@@ -38,6 +50,8 @@ def training(kernel: int, *, extra: Sample = (*MAIN, PUBLISH), devices: int = 1,
             program.now = until
         program.step(begin)
         program.rows["kernel"][-1]["device"] = step % devices
+    for row in annotations:
+        program.rows["user_annotation"].append({"finished": 1, "inputs": -1, "scope": 7, **row})
     rows = {kind: found for kind, found in program.rows.items() if found}
     rows["python_function"] = stack_rows(samples)
     # the GPU may work on after the steps
@@ -59,6 +73,19 @@ def test_a_function_that_waits_for_the_gpu_is_told_to_read_less_of_it() -> None:
     (silent,), (waiting,) = (training(PERIOD_NS // 10, waits=waits).get(aside_functions) for waits in (False, True))
     assert aside.READS not in silent.finding.advice
     assert waiting.finding.advice.endswith(f"It also waits for results of the GPU. {aside.READS}")
+
+
+@pytest.mark.parametrize("library", ["gloo", "nccl"])
+def test_collectives_that_run_on_the_host_are_told_to_use_the_gpu(library: str) -> None:
+    reducing = (*MAIN, "/job/stats.py(7): reduce", SITE + "torch/distributed/distributed_c10d.py(2900): all_reduce")
+    threads = [
+        {"name": f"{library}:all_reduce", "start": (3 * step + 1) * PERIOD_NS, "duration": PERIOD_NS // 2, "thread": 2}
+        for step in range(STEPS)
+    ]
+    (each,) = training(PERIOD_NS // 10, extra=reducing, annotations=threads).get(aside_functions)
+    on_the_host = library == "gloo"
+    assert each.finding.title == "reduce (stats.py:42) waits in collectives" + on_the_host * " of the host"
+    assert each.finding.advice.startswith(aside.COLLECTIVES_OF_THE_HOST) is on_the_host
 
 
 def test_a_function_while_which_the_gpu_always_works_is_none() -> None:

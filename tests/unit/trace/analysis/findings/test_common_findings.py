@@ -74,6 +74,19 @@ def result(view: View, *rows: Row) -> Result:
     return made
 
 
+def test_what_the_others_wait_for_is_told_so_with_what_to_do_about_it() -> None:
+    finding = {"finding": "user_code", "title": "publish sleeps", "advice": "Sleep less."}
+    losses = result(
+        findings_view, {**finding, "rank": 0, "saving_pct": 0.0, "saving_us": 0.0},
+        {**finding, "rank": 1, "saving_pct": 20.0, "saving_us": 20.0},
+    )  # fmt: skip
+    late = {"rank": 1, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
+    even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
+    first = common_findings(losses, 2, result(rank_what_if, late, even)).rows()[0]
+    assert (first["title"], first["saving_pct"]) == ("publish sleeps: the others wait for rank 1", 20.0)
+    assert first["advice"].startswith("Sleep less. The other ranks wait meanwhile: give all ranks equal shares")
+
+
 def test_what_a_rank_does_not_work_more_than_the_others_counts_as_theirs_too() -> None:
     kind = {"finding": "host_bound", "title": "x"}
     own = (5.0, 25.0)

@@ -65,6 +65,35 @@ def test_a_function_that_runs_a_model_without_a_backward_is_found() -> None:
     assert finding.saving_ns == 5 * PERIOD_NS
 
 
+def test_a_sample_in_the_backward_trains_also_where_an_operator_without_a_backward_comes_next() -> None:
+    """Products of the loop itself, which begin as soon as backward() returns, made the whole loop an evaluation."""
+    samples: list[Sample] = []
+    ops, launches, done = [], [], []
+    for step in range(5):
+        at = 8 * step
+        samples += [(*MAIN, MODULE), *[(*MAIN, BACKWARD)] * 6, MAIN]
+        ops += [
+            operator("aten::linear", at, sequence=step),
+            operator("AddmmBackward0", at + 1, 2, sequence=step, forward_thread=1, scope=1),
+            *(operator("aten::mm", at + place + 0.01) for place in range(1, 7)),
+        ]
+        for place in range(1, 8):
+            correlation = 8 * step + place
+            moment = at + place - 0.9
+            launches.append(span("cudaLaunchKernel", moment, moment + 0.1, thread=1, correlation=correlation))
+            done.append(span(GEMM, at + place, at + place + 1, correlation=correlation))
+    rows = {
+        "python_function": stack_rows(samples),
+        "cpu_op": [{"finished": 1, "inputs": -1, "id": 100 + n, **row} for n, row in enumerate(ops)],
+        "cuda_runtime": launches,
+        "kernel": done,
+    }
+    length = (8 * 5 + 1) * PERIOD_NS
+    window = {"window_start_ns": START_NS - 1, "window_end_ns": START_NS + length}
+    context = Context(trace(rows, sample_period_ns=PERIOD_NS, target=target(), **window))
+    assert models_without_backward(context) == ()
+
+
 def test_an_evaluation_inside_the_loop_of_a_framework_is_told_by_its_function() -> None:
     trainer = SITE + "transformers/trainer.py"
     loop = (*MAIN, trainer + "(5): Trainer.train")
