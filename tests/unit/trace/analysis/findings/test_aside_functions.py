@@ -11,6 +11,7 @@ from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings import aside_functions as aside
 from kineto_trace.analysis.findings.aside_functions import aside_functions, aside_time, covered, functions_aside
 from kineto_trace.analysis.findings.gpu_work_findings import ModelWithoutBackward
+from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST
 from kineto_trace.analysis.replay.function_slots import function_slots
 from kineto_trace.analysis.replay.step_replay import step_replay
 from kineto_trace.model.context import Context
@@ -85,7 +86,7 @@ def test_collectives_that_run_on_the_host_are_told_to_use_the_gpu(library: str) 
     (each,) = training(PERIOD_NS // 10, extra=reducing, annotations=threads).get(aside_functions)
     on_the_host = library == "gloo"
     assert each.finding.title == "reduce (stats.py:42) waits in collectives" + on_the_host * " of the host"
-    assert each.finding.advice.startswith(aside.COLLECTIVES_OF_THE_HOST) is on_the_host
+    assert each.finding.advice.startswith(COLLECTIVES_OF_THE_HOST) is on_the_host
 
 
 def test_a_function_while_which_the_gpu_always_works_is_none() -> None:
