@@ -18,6 +18,7 @@ from kineto_trace.analysis.findings.aside_functions import aside_time
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.launch_origins import main_origin
 from kineto_trace.analysis.findings.measured_work import (
+    Flags,
     Ints,
     called_in,
     function_at,
@@ -42,7 +43,7 @@ from kineto_trace.analysis.idle.idle_pieces import (
     REASONS,
     idle_pieces,
 )
-from kineto_trace.analysis.replay.step_replay import Change, allocating_calls
+from kineto_trace.analysis.replay.step_replay import Change, allocating_calls, step_replay
 from kineto_trace.base.quantities import ms, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
@@ -155,7 +156,11 @@ def annotations(context: Context) -> Iterator[Finding]:
 
 
 def host_bound(context: Context) -> Iterator[Finding]:
-    """GPU idle because the host is in operators and launches: the launch-bound case."""
+    """GPU idle because the host is in operators and launches: the launch-bound case.
+
+    It saves what a faster host gains beside other findings. After each call that waits for the GPU, the host is late
+    however fast it is: what goes with the waits is theirs.
+    """
     causes = ("operators", "launch_latency")
     saving = context.get(time_causes).total(*causes)
     if not saving:
@@ -185,11 +190,27 @@ def host_bound(context: Context) -> Iterator[Finding]:
     small = context.get(small_kernels)
     work, thread = small.work if small is not None else None, context.get(training_thread)
     others = Change(left_out=context.get(aside_time), work=work, thread=thread)
-    faster = replayed(context, finding, others._replace(faster=context.get(operators_and_launches)), causes)
-    without = replayed(context, finding, others).saving_ns if faster.replayed else 0
-    gain = faster.saving_ns - without
+    gain, waits = _gained(context, finding, others), context.get(_waits_with_gaps)
+    if waits.any():
+        gain = min(gain, _gained(context, finding, others._replace(unwaited=waits)))
     less = f"; a faster host would gain {ms(gain)} of that beside other findings" if gain < SAID * saving else ""
-    yield replace(faster, saving_ns=gain, evidence=f"{finding.evidence}{less}")
+    known = context.get(step_replay) is not None
+    yield replace(finding, saving_ns=gain, evidence=f"{finding.evidence}{less}", replayed=known)
+
+
+def _gained(context: Context, finding: Finding, others: Change) -> int:
+    """What operators and launches that take no time save (ns) beside other changes; idle time where that is unknown."""
+    faster = replayed(context, finding, others._replace(faster=context.get(operators_and_launches)))
+    return faster.saving_ns - (replayed(context, finding, others).saving_ns if faster.replayed else 0)
+
+
+def _waits_with_gaps(context: Context) -> Flags:
+    """Tells which of parts.Calls wait for the GPU so that it runs dry: what findings of synchronisation count."""
+    gaps, pieces = context.get(idle_gaps), context.get(idle_pieces)
+    blocking = gaps.blocking[np.unique(pieces.gap[pieces.cause == IDLE_CAUSES.index("synchronisation")])]
+    waits = np.zeros(len(context.get(calls)), np.bool_)
+    waits[blocking[blocking >= 0]] = True
+    return waits
 
 
 def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:

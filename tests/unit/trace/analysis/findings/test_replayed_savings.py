@@ -127,6 +127,20 @@ def test_a_host_that_is_late_is_found_with_what_faster_operators_save() -> None:
     assert finding.saving_ns == pytest.approx(made.now - 20 * 50 * US, abs=20 * US)
 
 
+def test_a_host_that_is_late_after_each_wait_alone_is_told_by_the_waits() -> None:
+    """Without waiting it would be far ahead: faster operators would gain nothing then."""
+    made = Program()
+    for _ in range(20):
+        for kernel in (10 * US, 10 * US, 10 * US, 170 * US):
+            made.operator(length=20 * US)
+            made.host(20 * US)
+            made.launch(kernel)
+        made.wait()
+    saved = {each.name: each.saving_ns for each in findings(made.context()).findings}
+    assert saved["synchronisation"] == pytest.approx(made.now - 20 * 200 * US, abs=100 * US)
+    assert saved.get("host_bound", 0) < 0.05 * saved["synchronisation"]
+
+
 def test_a_host_that_recording_made_late_is_told_with_what_it_would_gain() -> None:
     def evidence(ratio: float) -> str:
         context = program(gap=20 * US, kernel=10 * US).context(step_ratio=ratio)
