@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from kineto_trace.view_api.result import Result, ResultColumn
     from kineto_trace.view_api.view import View
 
+WHAT_IF = "rank_what_if"
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
 # Without --view, of one trace: first what the time went to, what to change and what is not in the trace, then details.
 OVERVIEW = ("time_causes", "findings", "not_recorded", "overview", "kernels", "operators", "python_samples")
 PLUGIN_OVERVIEW = ("overview", "recommendations", "kernels", "operators")  # likewise with --compat plugin
-JOB_OVERVIEW = (  # of a job's ranks
-    "ranks",
+JOB_OVERVIEW = (  # of a job's ranks, in the same order
     "rank_time_causes",
-    "rank_what_if",
+    "findings",
     "not_recorded",
+    "ranks",
+    "rank_what_if",
     "rank_waits",
     "step_spread",
     "collective_summary",
     "time_causes",
     "overview",
-    "findings",
 )
 # Without rows they are left out, the second ones in tables for people alone: what is missing is in not_recorded.
 OPTIONAL, OPTIONAL_FOR_PEOPLE = ("python_samples",), ("not_recorded", "time_causes", "kernels")
-TOP_FINDINGS = 3  # of one trace, in tables for people
+TOP_FINDINGS = 3  # in tables for people
 # %: causes with less are one row, in tables for people; of several ranks, each rank has its own rows.
 LEAST_SHARE, LEAST_OF_RANK = 1.0, 5.0
 # Rows of tables there.
@@ -203,9 +204,8 @@ def _chosen(names: Sequence[str]) -> list["View"]:
 def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool) -> dict[str, "Result"]:
     """By view. A view that was asked for must know `compat`; those of the overview give their own figures else.
 
-    short: the overview is for people, and begins with one screen.
+    Findings of several ranks are those of the job. short: the overview is for people, and begins with one screen.
     """
-    from kineto_trace.analysis.findings.common_findings import common_findings
     from kineto_trace.catalog.view_runner import Request, run_views
     from kineto_trace.view_api.view import Compat
 
@@ -229,14 +229,14 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
         )
         for view in views
     ]
+    of_job = len(sources) > 1 and "findings" in settings
+    if of_job and WHAT_IF not in settings:
+        requests.append(Request(view=WHAT_IF))
     with executor_for(sources, options.workers, options.scheduler) as executor:
         results = run_views(requests, sources, executor=executor)
-    if not options.views and len(sources) > 1:
-        what_if = next((result for result in results if result.view == "rank_what_if"), None)
-        results = [
-            common_findings(result, len(sources), what_if) if result.view == "findings" else result
-            for result in results
-        ]
+    if of_job:
+        top = TOP_FINDINGS if short and not options.views else None
+        results = [each for each in _of_the_job(results, len(sources), top) if each.view in settings]
     if not options.views:
         optional = (*OPTIONAL, *OPTIONAL_FOR_PEOPLE) if short else OPTIONAL
         results = [result for result in results if result.view not in optional or len(result) or result.failure]
@@ -246,6 +246,18 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
         result.view: replace(result, notes=(note, *result.notes)) if result.view in own else result
         for result in results
     }
+
+
+def _of_the_job(results: Sequence["Result"], ranks: int, top: int | None) -> list["Result"]:
+    """With the findings of the job instead of those of each rank. top: how many of them; None: all."""
+    from kineto_trace.analysis.findings.common_findings import common_findings
+
+    by_view = {result.view: result for result in results}
+    every = common_findings(by_view["findings"], ranks, by_view[WHAT_IF])
+    rows = len(every) if top is None else top
+    more = [f"{len(every) - rows} more: kinetoctl report --view findings"] if len(every) > rows else []
+    by_view["findings"] = replace(every, table=every.table.slice(0, rows), notes=(*more, *every.notes))
+    return list(by_view.values())
 
 
 def _without_rank(result: "Result") -> "Result":

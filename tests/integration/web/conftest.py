@@ -40,9 +40,13 @@ class Tab:
             self.elsewhere.append(url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser's process."""
+    """The browser's process.
+
+    While it runs, playwright's event loop runs in this thread, and no test can start another one. So it ends with a
+    module's tests, before those of others begin.
+    """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
     path = shutil.which("chromium")
     if path is None:

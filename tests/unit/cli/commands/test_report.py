@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.store.parquet_folder import save_columns
-from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW
+from kinetoctl.commands.report import JOB_OVERVIEW, OVERVIEW, PLUGIN_OVERVIEW, TOP_FINDINGS
 from support.service.cli import Result, environment, run_here, run_process
 from support.service.stored import store
 from support.trace_files.traces import trace
@@ -196,7 +196,8 @@ def test_a_job_says_what_the_time_of_each_rank_went_to_and_of_all_together(run: 
         shares = [row["share_pct"] for row in documents["time_causes"]["rows"] if row["rank"] == rank]
         assert sum(shares) == pytest.approx(100)
     stdout = run("report", str(traces)).stdout
-    assert stdout.index("\nrank time causes\n") < stdout.index("\nrank what if\n") < stdout.index("\ntime causes\n")
+    assert stdout.startswith("rank time causes\n")
+    assert stdout.index("\nrank what if\n") < stdout.index("\ntime causes\n")
 
 
 @pytest.mark.parametrize(
@@ -311,11 +312,25 @@ def test_a_job_of_many_ranks_says_who_is_slow_and_each_finding_once(run: Run, tm
     result = run("report", str(tmp_path))
     assert result.code == 0
     lines = result.stdout.splitlines()
+    assert lines[0] == "rank time causes"
+    assert lines.index("findings") < lines.index("not recorded") < lines.index("ranks")
     ranks = lines[lines.index("ranks") + 2]
     assert ranks.split()[0] == "5" and "slow: it computes" in ranks
     title = "Transfers between ranks are not hidden behind computation (on 6 of 6 ranks)"
     assert sum(title in line for line in lines) == 1
     assert "note: ranks 0-5: the savings overlap and must not be added up" in lines
+
+
+def test_findings_of_a_job_are_the_same_in_the_report_and_by_their_view(run: Run, tmp_path: Path) -> None:
+    write_job(tmp_path, Job(ranks=3, per_host=3, steps=2, layers=2, slow={2: 1.2}))
+    overview, alone = (
+        run("report", str(tmp_path), *more, "-o", "json").json() for more in ((), ("--view", "findings"))
+    )
+    assert list(alone) == ["findings"]
+    assert alone["findings"]["rows"] == overview["findings"]["rows"] != []
+    shown = run("report", str(tmp_path)).stdout
+    more = len(alone["findings"]["rows"]) - TOP_FINDINGS
+    assert more <= 0 or f"note: {more} more: kinetoctl report --view findings\n" in shown
 
 
 def test_a_url_is_read_like_a_folder_and_a_missing_rank_makes_a_part(run: Run, tmp_path: Path) -> None:
