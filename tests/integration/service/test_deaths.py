@@ -9,7 +9,9 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.sandbox import decode_tries
 from support.agent.scripted_agent import RemoteAgent, ScriptedAgent
+from support.service.cli import kinetoctl
 from support.service.daemon import Daemon, DaemonFailed, running_daemon, watch_to_end
+from support.service.pseudo_terminal import in_terminal
 from support.waiting import scaled, until
 
 SECOND_NS = 10**9
@@ -211,6 +213,20 @@ def test_a_stopped_daemon_keeps_what_was_recorded(mortal: Daemon) -> None:
     target = end_of(mortal, capture_id)
     assert (target.verdict, target.reason_code) == (pb.VERDICT_PARTIAL, "DAEMON_STOPPED")
     assert len(target.files) == 1
+
+
+@pytest.mark.slow
+def test_top_goes_on_when_its_daemon_is_back(mortal: Daemon) -> None:
+    command = kinetoctl("--address", mortal.address, "top", "--all")
+    with in_terminal(command, mortal.client_environ()) as terminal:
+        terminal.until_text("processes, sorted by")
+        for end in (mortal.stop, mortal.kill):
+            end()
+            terminal.until_text("no answer from")
+            mortal.start()
+            terminal.until(lambda lines: not any("no answer from" in line for line in lines), "the daemon answers")
+        terminal.press("q")
+        assert terminal.ended() == 0
 
 
 @pytest.mark.slow

@@ -96,6 +96,8 @@ def _bottom(view: TopView, width: int, extent: str) -> list[RenderableType]:
     if view.mode is Mode.QUESTION:
         return [_question(view, width, extent), _cut("y trace  any other key do not", width, "reverse")]
     lines = [Text(one_line(text)) for text in (view.note, view.message) if text]
+    if view.lost:
+        lines.append(Text(one_line(view.lost), style="bold red"))
     return [*lines, _cut(_state(view), width, "bold"), _cut(HINTS, width, "reverse")]
 
 

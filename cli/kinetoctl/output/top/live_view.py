@@ -1,15 +1,20 @@
 """The live view of `kinetoctl top`: one thread draws and takes the keys, others wait for the daemon.
 
+When the daemon goes away, for example because it is restarted, the last sample stays and says since when it is old,
+until the daemon is back.
+
 How it works: whatever waits for the daemon runs in a thread of its own and posts what came of it, as a function, to the
 thread that draws, which alone touches the view. Threads that are left when the view ends are of no account: the client
 that they use is closed, and what they post is not read.
 """
 
 import contextlib
+import math
 import os
 import queue
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +24,7 @@ from rich.text import Text
 
 from kinetoctl.base.reason_codes import advices, explained
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.retry import Patience
+from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.client.tracing import follow
 from kinetoctl.errors import CliError
 from kinetoctl.output.console import rich_console, say
@@ -65,7 +70,10 @@ class LiveView:
         self._leaving = False
 
     def run(self) -> None:
-        """Returns when somebody leaves, or when the daemon ends its samples. Raises what ends them otherwise."""
+        """Returns when somebody leaves, or when the daemon ends its samples. Raises what ends them otherwise.
+
+        A daemon that goes away after the first sample is waited for.
+        """
         try:
             with self._terminal.taken():
                 self._in_thread(self._feed)
@@ -123,9 +131,14 @@ class LiveView:
     # ------------------------------------------------------------ in the thread that draws
 
     def _see(self, sample: "pb.HostSample") -> None:
-        self._sample = sample
+        self._sample, self._view.lost = sample, ""
         self._trends.see(sample)
         self._view.see(sample.processes)
+
+    def _lose(self, since_s: float) -> None:
+        """since_s: Unix time."""
+        since = time.strftime("%H:%M:%S", time.localtime(since_s))
+        self._view.lost = f"no answer from {self._client.address} since {since}: these figures are older; trying again"
 
     def _leave(self) -> None:
         self._leaving = True
@@ -177,8 +190,19 @@ class LiveView:
         self._terminal.wake()
 
     def _feed(self) -> None:
-        for sample in self._samples():
-            self._post(partial(self._see, sample))
+        patience, latest_s = Patience(math.inf), 0.0
+        while True:
+            try:
+                for sample in self._samples():
+                    patience.progressed()
+                    latest_s = time.time()
+                    self._post(partial(self._see, sample))
+                break
+            except RETRYABLE as exc:
+                if not latest_s:
+                    raise
+                self._post(partial(self._lose, latest_s))
+                patience.wait(exc)
         self._post(self._leave)
 
     def _diagnose(self, pid: int) -> None:

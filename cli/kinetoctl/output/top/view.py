@@ -63,6 +63,7 @@ class TopView:
     mode: Mode = Mode.LIST
     message: str = ""  # until the next key
     note: str = ""  # until Esc
+    lost: str = ""  # why the sample is old
     page: "RenderableType" = ""
     page_line: int = 0
     page_rows: int = 1  # of the last picture

@@ -11,7 +11,7 @@ from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
 from kinetoctl.web.pages.json_answers import json_address, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
-from kinetoctl.web.pages.selectors import rank_choices
+from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
 OF = {"ops": "operators", "kernels": "GPU work", "python": "Python"}
 ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
@@ -112,15 +112,13 @@ def flame_json(context: PageContext, request: WebRequest, _session: WebSession, 
 def _fields(request: WebRequest, trace_id: str) -> FlameFields:
     """Raises WebError for values that there are not."""
     fields = {name: request.first(name) for name in KEPT} | {
+        **{name: whole_number(request, name) for name in NUMBERS},
         "of": request.first("of") or "ops",
         "order": request.first("order") or "merged",
     }
     for name, known in (("of", OF), ("order", ORDERS)):
         if fields[name] not in known:
             raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is one of {', '.join(known)}")
-    for name in NUMBERS:
-        if fields[name] and not fields[name].isdecimal():
-            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {fields[name]!r}")
     return FlameFields(trace_id=trace_id, fields=fields, root=request.first("root"), focus=request.first("focus"))
 
 

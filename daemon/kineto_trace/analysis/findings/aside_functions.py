@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.finding import Finding
-from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward
+from kineto_trace.analysis.findings.gpu_work_findings import models_without_backward, work_without_backward
 from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST, REMEDIES
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES, found_functions
 from kineto_trace.analysis.host_time.call_tree import below
@@ -65,7 +65,7 @@ def aside_functions(context: Context) -> tuple[AsideFunction, ...]:
         return ()
     told: list[AsideFunction] = []
     for finding, function in context.get(models_without_backward):
-        told += _aside(context, replay, finding, tree.name == function)
+        told += _aside(context, replay, finding, tree.name == function, of_model=True)
     for finding, roots in context.get(found_functions):
         nodes = np.isin(np.arange(len(tree)), roots)
         if roots and not any(set(tree.name[nodes].tolist()) & each.names for each in told):
@@ -93,8 +93,10 @@ def covered(context: Context, finding: Finding) -> bool:
     )
 
 
-def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags) -> Iterator[AsideFunction]:
-    """begins: the nodes of framework_calls with which the function begins."""
+def _aside(
+    context: Context, replay: StepReplay, finding: Finding, begins: Flags, *, of_model: bool = False
+) -> Iterator[AsideFunction]:
+    """begins: the nodes of framework_calls with which the function begins. of_model: it is told by its kernels."""
     tree, told = context.get(framework_calls), context.get(moments)
     nodes = below(tree, begins)
     slots = context.get(function_slots).of(nodes)
@@ -108,7 +110,7 @@ def _aside(context: Context, replay: StepReplay, finding: Finding, begins: Flags
     window = context.get(time_causes).steps.measured_ns
     evidence = (
         f"the steps, run again without it, take {100 * share:.3g} % less time; the training thread is in it for "
-        f"{ms(sampled * window)}; {finding.evidence}"
+        f"{ms(sampled * window)}; {work_without_backward(context, slots) if of_model else finding.evidence}"
     )
     title, advice = finding.title, finding.advice
     if finding.name == IN_COLLECTIVES and _collectives_of_the_host(context, slots) >= ON_THE_HOST * length:

@@ -21,7 +21,7 @@ from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
-from kineto_trace.arrays.intervals import containing
+from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -156,7 +156,7 @@ def models_without_backward(context: Context) -> tuple[ModelWithoutBackward, ...
 
 def _models(context: Context) -> Iterator[ModelWithoutBackward]:
     tree, took = context.get(framework_calls), context.get(measured_times)
-    rows, node, linked = _launched(context)
+    rows, node, linked = context.get(_launched)
     weight = took[rows]
     if not len(rows) or int(weight[linked].sum()) < TRAINS * int(weight.sum()):
         return
@@ -177,6 +177,22 @@ def _models(context: Context) -> Iterator[ModelWithoutBackward]:
             named = dominating(tree, without, place, heaviest, trains)
             named = _saying(context, without, named, heaviest)
             yield _without_backward(context, named, rows[below(tree, np.arange(count) == place)[node] & ~linked])
+
+
+def work_without_backward(context: Context, time: Union) -> str:
+    """Tells what operators without a backward that begin in this time launch."""
+    rows, _node, linked = context.get(_launched)
+    start = context.trace.table("cpu_op")["start"][context.get(gpu).op[rows]]
+    return _work(context, rows[~linked & (time.within(start, start + 1) > 0)])
+
+
+def _work(context: Context, rows: Ints) -> str:
+    took, devices = context.get(measured_times), max(len(context.get(time_causes).devices), 1)
+    spent = int(took[rows].sum())
+    return (
+        f"{times(len(rows), 'kernel')}, {ms(spent // devices)}, {share(spent, int(took.sum()))} of the GPU's work, in "
+        "operators without a backward"
+    )
 
 
 def _launched(context: Context) -> tuple[Ints, Ints, Flags]:
@@ -251,14 +267,13 @@ def _without_backward(context: Context, named: int, rows: Ints) -> ModelWithoutB
     chosen = np.zeros(len(activity), np.bool_)
     chosen[rows] = True
     devices = max(len(context.get(time_causes).devices), 1)
-    time, everything = int(took[rows].sum()), int(took.sum())
+    time = int(took[rows].sum())
     finding = Finding(
         name="evaluation_in_the_step",
         title=f"{shown} runs a model without a backward",
         saving_ns=time // devices,
         advice=f"{remedies.EVALUATION} {settings_of(package, 'evaluation_in_the_step')}".rstrip(),
-        evidence=f"{times(len(rows), 'kernel')}, {ms(time // devices)}, {share(time, everything)} of the GPU's work, "
-        "in operators without a backward",
+        evidence=_work(context, rows),
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),
         kernels=longest(context, chosen),

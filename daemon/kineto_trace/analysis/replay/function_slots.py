@@ -5,7 +5,9 @@ Theory of operation
     one ran before in the step, are the same in all of them. So a sample in one step tells the function of that operator
     in every step, and the samples of all steps together are close to each other. Each outermost operator is a slot, and
     so is the time since the one before it; a slot belongs to the functions in which most of its samples in all steps
-    were, and one without a sample is like the nearest one of the step that has some.
+    were, and one without a sample is like the nearest one of the step that has some. Between two operators of the same
+    name a function seldom begins or ends, so that these are near each other; it is likely to where a forward that has a
+    backward begins or ends, or an optimizer's step, so that those are far apart.
 """
 
 from dataclasses import dataclass
@@ -15,12 +17,17 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
-from kineto_trace.arrays.intervals import Union, union
+from kineto_trace.analysis.host_time.moment_classes import op_roles
+from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
+from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
 
+SAME_NAME, OTHER_NAME, OTHER_ROLE = 0.01, 1.0, 1000.0  # how far an operator is from the one before it
+
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -28,7 +35,8 @@ Flags = npt.NDArray[np.bool_]
 class FunctionSlots:
     """start, end: of each slot (Unix ns), in order. place: among the slots of a step, in their usual order.
 
-    sampled, node: for each sample the place of its slot, and the node of framework_calls.
+    sampled, node: for each sample the place of its slot, and the node of framework_calls. position: of each place,
+    ascending; the nearest one with a sample tells about those without.
     """
 
     start: Ints
@@ -36,18 +44,19 @@ class FunctionSlots:
     place: Ints
     sampled: Ints
     node: Ints
+    position: Floats
 
     def of(self, nodes: Flags) -> Union:
         """Returns the time of the slots that belong to these nodes of framework_calls."""
         if not len(self.sampled):
             return union(self.sampled, self.sampled)
-        count = int(self.place.max()) + 1
+        position, count = self.position, len(self.position)
         seen = np.bincount(self.sampled, minlength=count)
         mine = np.bincount(self.sampled, nodes[self.node], minlength=count)
         known = np.flatnonzero(seen)
         after = np.minimum(np.searchsorted(known, np.arange(count)), len(known) - 1)
         before = np.maximum(after - 1, 0)
-        nearer = np.arange(count) - known[before] < known[after] - np.arange(count)
+        nearer = position - position[known[before]] < position[known[after]] - position
         nearest = np.where(seen > 0, np.arange(count), np.where(nearer, known[before], known[after]))
         chosen = (2 * mine > seen)[nearest][self.place]
         return union(self.start[chosen], self.end[chosen])
@@ -62,7 +71,8 @@ def function_slots(context: Context) -> FunctionSlots:
     step = steps.of(start)
     inside = step >= 0
     place = np.zeros(len(rows), np.int64)
-    place[inside] = _places(table["name"][rows][inside], step[inside], (start - steps.start[step])[inside])
+    name = table["name"][rows]
+    place[inside] = _places(name[inside], step[inside], (start - steps.start[step])[inside])
     borders = np.stack([np.minimum(np.concatenate([start[:1], end[:-1]]), start), start], axis=1).reshape(-1)
     ends, places, known = np.stack([start, end], axis=1).reshape(-1), np.repeat(2 * place, 2), np.repeat(inside, 2)
     places[1::2] += 1
@@ -71,7 +81,22 @@ def function_slots(context: Context) -> FunctionSlots:
     votes = found.sure & (slot < len(ends))
     votes[votes] = known[slot[votes]]
     node = context.get(framework_calls).node[found.place[votes]]
-    return FunctionSlots(borders[known], ends[known], places[known], places[slot[votes]], node)
+    role = np.where(containing(*context.get(optimizer_steps), start) >= 0, -1, context.get(op_roles).linked[rows])
+    position = _positions(place[inside], name[inside], role[inside])
+    return FunctionSlots(borders[known], ends[known], places[known], places[slot[votes]], node, position)
+
+
+def _positions(place: Ints, name: npt.NDArray[np.int32], role: Ints) -> Floats:
+    """Returns FunctionSlots.position. place: of each operator among those of a step; role: what only its like have."""
+    if not len(place):
+        return np.empty(0)
+    names, roles = (np.zeros(int(place.max()) + 1, np.int64) for _ in range(2))
+    names[place], roles[place] = name, role
+    far = np.where(np.diff(names) != 0, OTHER_NAME, SAME_NAME)
+    far[np.diff(roles) != 0] = OTHER_ROLE
+    of_ops = np.concatenate([[0.0], np.cumsum(far)])
+    before = np.concatenate([[-OTHER_NAME / 2], (of_ops[:-1] + of_ops[1:]) / 2])
+    return np.stack([before, of_ops], axis=1).reshape(-1)
 
 
 def _places(name: npt.NDArray[np.int32], step: Ints, time: Ints) -> Ints:

@@ -248,6 +248,28 @@ def test_an_error_of_the_daemon_restores_the_terminal_and_is_then_told(server: F
         assert terminal.modes_on == {CURSOR}
 
 
+def test_a_daemon_that_goes_away_is_waited_for_and_the_old_figures_are_told(server: FakeServer) -> None:
+    server.profiler.host_samples = [host(0), Abort(grpc.StatusCode.UNAVAILABLE, "shutting down", "")]
+    with in_terminal(kinetoctl("--address", server.address, "top"), environment()) as terminal:
+        lines = terminal.until_text("no answer from")
+        assert any("since" in line and "trying again" in line for line in lines)
+        assert 4_194_000 in pids(lines)
+        terminal.press("P")
+        terminal.until_text("sorted by cpu")
+        server.profiler.host_samples = [host(30), WAIT_FOR_CANCEL]
+        terminal.until(
+            lambda lines: "1234600" in " ".join(lines) and not any("no answer" in line for line in lines), "it is back"
+        )
+        terminal.press("q")
+        assert terminal.ended() == 0
+
+
+def test_a_daemon_that_never_answered_is_an_error(server: FakeServer) -> None:
+    server.profiler.host_samples = [Abort(grpc.StatusCode.UNAVAILABLE, "not yet", "")]
+    with in_terminal(kinetoctl("--address", server.address, "top"), environment()) as terminal:
+        assert terminal.ended() == 7
+
+
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(server: FakeServer) -> None:
     command = [
         "bash",

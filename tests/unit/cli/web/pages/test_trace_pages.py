@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,29 @@ def test_the_page_of_a_capture_leads_to_the_pages_of_its_parts(browser: Browser,
     page = browser.shown(f"/c/{ids[0]}").text
     for name in ("ranks", "memory", "counters"):
         assert f'href="/c/{ids[0]}/{name}"' in page
+
+
+@pytest.mark.parametrize(
+    ("page", "fields"),
+    [("ranks", "rank=1&step=1-2&base={base}"), ("memory", "rank=1&base={base}"), ("counters", "rank=1")],
+)
+def test_the_json_behind_a_page_is_of_what_the_page_shows(
+    browser: Browser, ids: list[str], page: str, fields: str
+) -> None:
+    chosen = fields.format(base=ids[3])
+    shown = browser.shown(f"/c/{ids[0]}/{page}?{chosen}&limit=50").text
+    assert f'href="/c/{ids[0]}/{page}.json?{escape(chosen)}"' in shown
+    found = json.loads(browser.ask(f"/c/{ids[0]}/{page}.json?{chosen}").text)
+    assert all(row["rank"] == 1 for each in found.values() for row in each["rows"] if "rank" in row and page != "ranks")
+
+
+@pytest.mark.parametrize("number", ["x", "--1", "1.5", "9" * 5000])
+@pytest.mark.parametrize(("page", "field"), [("memory", "rank"), ("flame", "step"), ("counters", "limit")])
+def test_a_field_that_is_no_number_is_said(
+    browser: Browser, ids: list[str], page: str, field: str, number: str
+) -> None:
+    found = browser.ask(f"/c/{ids[0]}/{page}?{field}={number}")
+    assert (found.status, f"{field} is a whole number, not" in found.text) == (400, True)
 
 
 def test_a_slow_step_of_one_rank_is_seen_and_comes_first(browser: Browser, ids: list[str]) -> None:

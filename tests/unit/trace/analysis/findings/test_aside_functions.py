@@ -147,4 +147,5 @@ def test_a_model_without_backward_is_told_once_where_it_has_slots(monkeypatch: p
     found_model(monkeypatch, context)
     (finding,) = functions_aside(context)
     assert (finding.name, finding.replayed) == ("evaluation", True)
+    assert finding.evidence.endswith("% of the GPU's work, in operators without a backward")
     assert finding.saving_ns == pytest.approx(STEPS * PERIOD_NS, rel=0.06)

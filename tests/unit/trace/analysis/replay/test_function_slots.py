@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.replay.function_slots import FunctionSlots, function_slots
 from kineto_trace.arrays.intervals import Union
@@ -81,7 +82,8 @@ def test_without_samples_there_are_slots_but_nobody_has_them() -> None:
 def slots(sampled_places: Sequence[int], nodes: Sequence[int], count: int = 8) -> FunctionSlots:
     """Slots of one unit each, with these samples."""
     start = np.arange(count, dtype=np.int64)
-    return FunctionSlots(start, start + 1, start, np.array(sampled_places, np.int64), np.array(nodes, np.int64))
+    sampled_places, nodes = (np.array(values, np.int64) for values in (sampled_places, nodes))
+    return FunctionSlots(start, start + 1, start, sampled_places, nodes, start.astype(float))
 
 
 def chosen(found: FunctionSlots, node: int) -> list[tuple[int, int]]:
@@ -93,6 +95,20 @@ def test_a_slot_without_a_sample_is_like_the_nearest_one_that_has_some() -> None
     found = slots([1, 5], [0, 1])
     assert chosen(found, 0) == [(0, 3)]
     assert chosen(found, 1) == [(3, 8)]  # of two that are as near the later one
+
+
+def test_operators_of_one_name_in_a_row_go_together() -> None:
+    """A sample in the middle of a loop over `mm` tells about its ends, too, though other samples are nearer to them."""
+    loop = [operator("mm", begin, begin + 0.1) for begin in (0.6, 0.75, 0.95, 1.2, 1.4)]
+    context = sampled([MAIN, CROP, MAIN], ops=[operator("index", 0, 0.2), *loop, operator("norm", 1.9, 2.1)])
+    assert of_function(context, CROP[-1]) == [pytest.approx((0.6, 1.5))]
+
+
+def test_a_function_does_not_reach_into_an_optimizers_step() -> None:
+    step = operator("Optimizer.step#SGD.step", 0.85, 2)
+    ops = [operator("a", 0, 0.2), operator("b", 0.6, 0.7), operator("c", 0.9, 1.1)]
+    context = sampled([CROP, MAIN, MAIN], ops=ops, annotations=[step])
+    assert of_function(context, CROP[-1]) == [pytest.approx((0, 0.7))]
 
 
 def test_the_majority_of_the_samples_of_a_slot_decides() -> None:
