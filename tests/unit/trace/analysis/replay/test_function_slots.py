@@ -82,8 +82,8 @@ def test_without_samples_there_are_slots_but_nobody_has_them() -> None:
 def slots(sampled_places: Sequence[int], nodes: Sequence[int], count: int = 8) -> FunctionSlots:
     """Slots of one unit each, with these samples."""
     start = np.arange(count, dtype=np.int64)
-    sampled_places, nodes = (np.array(values, np.int64) for values in (sampled_places, nodes))
-    return FunctionSlots(start, start + 1, start, sampled_places, nodes, start.astype(float))
+    places, node = (np.array(values, np.int64) for values in (sampled_places, nodes))
+    return FunctionSlots(start, start + 1, start, places, node, start.astype(float))
 
 
 def chosen(found: FunctionSlots, node: int) -> list[tuple[int, int]]:
