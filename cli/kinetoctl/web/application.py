@@ -21,9 +21,9 @@ from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
 from kinetoctl.web.pages.memory_page import memory_json, memory_page
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
 from kinetoctl.web.pages.ranks_page import ranks_json, ranks_page
-from kinetoctl.web.pages.sql_page import sql_json, sql_page
+from kinetoctl.web.pages.sql_page import sql_csv, sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
-from kinetoctl.web.pages.view_page import view_json, view_page
+from kinetoctl.web.pages.view_page import view_csv, view_json, view_page
 
 ENTRY, STATIC = "/enter", "/static/"
 Page = Callable[..., WebAnswer]
@@ -38,10 +38,12 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("POST", "/live/trace", trace_form),
         ("GET", "/sql", sql_page),
         ("GET", r"/sql\.json", sql_json),
+        ("GET", r"/sql\.csv", sql_csv),
         ("GET", f"/c/{_ID}", capture_page),
         ("GET", rf"/c/{_ID}\.json", capture_json),
         ("GET", f"/c/{_ID}/view/{_NAME}", view_page),
         ("GET", rf"/c/{_ID}/view/{_NAME}\.json", view_json),
+        ("GET", rf"/c/{_ID}/view/{_NAME}\.csv", view_csv),
         ("GET", f"/c/{_ID}/flame", flame_page),
         ("GET", rf"/c/{_ID}/flame\.json", flame_json),
         ("GET", f"/c/{_ID}/ranks", ranks_page),

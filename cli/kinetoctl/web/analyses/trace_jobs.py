@@ -35,6 +35,7 @@ from kineto_trace.open.trace_opener import Form, detect
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.result import Result, make_result
+from kineto_trace.view_api.result_files import csv_bytes
 from kineto_trace.view_api.view import View
 
 from kinetoctl.base.diff_names import COUNTERPARTS
@@ -47,6 +48,7 @@ from kinetoctl.web.analyses.page_charts import DRAWINGS
 MAX_OPEN = 8  # ranks
 COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline
 MAX_ROWS = 20_000  # of one result
+MAX_CSV_ROWS = 200_000
 DIFF, STEP = "diff_", "step"
 NO_COMMON_RANK = "the two jobs have no rank in common"
 
@@ -69,7 +71,9 @@ class TraceJobs:
             "ranks": self.ranks,
             "first_screen": self.first_screen,
             "views": self.views,
+            "csv": self.csv,
             "query": self.query,
+            "query_csv": self.query_csv,
             "timeline": self.timeline,
             "flame": self.flame,
         }
@@ -132,12 +136,11 @@ class TraceJobs:
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
         sources = self._sources(paths, rank)
+        before = self._sources(base, None) if base else []
         if len(views) == 1 and views[0].name.startswith(DIFF):
-            before = self._sources(base, None) if base else []
             return [_document(self._compared(views[0], before, sources, options[views[0].name]), step, limit)]
         requests = [Request(view=view.name, options=options[view.name]) for view in views]
         results = self._combined(requests, sources)
-        before = self._sources(base, None) if base and compare else []
         compared = {
             result.view: self._comparison(request, result, before, sources)
             for request, result in zip(requests, results, strict=True)
@@ -149,12 +152,37 @@ class TraceJobs:
                 document["compared"] = _document(compared[document["view"]], "", limit)
         return documents
 
+    def csv(
+        self,
+        name: str,
+        paths: Sequence[str],
+        base: Sequence[str] = (),
+        rank: int | None = None,
+        step: str = "",
+        settings: Sequence[tuple[str, str]] = (),
+    ) -> str:
+        """One view's result as `kinetoctl report -o csv` prints it; of a comparison, with that of `base`."""
+        view = find_view(name)
+        options = options_of([view], [(key, text) for key, text in settings])[view.name]
+        sources = self._sources(paths, rank)
+        if view.name.startswith(DIFF):
+            result = self._compared(view, self._sources(base, None) if base else [], sources, options)
+        else:
+            (result,) = self._combined([Request(view=view.name, options=options)], sources)
+        return _csv(_of_step(result, step))
+
+    def query_csv(self, sql: str, paths: Sequence[str]) -> str:
+        """The result of one query as `kinetoctl query -o csv` prints it."""
+        return _csv(self._queried(sql, paths))
+
     def query(self, sql: str, paths: Sequence[str], limit: int = MAX_ROWS) -> list[dict[str, Any]]:
         """The result of one query over the traces."""
-        sources = self._sources(paths, None)
-        opened = [SqlSource(source.path.name, self._context(source)) for source in sources]
+        return [_document(self._queried(sql, paths), "", limit)]
+
+    def _queried(self, sql: str, paths: Sequence[str]) -> Result:
+        opened = [SqlSource(source.path.name, self._context(source)) for source in self._sources(paths, None)]
         with Database(opened) as database:
-            return [_document(database.query(sql), "", limit)]
+            return database.query(sql)
 
     def timeline(
         self, paths: Sequence[str], rank: int | None, target: str, span: Sequence[int] = (), name: str = ""
@@ -317,10 +345,7 @@ def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] 
     """
     names = [column.name for column in result.columns]
     steps = list(dict.fromkeys(map(str, result.values(STEP)))) if STEP in names else []
-    if step and STEP in names:
-        kept = [place for place, value in enumerate(result.values(STEP)) if str(value) == step]
-        result = replace(result, table=result.table.take(kept))
-    drawn = None
+    result, drawn = _of_step(result, step), None
     if drawing is not None and not result.failure:
         result, drawn = DRAWINGS[result.view](result, **drawing)
     return {
@@ -328,3 +353,19 @@ def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] 
         **page_parts(result, drawn),
         "steps": steps,
     }
+
+
+def _of_step(result: Result, step: str) -> Result:
+    """The result with the rows of one step, if one is chosen and it has rows of steps."""
+    if not step or STEP not in [column.name for column in result.columns]:
+        return result
+    kept = [place for place, value in enumerate(result.values(STEP)) if str(value) == step]
+    return replace(result, table=result.table.take(kept))
+
+
+def _csv(result: Result) -> str:
+    if result.failure:
+        raise FileError(result.failure)
+    if len(result) > MAX_CSV_ROWS:
+        raise FileError(f"{len(result):,} rows are too many for a browser: the command below the page writes them")
+    return csv_bytes(result).decode()

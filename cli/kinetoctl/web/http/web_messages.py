@@ -6,6 +6,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
+CSV = "text/csv; charset=utf-8"
 
 
 class WebError(Exception):

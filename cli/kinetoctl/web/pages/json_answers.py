@@ -1,11 +1,11 @@
-"""The values behind pages, as JSON."""
+"""The values behind pages, as JSON, and tables as CSV."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from kinetoctl.web.http.web_messages import JSON, WebAnswer, WebRequest
+from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebRequest
 
 _PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
 
@@ -24,7 +24,13 @@ def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:
     )
 
 
-def json_address(request: WebRequest, without: Sequence[str] = ()) -> str:
+def csv_answer(text: str, name: str) -> WebAnswer:
+    """A table that the browser saves as `name`.csv."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return WebAnswer(content=text.encode(), content_type=CSV, headers=headers)
+
+
+def json_address(request: WebRequest, without: Sequence[str] = (), suffix: str = ".json") -> str:
     """Where the values behind this page are, with its fields but for those in `without`."""
     kept = [(key, value) for key, value in request.query if value and key not in without]
-    return f"{request.path}.json" + (f"?{urlencode(kept)}" if kept else "")
+    return f"{request.path}{suffix}" + (f"?{urlencode(kept)}" if kept else "")

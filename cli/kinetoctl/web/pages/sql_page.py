@@ -8,7 +8,7 @@ from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.json_answers import results_answer
+from kinetoctl.web.pages.json_answers import csv_answer, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 
 EXAMPLE = (
@@ -38,6 +38,7 @@ def sql_page(context: PageContext, request: WebRequest, session: WebSession) -> 
         history=history,
         command=context.command("query", sql, context.name(trace_id)),
         json=f"/sql.json?{urlencode({'c': trace_id, 'sql': sql})}",
+        csv=f"/sql.csv?{urlencode({'c': trace_id, 'sql': sql})}",
         headers=asked.headers,
     )
 
@@ -47,6 +48,12 @@ def sql_json(context: PageContext, request: WebRequest, _session: WebSession) ->
     sql = request.first("sql").strip()
     limit = context.settings.timeout_s
     return results_answer(_result(context, request.first("c"), sql, limit, MAX_ROWS * 10))
+
+
+def sql_csv(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
+    """The result as `kinetoctl query -o csv` prints it. Raises AnalysisFailed and the client's errors."""
+    job = {"job": "query_csv", "sql": request.first("sql").strip()}
+    return csv_answer(context.answer(request.first("c"), job, wait_s=context.settings.timeout_s), "query")
 
 
 def _result(context: PageContext, trace_id: str, sql: str, wait_s: float, limit: int) -> Sequence[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import json_address, results_answer
+from kinetoctl.web.pages.json_answers import csv_answer, json_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
 
@@ -65,6 +65,7 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         document=document,
         command=_command(context, choice),
         json=json_address(request, without=("limit",)),
+        csv=json_address(request, without=("limit",), suffix=".csv"),
         headers=asked.headers,
     )
 
@@ -74,6 +75,21 @@ def view_json(context: PageContext, request: WebRequest, _session: WebSession, t
     _view(context, name)
     choice = _choice(request, trace_id, name, MAX_ROWS)
     return results_answer(_documents(context, choice, context.settings.timeout_s))
+
+
+def view_csv(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str, name: str) -> WebAnswer:
+    """The result as `kinetoctl report -o csv` prints it. Raises WebError, AnalysisFailed and the client's errors."""
+    _view(context, name)
+    choice = _choice(request, trace_id, name)
+    job = {
+        "job": "csv",
+        "name": name,
+        "rank": int(choice.rank) if choice.rank else None,
+        "step": choice.step,
+        "settings": choice.settings,
+    }
+    base = choice.base if choice.compares else ""
+    return csv_answer(context.answer(trace_id, job, base=base, wait_s=context.settings.timeout_s), name)
 
 
 def _view(context: PageContext, name: str) -> Mapping[str, Any]:

@@ -1,9 +1,12 @@
 """The whole page without a browser: the way in, what each address answers, and what hostile traces can do (nothing)."""
 
+import csv
 import gzip
+import io
 import json
 import re
 from collections.abc import Iterator
+from html import escape
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -253,6 +256,26 @@ def test_without_a_daemon_the_first_page_says_what_to_do() -> None:
         assert browser.ask("/live").status == 200
         assert browser.ask("/captures.json").status == 502
         assert browser.ask("/live/trace", "POST", {"pid": "1", "duration": "1s"}).status == 403
+
+
+def test_tables_are_there_as_csv_with_all_their_rows(browser: Browser, ids: list[str]) -> None:
+    page = browser.ask(f"/c/{ids[1]}/view/operators?rank=0&limit=1").text
+    assert f'href="/c/{ids[1]}/view/operators.csv?rank=0"' in page
+    rows = json.loads(browser.ask(f"/c/{ids[1]}/view/operators.json?rank=0").text)["operators"]["rows"]
+    found = browser.ask(f"/c/{ids[1]}/view/operators.csv?rank=0")
+    assert found.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert found.headers["Content-Disposition"] == 'attachment; filename="operators.csv"'
+    table = list(csv.reader(io.StringIO(found.text)))
+    assert len(table) == 1 + len(rows) > 2
+    assert [row[table[0].index("name")] for row in table[1:]] == [row["name"] for row in rows]
+
+
+def test_csv_of_a_hostile_trace_is_no_formula_and_a_query_has_its_own(browser: Browser, ids: list[str]) -> None:
+    query = urlencode({"c": ids[0], "sql": "SELECT '=1+1' AS text, 2 AS number"})
+    assert f'href="/sql.csv?{escape(query)}"' in browser.ask(f"/sql?{query}").text
+    assert browser.ask(f"/sql.csv?{query}").text == "text,number\n'=1+1,2\n"
+    assert browser.ask(f"/sql.csv?{urlencode({'c': ids[0], 'sql': 'SELECT'})}").status == 422
+    assert browser.ask(f"/c/{ids[0]}/view/nothing.csv").status == 404
 
 
 def test_a_form_needs_the_secret_of_its_session() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from kineto_trace.catalog.view_runner import run_view
-from kineto_trace.errors import TraceError
+from kineto_trace.errors import FileError, TraceError
 from kineto_trace.store.parquet_folder import save_columns
+from kineto_trace.view_api.result_files import csv_bytes
 from kinetoctl.output.result_tables import documents
+from kinetoctl.web.analyses import trace_jobs
 from kinetoctl.web.analyses.trace_jobs import TraceJobs
 from support.trace_files import synthetic
 from support.trace_files.traces import target, trace
@@ -48,6 +50,26 @@ def test_a_result_is_that_of_a_report(tmp_path: Path) -> None:
     (found,) = TraceJobs().views(["kernels"], paths)
     report = documents({"kernels": run_view("kernels", paths)})["kernels"]
     assert {name: found[name] for name in report} == json.loads(json.dumps(report))
+
+
+def test_a_table_as_csv_is_that_of_a_report(tmp_path: Path) -> None:
+    paths = job(tmp_path, 2)
+    assert TraceJobs().csv("kernels", paths).encode() == csv_bytes(run_view("kernels", paths))
+    assert TraceJobs().csv("kernels", paths, rank=1).count("\n") == 2
+
+
+def test_a_comparison_as_csv_has_the_rows_of_its_page(tmp_path: Path) -> None:
+    before, after = job(tmp_path / "before", 1), job(tmp_path / "after", 1)
+    (found,) = TraceJobs().views(["diff_kernel_names"], after, before)
+    assert TraceJobs().csv("diff_kernel_names", after, before).count("\n") == 1 + len(found["rows"])
+    with pytest.raises(FileError, match="choose a baseline"):
+        TraceJobs().csv("diff_kernel_names", after)
+
+
+def test_csv_with_too_many_rows_is_left_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_jobs, "MAX_CSV_ROWS", 1)
+    with pytest.raises(FileError, match="2 rows are too many for a browser: the command below the page writes them"):
+        TraceJobs().csv("kernels", job(tmp_path, 2))
 
 
 def test_a_trace_stays_open_for_the_next_view(tmp_path: Path) -> None:
