@@ -30,7 +30,7 @@ from kineto_agent.protocol import wire
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
-from kineto_agent.steps.counting import StepCounter, median_ns, step_ratio
+from kineto_agent.steps.counting import StepCounter, least_step_ratio, median_ns, step_ratio
 from kineto_agent.system import descriptors, env
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import close_ours, identity
@@ -472,6 +472,7 @@ class Agent:
             "detach_ns": recording.detach_ns() if recording is not None else 0,
             "agent_cpu_ns": time.thread_time_ns() - self._cpu_base_ns + (recording.cpu_ns() if recording else 0),
             "step_ratio": step_ratio(self._steps_before_ns, during_ns),
+            "least_step_ratio": least_step_ratio(self._steps_before_ns, during_ns),
         }
 
 

@@ -136,7 +136,7 @@ class Result(NamedTuple):
     sources: per source {"records", "dropped", "bytes", "metadata"}; metadata["way"] says for people how it recorded,
     metadata["covered_ns"] from when on and until when (Unix ns).
     iterations: empty; of earlier agents {"thread": system thread id that steps, "starts": [[number, Unix ns], ...]}.
-    overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio"}.
+    overhead: {"start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio", "least_step_ratio"}.
     not_recorded: activity types that were to be recorded and that no source could begin to record, and why.
     """
 

@@ -51,24 +51,56 @@ def median_ns(durations: Sequence[int]) -> int:
 def step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
     """The median iteration time during a capture over that before it; 0.0 where that says nothing about the capture.
 
-    The two are measured one after the other, so whatever else changes meanwhile (other programs on the machine, the
-    first iterations of a program, another phase of it) also affects the ratio. So there must be enough of both, in
-    order of time, and the medians of their quarters must agree within a tenth: if the pace drifts or jumps on one side,
-    the two cannot be compared. Recording makes no program faster, so a ratio further below 1 has another cause.
+    The two are measured one after the other, so whatever else changes meanwhile (other programs on the machine, another
+    phase of the program) also affects the ratio. So there must be enough of both, in order of time, and the medians of
+    their quarters must agree within a tenth: if the pace drifts or jumps on one side, the two cannot be compared. Of
+    those before only the latest need to, since the first iterations of a program are slow. Recording makes no program
+    faster, so a ratio further below 1 has another cause.
     """
+    before_ns = _latest_steady(before_ns)
     if not (_is_steady(before_ns) and _is_steady(during_ns)):
         return 0.0
     ratio = median_ns(during_ns) / median_ns(before_ns)
     return ratio if ratio >= 1 - _UNSTEADY else 0.0
 
 
+def least_step_ratio(before_ns: Sequence[int], during_ns: Sequence[int]) -> float:
+    """By how much a capture made iterations slower at least, where the pace changes and there is no step_ratio.
+
+    That is the median of the fastest quarter during the capture over that of the slowest quarter before it. 0.0: there
+    is a ratio, too little was measured, or a change of the pace alone could explain it.
+    """
+    before_ns = _latest_steady(before_ns)
+    before, during = _quarters_ns(before_ns), _quarters_ns(during_ns)
+    if not (before and during) or (_is_steady(before_ns) and _is_steady(during_ns)):
+        return 0.0
+    ratio = min(during) / max(before)
+    return ratio if ratio > 1 else 0.0
+
+
+def _latest_steady(durations: Sequence[int]) -> Sequence[int]:
+    """All durations, or as many of the latest (a half, a quarter, …) as have one pace; all if none have."""
+    latest = durations
+    while len(latest) >= _MIN_COMPARED:
+        if _is_steady(latest):
+            return latest
+        latest = latest[len(latest) // 2 :]
+    return durations
+
+
 def _is_steady(durations: Sequence[int]) -> bool:
-    count, median = len(durations), median_ns(durations)
-    if count < _MIN_COMPARED or not median:
-        return False
+    medians = _quarters_ns(durations)
+    return bool(medians) and max(medians) - min(medians) <= _UNSTEADY * median_ns(durations)
+
+
+def _quarters_ns(durations: Sequence[int]) -> List[int]:
+    """The medians of the quarters, in order of time; none if there are too few durations or they are no times."""
+    count = len(durations)
+    if count < _MIN_COMPARED or not median_ns(durations):
+        return []
     parts = [sorted(durations[count * part // _PARTS : count * (part + 1) // _PARTS]) for part in range(_PARTS)]
     medians = [part[len(part) // 2] for part in parts]
-    return max(medians) - min(medians) <= _UNSTEADY * median
+    return medians if min(medians) else []
 
 
 class StepCounter:

@@ -49,10 +49,16 @@ class TargetInfo:
     clock_offset_ns: int | None = None  # measured value to add to the host's times; None: not measured
     clock_uncertainty_ns: int | None = None  # maximum error of the offset, in either direction; None: unknown
     step_ratio: float = 0.0  # median iteration time while recording over that before it; 0: not measured
+    least_step_ratio: float = 0.0  # what it is at least, where the pace changed and step_ratio is 0; 0: not measured
     complete: bool = False  # whether the agent sent its Result
 
     def __repr__(self) -> str:
         return f"<TargetInfo of {self.title}>"
+
+    @property
+    def known_step_ratio(self) -> float:
+        """Returns step_ratio, or what it is at least; 0: neither was measured."""
+        return self.step_ratio or self.least_step_ratio
 
     @property
     def title(self) -> str:
@@ -120,6 +126,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "clock_offset_ns": (int, type(None)),
     "clock_uncertainty_ns": (int, type(None)),
     "step_ratio": (int, float),
+    "least_step_ratio": (int, float),
     "complete": bool,
 }
 
@@ -155,6 +162,7 @@ _ITEMS: dict[str, Callable[[Any], bool]] = {
     "activity_types": lambda types: types is None or _are_texts(types),
     "not_recorded": lambda reasons: _are_texts(list(reasons.values())),
     "step_ratio": lambda ratio: 0 <= ratio < MAX_RATIO,  # not for NaN
+    "least_step_ratio": lambda ratio: 0 <= ratio < MAX_RATIO,
     "settings": lambda settings: all(isinstance(value, (bool, int, float, str)) for value in settings.values()),
     "thread_use": lambda uses: all(isinstance(use, dict) and _are_numbers(use) for use in uses),
     "iterations": lambda starts: all(

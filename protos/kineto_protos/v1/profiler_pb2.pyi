@@ -324,18 +324,20 @@ class SourceCounts(_message.Message):
     def __init__(self, source: _Optional[str] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., way: _Optional[str] = ...) -> None: ...
 
 class Overhead(_message.Message):
-    __slots__ = ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio")
+    __slots__ = ("start_ns", "stop_ns", "detach_ns", "agent_cpu_ns", "step_ratio", "least_step_ratio")
     START_NS_FIELD_NUMBER: _ClassVar[int]
     STOP_NS_FIELD_NUMBER: _ClassVar[int]
     DETACH_NS_FIELD_NUMBER: _ClassVar[int]
     AGENT_CPU_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_RATIO_FIELD_NUMBER: _ClassVar[int]
+    LEAST_STEP_RATIO_FIELD_NUMBER: _ClassVar[int]
     start_ns: int
     stop_ns: int
     detach_ns: int
     agent_cpu_ns: int
     step_ratio: float
-    def __init__(self, start_ns: _Optional[int] = ..., stop_ns: _Optional[int] = ..., detach_ns: _Optional[int] = ..., agent_cpu_ns: _Optional[int] = ..., step_ratio: _Optional[float] = ...) -> None: ...
+    least_step_ratio: float
+    def __init__(self, start_ns: _Optional[int] = ..., stop_ns: _Optional[int] = ..., detach_ns: _Optional[int] = ..., agent_cpu_ns: _Optional[int] = ..., step_ratio: _Optional[float] = ..., least_step_ratio: _Optional[float] = ...) -> None: ...
 
 class Attach(_message.Message):
     __slots__ = ("method", "latency_ns", "stopped_ns")

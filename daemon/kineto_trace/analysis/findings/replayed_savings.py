@@ -67,7 +67,9 @@ def recording_note(context: Context) -> str | None:
     replay = context.get(step_replay)
     if replay is None or replay.slowdown < NOTED:
         return None
+    target = context.trace.target
+    at_least = "" if target.step_ratio else "at least "
     return (
-        f"iterations took {context.trace.target.step_ratio:.2f} times as long while they were recorded; savings are "
+        f"iterations took {at_least}{target.known_step_ratio:.2f} times as long while they were recorded; savings are "
         "shares of the time that they take otherwise"
     )

@@ -13,8 +13,9 @@ Theory of operation
     taken away lets the host run ahead again; a function that is taken away saves nothing as long as the GPU is behind.
 
     Recording makes the host slower: each operator and each call costs some more time. Where the agent measured how
-    much longer iterations took than before (step_ratio), the cost of one event is the one with which the steps without
-    it take as long as they did before; and all savings are those of the program that is not recorded.
+    much longer iterations took than before (step_ratio, or least_step_ratio if the pace changed), the cost of one event
+    is the one with which the steps without it take as long as they did before; and all savings are those of the program
+    that is not recorded.
 
     There is no replay of a trace without calls, and of a process with several GPUs. A model that is off by more than
     MAX_ERROR predicts nothing.
@@ -116,7 +117,7 @@ class StepReplay:
         self.base_ns = self._run(Change(), self._host)
         self.error = abs(self.base_ns - self.recorded_ns) / self.recorded_ns
         self.event_cost_ns = 0.0
-        ratio = context.trace.target.step_ratio
+        ratio = context.trace.target.known_step_ratio
         if ratio > 1:
             self._leave_recording_out(_events(context, low, high), int(self.base_ns / ratio))
 

@@ -62,6 +62,7 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),
         clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
         step_ratio=_ratio(ours.get("step_ratio")),
+        least_step_ratio=_ratio(ours.get("least_step_ratio")),
         complete=ours.get("complete") is True,
     )
     return TargetDescription(

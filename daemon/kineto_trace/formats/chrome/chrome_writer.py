@@ -124,6 +124,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
         **({"settings": target.settings} if target.settings else {}),
         **({"step_ratio": target.step_ratio} if target.step_ratio else {}),
+        **({"least_step_ratio": target.least_step_ratio} if target.least_step_ratio else {}),
         **_requested(target),
         **_clock(target),
     }

@@ -127,7 +127,8 @@ def overhead_of(values: Mapping[str, Any]) -> pb.Overhead:
         value = values.get(name)
         if isinstance(value, int) and 0 <= value <= _INT64_MAX:
             setattr(overhead, name, int(value))
-    ratio = values.get("step_ratio")
-    if isinstance(ratio, (int, float)) and 0 < ratio < MAX_RATIO:
-        overhead.step_ratio = float(ratio)
+    for name in ("step_ratio", "least_step_ratio"):
+        ratio = values.get(name)
+        if isinstance(ratio, (int, float)) and 0 < ratio < MAX_RATIO:
+            setattr(overhead, name, float(ratio))
     return overhead

@@ -42,6 +42,7 @@ def describe_target(
     """
     threads = list((result.threads if result else {}).items())[:_MAX_THREADS]
     iterations = result.iterations if result else {}
+    overhead = overhead_of(result.overhead if result else {})
     counters = kernel.counters() if kernel is not None else None
     kernel_names = kernel.thread_names() if kernel is not None else {}
     agent_names = {int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()}
@@ -68,7 +69,8 @@ def describe_target(
         clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         kernel_counters=counters.to_json() if counters is not None else {},
         settings=checked_settings(settings or {}),
-        step_ratio=overhead_of(result.overhead).step_ratio if result else 0.0,
+        step_ratio=overhead.step_ratio,
+        least_step_ratio=overhead.least_step_ratio,
         complete=result is not None,
     )
 

@@ -5,7 +5,7 @@ import threading
 from typing import List
 
 import pytest
-from kineto_agent.steps.counting import RING_ITERATIONS, StepCounter, median_ns, step_ratio
+from kineto_agent.steps.counting import RING_ITERATIONS, StepCounter, least_step_ratio, median_ns, step_ratio
 
 
 class Optimizer:
@@ -289,8 +289,43 @@ def test_single_slow_iterations_do_not_make_a_pace_unsteady() -> None:
     ids=["none", "too few", "a jump", "a drift", "slow at the end", "no time at all"],
 )
 def test_of_too_few_or_unsteady_iterations_no_ratio_is_told(other: List[int]) -> None:
-    assert step_ratio(other, STEADY) == 0
     assert step_ratio(STEADY, other) == 0
+
+
+@pytest.mark.parametrize("other", [[], [100] * 7, [100 * 2**number for number in range(9)], [0] * 64])
+def test_of_too_few_iterations_before_or_none_of_one_pace_no_ratio_is_told(other: List[int]) -> None:
+    assert step_ratio(other, STEADY) == 0
+
+
+@pytest.mark.parametrize("warm_up", [[900] * 40, [5000] + [300] * 20, [200 - number for number in range(64)]])
+def test_the_first_iterations_of_a_program_do_not_hide_the_pace_before_the_capture(warm_up: List[int]) -> None:
+    assert step_ratio(warm_up + STEADY, times(1.25)) == pytest.approx(1.25, rel=0.02)
+    assert least_step_ratio(warm_up + STEADY, times(1.25)) == 0
+
+
+def test_of_a_pace_that_changes_it_is_told_how_much_slower_it_became_at_least() -> None:
+    speeding_up = times(1.4) + times(1.2)
+    assert step_ratio(STEADY, speeding_up) == 0
+    assert least_step_ratio(STEADY, speeding_up) == pytest.approx(1.2, rel=0.02)
+    drifting = [100 * 2**number for number in range(3) for _ in range(8)]
+    assert least_step_ratio(drifting, [800] * 64) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "during"),
+    [
+        (STEADY, times(1.25)),  # a ratio is told
+        (STEADY, times(1.2) + times(0.9)),
+        ([100] * 32 + [400] * 7, STEADY),
+        (STEADY, [400] * 7),
+        ([100] * 7, times(1.2) + times(1.4)),
+        (STEADY, [0] * 60 + [400] * 4),
+        ([0] * 60 + [100] * 4, times(1.2) + times(1.4)),
+    ],
+    ids=["steady", "faster at times", "slower before", "too few", "too few before", "no times", "no times before"],
+)
+def test_no_least_ratio_is_told_of_what_the_change_of_pace_explains(before: List[int], during: List[int]) -> None:
+    assert least_step_ratio(before, during) == 0
 
 
 def test_a_program_that_got_faster_was_slowed_by_something_else_before() -> None:

@@ -21,6 +21,7 @@ TARGET = TargetInfo(
     activity_types=["kernel"],
     not_recorded={"kernel": "CUPTI is taken"},
     step_ratio=1.25,
+    least_step_ratio=1.125,
     complete=True,
 )
 
@@ -51,6 +52,7 @@ def test_skips_keys_of_a_newer_daemon() -> None:
         ({"not_recorded": {"kernel": 7}}, "not_recorded has a wrong type"),
         ({"step_ratio": float("nan")}, "step_ratio has a wrong type"),
         ({"step_ratio": -1.0}, "step_ratio has a wrong type"),
+        ({"least_step_ratio": float("nan")}, "least_step_ratio has a wrong type"),
     ],
 )
 def test_wrong_types_are_refused(change: dict[str, Any], message: str) -> None:

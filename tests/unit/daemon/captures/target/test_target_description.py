@@ -57,8 +57,9 @@ def test_a_target_says_what_was_requested_and_why_some_of_it_could_not_be_record
 @pytest.mark.parametrize(
     ("told", "kept"), [(1.25, 1.25), (2, 2.0), (0, 0.0), (-1, 0.0), (1e9, 0.0), (float("nan"), 0.0), ("1.5", 0.0)]
 )
-def test_a_target_has_the_ratio_of_its_steps_if_it_is_one(told: Any, kept: float) -> None:
+def test_a_target_has_the_ratios_of_its_steps_if_they_are_some(told: Any, kept: float) -> None:
     assert described(overhead={"step_ratio": told}).step_ratio == kept
+    assert described(overhead={"least_step_ratio": told}).least_step_ratio == kept
 
 
 def test_settings_that_are_no_plain_values_are_left_out() -> None:

@@ -94,7 +94,7 @@ def test_recording_that_cost_nothing_changes_nothing(ratio: float) -> None:
 
 def test_no_finding_saves_more_than_the_steps_take() -> None:
     made = program()
-    context = made.context(step_ratio=1.25)
+    context = made.context(least_step_ratio=1.25)
     assert without_recording(context, replace(FINDING, saving_ns=made.now)).saving_ns == made.now
 
 
@@ -102,6 +102,9 @@ def test_what_recording_cost_is_said() -> None:
     note = recording_note(program().context(step_ratio=1.25))
     assert note is not None
     assert note.startswith("iterations took 1.25 times as long while they were recorded")
+    note = recording_note(program().context(least_step_ratio=1.25))
+    assert note is not None
+    assert note.startswith("iterations took at least 1.25 times as long while they were recorded")
     assert recording_note(several_gpus()) is None
 
 

@@ -270,6 +270,7 @@ def test_the_requested_activity_types_are_read(
 @pytest.mark.parametrize(("told", "kept"), [(1.25, 1.25), (2, 2.0), (-1, 0.0), (1e9, 0.0), ("1.5", 0.0), (None, 0.0)])
 def test_the_ratio_of_steps_is_read_if_it_is_one(told: Any, kept: float) -> None:
     assert load_events(event("cpu_op", "a", 3, 4), kinetod={"step_ratio": told}).target.step_ratio == kept
+    assert load_events(event("cpu_op", "a", 3, 4), kinetod={"least_step_ratio": told}).target.least_step_ratio == kept
 
 
 def test_the_process_is_described() -> None:
