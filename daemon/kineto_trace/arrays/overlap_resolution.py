@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import lanes
+from kineto_trace.arrays.id_sets import unique_values
 
 NOTHING = -1
 _LANES = 255
@@ -34,7 +35,7 @@ def innermost_spans(
     lane = np.zeros(len(order), np.int64)
     lane[order] = lanes(track[order].astype(np.uint32), start[order], np.maximum(end, start)[order], _LANES)
     found = np.full(len(tracks), NOTHING, np.int64)
-    for number in np.unique(lane).tolist():
+    for number in unique_values(lane).tolist():
         rows = order[lane[order] == number]
         found[rows] = _painted(known[track[rows]], start[rows], end[rows], span_tracks, spans, priority)
     return found
@@ -44,7 +45,7 @@ def _painted(track: Ints, start: Ints, end: Ints, span_tracks: Ints, spans: tupl
     """The same for intervals of one lane that are sorted by track and start."""
     low = np.empty(len(span_tracks), np.int64)
     high = np.empty(len(span_tracks), np.int64)
-    for number in np.unique(span_tracks).tolist():
+    for number in unique_values(span_tracks).tolist():
         chosen = np.flatnonzero(span_tracks == number)
         first, stop = np.searchsorted(track, [number, number + 1])
         low[chosen] = first + np.searchsorted(np.maximum.accumulate(end[first:stop]), spans[0][chosen], side="right")

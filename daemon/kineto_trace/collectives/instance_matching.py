@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription
 from kineto_trace.collectives.order_matching import Lane, LaneMatch, match_lanes
 from kineto_trace.collectives.rank_clocks import MEETINGS, listed
@@ -91,9 +92,9 @@ def _match_unnumbered(rows: CollectiveRows, unnumbered: Ints, keys: Ints) -> lis
     number, titles = _lane_numbers(rows.descriptions)
     lane = number[rows.description[unnumbered]]
     work = _Lanes(rows, keys)
-    for place in np.unique(lane).tolist():
+    for place in unique_values(lane).tolist():
         own = unnumbered[lane == place]
-        of_rank = {rank: own[rows.rank[own] == rank] for rank in np.unique(rows.rank[own]).tolist()}
+        of_rank = {rank: own[rows.rank[own] == rank] for rank in unique_values(rows.rank[own]).tolist()}
         work.match(place, titles[place], of_rank)
     return [*_proof_note(len(rows.rank), len(unnumbered), work.proved), *_refusals(work.refused)]
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
 from kineto_trace.structure.activity_links import NOTHING, gpu
@@ -183,7 +184,7 @@ def collectives(context: Context) -> Collectives:
 def _described(context: Context, texts: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
     """For each number of a text: whether it describes a collective."""
     flags = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
-    for number in np.unique(texts).tolist():
+    for number in unique_values(texts).tolist():
         flags[number] = number != NO_STRING and '"Collective name"' in context.trace.strings[number]
     found: npt.NDArray[np.bool_] = flags[texts]
     return found

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -151,13 +153,13 @@ def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMat
 def _meeting_shifts(reference: Lane, other: Lane, uncertainty_ns: float) -> Ints:
     """The shifts at which some collectives of the other rank meet one of the reference in time, ascending."""
     probes = np.flatnonzero(other.meets) if other.meets.any() else np.arange(len(other))
-    probes = probes[np.unique(np.linspace(0, len(probes) - 1, PROBES).astype(np.int64))]
+    probes = probes[unique_values(np.linspace(0, len(probes) - 1, PROBES).astype(np.int64))]
     slack = uncertainty_ns + NOISE_NS
     ends = np.maximum.accumulate(reference.end)
     low = np.searchsorted(ends, other.start[probes] - slack, side="left")
     high = np.searchsorted(reference.start, other.end[probes] + slack, side="right")
     found = [np.arange(first, last) - at for first, last, at in zip(low, high, probes, strict=True)]
-    return np.unique(np.concatenate(found)).astype(np.int64)
+    return unique_values(np.concatenate(found)).astype(np.int64)
 
 
 def _finalists(reference: Lane, other: Lane, shifts: Ints, uncertainty_ns: float) -> list[int]:

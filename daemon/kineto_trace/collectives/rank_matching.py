@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import union
 from kineto_trace.collectives.host_collectives import host_collectives
 from kineto_trace.collectives.instance_matching import CollectiveRows, group_numbers, instance_numbers
@@ -128,7 +129,7 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
     work = context.get(gpu)
     covered = np.zeros(len(start), np.int64)
     computes = (work.kind == KERNEL) & ~work.communication
-    for number in np.unique(device).tolist():
+    for number in unique_values(device).tolist():
         own, mask = computes & (work.device == number), device == number
         covered[mask] = union(work.start[own], work.end[own]).within(start[mask], end[mask])
     return covered
@@ -288,7 +289,7 @@ def _offsets(matched: Matched) -> tuple[Ints, npt.NDArray[np.bool_]]:
     pair, difference = rank[first] * count + rank, end - end[first]
     apart = rank[first] != rank
     steps_between: dict[tuple[int, int], int] = {}
-    for key in np.unique(pair[apart]).tolist():
+    for key in unique_values(pair[apart]).tolist():
         steps_between[divmod(key, count)] = int(np.median(difference[apart & (pair == key)]))
     offset, known, waiting = np.zeros(count, np.int64), np.zeros(count, np.bool_), [0]
     known[0] = True

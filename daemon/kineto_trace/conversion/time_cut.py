@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import is_in
+from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.decode.time_window import apply_window
 from kineto_trace.errors import TraceError
 from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, Table, Trace
@@ -63,7 +63,7 @@ def _longest_in(table: Table, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[
 
 def _arrows(table: Table, start_ns: int, end_ns: int) -> Mask:
     inside = (table["start"] >= start_ns) & (table["start"] < end_ns)
-    found: Mask = is_in(table["id"].view(np.uint64), np.unique(table["id"][inside]).view(np.uint64))
+    found: Mask = is_in(table["id"].view(np.uint64), unique_values(table["id"][inside]).view(np.uint64))
     return found
 
 

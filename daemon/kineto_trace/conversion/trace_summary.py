@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import intersection, union
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
@@ -55,7 +56,7 @@ def gpu_busy_fraction(trace: Trace) -> float:
     start = np.concatenate([table["start"] for table in tables])
     end = np.concatenate([table.end() for table in tables])
     shares = []
-    for number in np.unique(device):
+    for number in unique_values(device):
         own = device == number
         shares.append(intersection(union(start[own], end[own]), covered).length() / window)
     return float(np.mean(shares))
@@ -86,11 +87,11 @@ def top_functions(trace: Trace) -> list[dict[str, Any]]:
     name = trace.table("python_function")["name"][found.row].astype(np.int64)
     busy = found.busy
     best = _top(trace, name, busy, busy * trace.sample_period_ns)
-    numbers = {trace.strings[number]: number for number in np.unique(name).tolist()}
+    numbers = {trace.strings[number]: number for number in unique_values(name).tolist()}
     for entry in best:
         own = np.flatnonzero(name == numbers[entry["name"]])
         entry["waiting"] = int(found.counts[own, WAITING].sum())
-        lines = np.unique(found.line[own])
+        lines = unique_values(found.line[own])
         counts = np.bincount(np.searchsorted(lines, found.line[own]), busy[own], len(lines)).astype(np.int64)
         entry["lines"] = [
             {"line": int(lines[place]), "count": int(counts[place])}

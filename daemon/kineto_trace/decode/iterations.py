@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.activity_tables import STEP_PREFIX
@@ -172,7 +173,7 @@ def _first_free_id(tables: Mapping[str, Table]) -> int:
 def _torch_threads(tables: Mapping[str, Table], thread: Ints) -> Ints:
     """Returns torch's number of each of these threads if an op states it, otherwise 0."""
     found = np.zeros(len(thread), np.int64)
-    for number in np.unique(thread).tolist():
+    for number in unique_values(thread).tolist():
         for kind in reversed(OP_TABLES):
             if kind in tables and (own := tables[kind]["thread"] == number).any():
                 found[thread == number] = int(tables[kind]["torch_thread"][own].max())
@@ -182,9 +183,9 @@ def _torch_threads(tables: Mapping[str, Table], thread: Ints) -> Ints:
 def _nested(tables: Mapping[str, Table], rows: _Rows) -> tuple[Ints, Ints]:
     """Returns start and end of each row, moved to the end of the ops that they cut (see above)."""
     start, end = rows.start.copy(), rows.end.copy()
-    for thread in np.unique(rows.thread).tolist():
+    for thread in unique_values(rows.thread).tolist():
         own = np.flatnonzero(rows.thread == thread)
-        low, high = _ops_across(tables, thread, np.unique([rows.start[own], rows.end[own]]))
+        low, high = _ops_across(tables, thread, unique_values([rows.start[own], rows.end[own]]))
         first, last = rows.start[own], rows.end[own]
         limit = np.append(last[1:], np.iinfo(np.int64).max)  # a border never passes the end of the next iteration
         at = np.searchsorted(first, high) - 1  # the last start that an op cuts: it contains rows before that one

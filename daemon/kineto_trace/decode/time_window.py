@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import is_in
+from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, UNTIMED_TABLES, Table
 
@@ -56,7 +56,7 @@ def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start
     ]
     threads = np.concatenate([thread for thread, _ in calls]) if calls else np.empty(0, np.uint32)
     starts = np.concatenate([start for _, start in calls]) if calls else np.empty(0, np.int64)
-    for thread in np.unique(threads).tolist():
+    for thread in unique_values(threads).tolist():
         times = np.sort(starts[threads == thread])
         for kind in OP_TABLES:
             if kind in tables:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from kineto_agent import __version__
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import StringTable
 from kineto_trace.structure.stacks.call_forests import CallForest, StackKind, gpu_calls, host_calls, sampled_lines
@@ -64,7 +65,7 @@ def _in_state(forest: CallForest, *, idle: bool) -> CallForest:
 
 def folded(found: Stacks) -> bytes:
     """Returns one line per stack with weight: its frames (outermost first, separated by ;), a space, the weight."""
-    safe = {number: _folded_frame(found.frames[number]) for number in np.unique(found.frame).tolist()}
+    safe = {number: _folded_frame(found.frames[number]) for number in unique_values(found.frame).tolist()}
     lines = (";".join(safe[frame] for frame in path) + f" {weight}\n" for path, weight in _paths(found))
     return "".join(lines).encode("utf-8", "replace")
 
@@ -111,7 +112,7 @@ _TITLES = {
 
 
 def _profile(graph: FlameGraph, found: Stacks, numbers: StringTable) -> dict[str, Any]:
-    own = {number: numbers.add(found.frames[number]) for number in np.unique(found.frame).tolist()}
+    own = {number: numbers.add(found.frames[number]) for number in unique_values(found.frame).tolist()}
     samples, weights = [], []
     for path, weight in _paths(found):
         samples.append([own[frame] for frame in path])

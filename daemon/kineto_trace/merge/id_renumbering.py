@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import distinct
+from kineto_trace.arrays.id_sets import distinct, unique_values
 from kineto_trace.errors import FileError
 from kineto_trace.merge.rank_trace import Id, RankTraceFacts, TraceProcess, id_of, process_rows
 from kineto_trace.model import event_kinds as bits
@@ -134,7 +134,7 @@ def _new_ids(trace: Trace, numbers: Numbers) -> dict[str, _Dense]:
     found = {}
     for sort, parts in values.items():
         least = _SORTS[sort][1]
-        old = np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+        old = unique_values(np.concatenate(parts)) if parts else np.empty(0, np.int64)
         old = old[old >= least]
         first = numbers.next_id.get(sort, 1)
         numbers.next_id[sort] = first + len(old)

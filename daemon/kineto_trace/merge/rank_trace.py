@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.rank_clocks import Blocking, RankClock, blocking, clock_of
 from kineto_trace.collectives.rank_matching import rank_collectives
 from kineto_trace.errors import FileError, TraceError
@@ -138,7 +139,7 @@ def _processes(trace: Trace, tables: list[Table]) -> tuple[TraceProcess, ...]:
     """Returns all processes: the host's main one, its others, GPUs, and last those whose pid is a text."""
     gpus, seen = set[int](), set[int]()
     for table in tables:
-        pids = np.unique(table.origin["pid"]).tolist()
+        pids = unique_values(table.origin["pid"]).tolist()
         seen.update(pids)
         if table.kind in DEVICE_TABLES:
             gpus.update(pids)
@@ -184,5 +185,5 @@ def _tids(trace: Trace, tables: list[Table], gpus: set[Id]) -> tuple[int, ...]:
     for table in tables:
         pids, place = np.unique(table.origin["pid"], return_inverse=True)
         of_gpu = np.array([id_of(pid, trace) in gpus for pid in pids.tolist()], np.bool_)[place.reshape(-1)]
-        tids.update(np.unique(table.origin["tid"][~of_gpu]).tolist())
+        tids.update(unique_values(table.origin["tid"][~of_gpu]).tolist())
     return tuple(sorted(tid for tid in tids if tid > 0))

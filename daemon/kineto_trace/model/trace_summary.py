@@ -79,8 +79,8 @@ class TraceSummary:
         if not 2 <= self.counts.get("user_annotation", 0) <= MAX_ANNOTATIONS:
             return None
         name = self.annotations["name"]
-        steps = [number for number in np.unique(name).tolist() if self.strings[number].startswith(STEP_PREFIX)]
-        start = np.unique(self.annotations["start"][np.isin(name, steps)])
+        steps = [number for number in set(name.tolist()) if self.strings[number].startswith(STEP_PREFIX)]
+        start = np.array(sorted(set(self.annotations["start"][np.isin(name, steps)].tolist())), np.int64)
         start = start[start > self.window_start_ns]  # one that had begun before is cut, and its start is not known
         return (len(start), float(np.median(np.diff(start))) / 1000) if len(start) >= 2 else None
 

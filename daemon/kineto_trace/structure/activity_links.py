@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.activity_tables import STEP_PREFIX
@@ -195,7 +195,7 @@ def communication_kernels(context: Context) -> Flags:
         return named
     texts = table.origin["args"]
     described = np.zeros(len(context.trace.strings) + 1, np.bool_)  # the last one is for NO_STRING
-    for number in np.unique(texts).tolist():
+    for number in unique_values(texts).tolist():
         described[number] = number != NO_STRING and COLLECTIVE in context.trace.strings[number]
     found: Flags = named | described[texts]
     return found
@@ -274,7 +274,7 @@ def steps(context: Context) -> Steps:
     found = {}
     tables = [trace.table(kind) for kind in reversed(OP_TABLES)]
     for table in tables:
-        for number in np.unique(table["name"]).tolist():
+        for number in unique_values(table["name"]).tolist():
             match = _STEP.match(names[number])
             if match is not None:
                 found[number] = int(match[1])

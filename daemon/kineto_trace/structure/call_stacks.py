@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
@@ -97,7 +97,7 @@ def call_stacks(context: Context) -> CallStacks:
     inside = nested.innermost(ops["thread"], ops["start"])
     nothing = np.empty(0, np.int64)
     of_op = _of_forward_ops(context, stack[inside])
-    missing = np.flatnonzero((of_op == NO_STACK) & ~np.isin(ops["thread"], np.unique(python["thread"])))
+    missing = np.flatnonzero((of_op == NO_STACK) & ~np.isin(ops["thread"], unique_values(python["thread"])))
     of_op[missing] = stack[_waiting_for_backward(context, nested, python["name"][nested.order], ops["start"][missing])]
     return CallStacks(of_op, np.concatenate([nothing, *names]), np.concatenate([nothing, *callers]), ())
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, NO_ROW, NO_STRING, Trace
@@ -132,8 +133,8 @@ def captured_columns(trace: Trace) -> dict[str, dict[str, npt.NDArray[np.int32]]
 def _graph_ids(context: Context) -> list[int]:
     """Returns CUPTI's ids of the graphs of the trace."""
     tables = [context.trace.table(name) for name in GPU_TABLES]
-    ids = [np.unique(table["graph_id"]) for table in tables if "graph_id" in table.columns]
-    return [number for number in np.unique(np.concatenate(ids)).tolist() if number]
+    ids = [unique_values(table["graph_id"]) for table in tables if "graph_id" in table.columns]
+    return [number for number in unique_values(np.concatenate(ids)).tolist() if number]
 
 
 def _runs(values: Ints) -> list[Ints]:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.longest_paths import trail
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Trace
@@ -131,7 +131,7 @@ class Path:
 def named(trace: Trace, name: npt.NDArray[np.int32], pattern: re.Pattern[str]) -> Flags:
     """Tells for each number of a name whether the pattern matches it. Names without rows are not checked."""
     flags = np.zeros(len(trace.strings), np.bool_)
-    for number in np.unique(name).tolist():
+    for number in unique_values(name).tolist():
         flags[number] = pattern.search(trace.strings[number]) is not None
     found: Flags = flags[name]
     return found
@@ -259,7 +259,7 @@ def main_threads(context: Context) -> list[int]:
         return []
     table = context.trace.table("cpu_op")
     backward = (table["forward_thread"] > 0) | named(context.trace, table["name"], _BACKWARD)
-    return [main, *(int(other) for other in np.unique(table["thread"][backward]) if other != main)]
+    return [main, *(int(other) for other in unique_values(table["thread"][backward]) if other != main)]
 
 
 def _locks(trace: Trace, graph: DependencyGraph) -> None:
@@ -287,7 +287,7 @@ class LatestEnds:
     """Finds which event of a group ended last before a moment."""
 
     def __init__(self, group: Ints, end: Ints, events: Ints) -> None:
-        self._numbers = np.unique(group)
+        self._numbers = unique_values(group)
         self._low = int(end.min()) if len(end) else 0
         self._span = int(end.max()) - self._low + 2 if len(end) else 1
         keys = np.searchsorted(self._numbers, group) * self._span + (end - self._low)
@@ -376,7 +376,7 @@ def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Int
 
 def _devices(device: Ints, gpus: Gpu) -> Ints:
     """Unknown devices: the only one, if there is but one."""
-    known = np.unique(gpus.device)
+    known = unique_values(gpus.device)
     found: Ints = np.where(device < 0, known[0], device) if len(known) else device
     return found
 

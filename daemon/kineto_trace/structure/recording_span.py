@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table, Trace
 from kineto_trace.structure.module_calls import is_lightning
@@ -43,7 +44,9 @@ def runtime_calls(trace: Trace) -> Table:
     if "category" not in table.origin:
         return table
     category, texts = table.origin["category"], trace.strings
-    numbers = [number for number in np.unique(category).tolist() if number >= 0 and texts[number].lower() in RUNTIMES]
+    numbers = [
+        number for number in unique_values(category).tolist() if number >= 0 and texts[number].lower() in RUNTIMES
+    ]
     known = np.isin(category, numbers)
     return table if known.all() else table.take(known)
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.trace import NO_ROW
 from kineto_trace.structure.nesting import Ints, Nested
 
@@ -76,7 +77,7 @@ def _seen_before(slices: Slices) -> Ints:
     before = np.full(len(slices.start), NO_ROW)
     before[order[1:][same]] = order[:-1][same]
     by_depth = np.argsort(slices.depth, kind="stable")
-    bounds = np.searchsorted(slices.depth[by_depth], np.unique(slices.depth), "left")
+    bounds = np.searchsorted(slices.depth[by_depth], unique_values(slices.depth), "left")
     for rows in np.split(by_depth, bounds[1:]):
         above = np.where(slices.parent[rows] >= 0, floor[slices.parent[rows]], _LONG_AGO)
         own = np.where(before[rows] >= 0, slices.start[before[rows]], _LONG_AGO)

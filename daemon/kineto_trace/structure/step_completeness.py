@@ -16,6 +16,7 @@ Theory of operation
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.decode.iterations import COMPLETE
 from kineto_trace.model.context import Context
@@ -32,7 +33,7 @@ Flags = npt.NDArray[np.bool_]
 
 def is_marked_incomplete(trace: Trace, texts: npt.NDArray[np.int32]) -> Flags:
     """Tells for each text of arguments (number into Trace.strings) whether it has the argument "complete": false."""
-    used = [number for number in np.unique(texts).tolist() if number != NO_STRING]
+    used = [number for number in unique_values(texts).tolist() if number != NO_STRING]
     found: Flags = np.isin(texts, [n for n in used if parse(trace.strings[n]).get(COMPLETE) is False])
     return found
 

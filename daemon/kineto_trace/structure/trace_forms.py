@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.activity_names import MEMCPY_KINDS
 from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -73,7 +74,7 @@ def _with_device_work(trace: Trace) -> Trace:
     work = own & ~copies & ~_those(trace, other["name"], lambda text: text in _MARKS)
     copied, ran = (other.take(np.flatnonzero(rows)) for rows in (copies, work))
     kind = np.zeros(len(trace.strings) + 1, np.uint8)
-    for number in np.unique(copied.origin["args"]).tolist():
+    for number in unique_values(copied.origin["args"]).tolist():
         if number != NO_STRING:
             kind[number] = _direction(trace.strings[number])
     copy_kind = kind[copied.origin["args"]]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.critical_path.critical_path_views import BOUNDS, STEP, FoundPath, bounds, find_path
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING, Table, Trace, make_table
@@ -62,7 +63,7 @@ def _rows_on_path(found: FoundPath) -> dict[str, Ints]:
     """For each kind the rows on the path."""
     events = found.graph.events
     nodes = np.concatenate([found.path.first, found.path.last])
-    on_path = np.unique(nodes[nodes >= 0] >> 1)
+    on_path = unique_values(nodes[nodes >= 0] >> 1)
     return {kind: events.row[on_path[events.kind[on_path] == number]] for number, kind in enumerate(KINDS)}
 
 
@@ -111,8 +112,9 @@ def _names(trace: Trace, found: FoundPath, strings: _Strings, rows: Ints) -> npt
 
 def _free_thread(trace: Trace) -> int:
     """A number that is no thread of the trace, so large that the track stands below the others."""
-    used = {int(n) for table in trace.tables.values() if "thread" in table.columns for n in np.unique(table["thread"])}
-    used |= {int(n) for table in trace.tables.values() if "tid" in table.origin for n in np.unique(table.origin["tid"])}
+    columns = [table["thread"] for table in trace.tables.values() if "thread" in table.columns]
+    columns += [table.origin["tid"] for table in trace.tables.values() if "tid" in table.origin]
+    used = {int(number) for column in columns for number in unique_values(column)}
     number = 9_999_999
     while number in used:
         number -= 1
@@ -192,7 +194,7 @@ def _marked(table: Table, rows: Ints, strings: _Strings) -> Table:
         return table
     name = "inputs" if "inputs" in table.columns else "args"
     texts = (table.columns if name == "inputs" else table.origin)[name].copy()
-    for number in np.unique(texts[rows]).tolist():
+    for number in unique_values(texts[rows]).tolist():
         text = strings.strings[number] if number >= 0 else ""
         chosen = rows[texts[rows] == number]
         texts[chosen] = strings.add(f"{text}, {_MARK}" if text else _MARK)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.diff.name_totals import CALLS, NAME, Side, by_name, measured
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.kernel_types import short_name
@@ -72,7 +73,7 @@ def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short
     """What these events of one trace contribute. name: numbers of their names; duration: ns."""
     strings = context.trace.strings
     if short_names:
-        used = np.unique(name)
+        used = unique_values(name)
         shorter = [short_name(strings[number]) for number in used.tolist()]
         strings, at = sorted(set(shorter)), {text: number for number, text in enumerate(sorted(set(shorter)))}
         name = np.array([at[text] for text in shorter], np.int32)[np.searchsorted(used, name)]

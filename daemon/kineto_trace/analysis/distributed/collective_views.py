@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import (
@@ -184,7 +185,7 @@ def _rows_of(descriptions: Sequence[CollectiveDescription], description: Ints, s
     numbers: dict[tuple[CollectiveDescription, str | None], int] = {}
     row = np.zeros(len(descriptions), np.int64)
     names: list[dict[str, None]] = []
-    for place in np.unique(description).tolist():
+    for place in unique_values(description).tolist():
         entry = descriptions[place]
         kind = replace(entry, in_bytes=None, out_bytes=None)
         if groups == "alike":

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
@@ -306,7 +307,7 @@ def device_columns(partials: Sequence[tuple[int, RankDevices]], places: Mapping[
 def distributed_devices(context: Context) -> RankDevices:
     """The GPUs that each rank used, with their machine and process."""
     trace = context.trace
-    used = sorted({int(n) for kind in GPU_TABLES for n in np.unique(trace.table(kind)["device"])})
+    used = sorted({int(n) for kind in GPU_TABLES for n in unique_values(trace.table(kind)["device"])})
     return rank_devices(context, used, {device.get("id", place): device for place, device in enumerate(trace.devices)})
 
 

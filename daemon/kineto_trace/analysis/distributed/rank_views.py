@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import rank_overlap
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
 from kineto_trace.collectives.rank_matching import Matched, match, rank_collectives
 from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
@@ -93,7 +94,7 @@ def counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple
 
 def _rank_facts(context: Context) -> RankFacts:
     trace = context.trace
-    used = {int(number) for kind in GPU_TABLES for number in np.unique(trace.table(kind)["device"])}
+    used = {int(number) for kind in GPU_TABLES for number in unique_values(trace.table(kind)["device"])}
     named = {int(device.get("id", place)): device.get("name") for place, device in enumerate(trace.devices)}
     names = sorted({str(named[number]) for number in used if named.get(number)})
     return RankFacts(

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.idle.idle_gaps import blocking_calls, copies_waited_for
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.collectives.rank_clocks import RankCollectives
@@ -193,7 +194,7 @@ def _gaps(found: RankCollectives, work: _Launches, moments: Ints) -> _Gaps:
     lates = np.flatnonzero(late)
     last = np.ones(len(lates), np.bool_)
     last[:-1] = np.diff(np.searchsorted(borders, high[lates], side="left")) > 0
-    kept = np.union1d(np.flatnonzero(meets), lates[last])
+    kept = unique_values(np.concatenate([np.flatnonzero(meets), lates[last]]))
     launch_ns = np.where(issued > _NEVER, np.minimum(LAUNCH_NS, high - issued), 0)
     allowed = np.maximum(np.where(issued > _NEVER, issued + launch_ns, low), np.where(meets, ended, low))
     allowed = np.maximum(allowed, low)
@@ -211,7 +212,7 @@ def _gaps(found: RankCollectives, work: _Launches, moments: Ints) -> _Gaps:
 def _syncs(context: Context, found: RankCollectives) -> _Syncs:
     """The calls in which the host waited for the GPU; copies too, from which it came back when they were over."""
     activity, called = context.get(gpu), context.get(calls)
-    rows = np.union1d(np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for))
+    rows = unique_values(np.concatenate([np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for)]))
     ends = np.sort(activity.end)
     start, end = called.start[rows], called.end[rows]
     at = np.searchsorted(ends, end, side="right") - 1
@@ -229,7 +230,7 @@ def _syncs(context: Context, found: RankCollectives) -> _Syncs:
 def _waits_of_host(context: Context, syncs: _Syncs) -> Union:
     """When the host waited in calls to CUDA: for the GPU, and in launches that took much longer than usual."""
     activity, called = context.get(gpu), context.get(calls)
-    launching = np.unique(activity.call[activity.call >= 0])
+    launching = unique_values(activity.call[activity.call >= 0])
     start, end = called.start[launching], called.end[launching]
     usual = unhindered_ns(called.name[launching], end - start)
     slow = end - start > usual

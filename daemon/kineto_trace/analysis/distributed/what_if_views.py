@@ -10,6 +10,7 @@ from kineto_trace.analysis.distributed.host_collective_bounds import host_bounds
 from kineto_trace.analysis.distributed.rank_kernels import RankKernels, rank_kernels, slower_kernels
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork, rank_work
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.quantities import ms
 from kineto_trace.collectives.rank_matching import Instances, Matched, instances, match
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
@@ -110,7 +111,7 @@ def _nothing(notes: Sequence[str]) -> Answer:
 def _steps(matched: Matched, rows: Ints) -> int:
     """The number of steps whose collectives take part; 0: unknown."""
     first = rows[matched.rank[rows] == matched.rank[rows[0]]]
-    return int((np.unique(matched.step[first]) >= 0).sum())
+    return int((unique_values(matched.step[first]) >= 0).sum())
 
 
 def _saving(simulation: Simulation, before: Ints, transfer: Ints) -> int:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kineto_trace.analysis.events.event_columns import KINDS, NOTHING, ON_DEVICE, EventColumns, event_columns
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import steps
@@ -127,7 +128,7 @@ def _named(context: Context, events: EventColumns, pattern: str) -> Flags:
 
 def _numbers(context: Context, places: Sequence[int]) -> Ints:
     """The numbers of the steps at these places."""
-    known = np.unique(context.get(steps).number)
+    known = unique_values(context.get(steps).number)
     wrong = [place for place in places if not -len(known) <= place < len(known)]
     if wrong:
         raise ViewError(f"view event_selection: the trace has {len(known)} steps, none with the index {wrong[0]}")

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kineto_trace.analysis.overview.gpu_figures import device_properties, global_memory, is_count, peak_memory
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls
 
@@ -106,7 +105,7 @@ def gpu_abilities(context: Context) -> GpuAbilities:
     properties, peaks = context.get(device_properties), context.get(peak_memory)
     used = set(context.trace.table("kernel")["device"].tolist()) or set(properties)
     known = [properties[number] for number in sorted(used) if number in properties]
-    strings, called = context.trace.strings, np.unique(context.get(calls).name).tolist()
+    strings, called = context.trace.strings, unique_values(context.get(calls).name).tolist()
     hip, cuda = (any(pattern.match(strings[name]) for name in called) for pattern in (_HIP, _CUDA))
     amd = hip or any(_is_amd(item) for item in known)
     capabilities = [found for found in map(_capability, known) if found is not None]

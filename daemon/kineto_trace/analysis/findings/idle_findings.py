@@ -44,6 +44,7 @@ from kineto_trace.analysis.idle.idle_pieces import (
     idle_pieces,
 )
 from kineto_trace.analysis.replay.step_replay import Change, allocating_calls, step_replay
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.base.quantities import ms, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
@@ -207,7 +208,7 @@ def _gained(context: Context, finding: Finding, others: Change) -> int:
 def _waits_with_gaps(context: Context) -> Flags:
     """Tells which of parts.Calls wait for the GPU so that it runs dry: what findings of synchronisation count."""
     gaps, pieces = context.get(idle_gaps), context.get(idle_pieces)
-    blocking = gaps.blocking[np.unique(pieces.gap[pieces.cause == IDLE_CAUSES.index("synchronisation")])]
+    blocking = gaps.blocking[unique_values(pieces.gap[pieces.cause == IDLE_CAUSES.index("synchronisation")])]
     waits = np.zeros(len(context.get(calls)), np.bool_)
     waits[blocking[blocking >= 0]] = True
     return waits
@@ -217,7 +218,7 @@ def _gaps_of(context: Context, causes: Sequence[str]) -> tuple[IdleGaps, Ints]:
     """Returns all gaps, and the places of those that have any piece of these causes."""
     pieces = context.get(idle_pieces)
     numbers = [IDLE_CAUSES.index(cause) for cause in causes]
-    return context.get(idle_gaps), np.unique(pieces.gap[np.isin(pieces.cause, numbers)])
+    return context.get(idle_gaps), unique_values(pieces.gap[np.isin(pieces.cause, numbers)])
 
 
 _NO_READ = (
@@ -241,7 +242,7 @@ def synchronisation(context: Context) -> Iterator[Finding]:
     pieces, found = context.get(idle_pieces), context.get(time_causes)
     sync = pieces.cause == IDLE_CAUSES.index("synchronisation")
     for part in _largest(context, "synchronisation", 0):
-        own = np.unique(pieces.gap[sync & (pieces.name == part.name)])
+        own = unique_values(pieces.gap[sync & (pieces.name == part.name)])
         op = heaviest_op(context, gaps.op[own], gaps.length[own])
         blocking = gaps.blocking[own]
         blocking = blocking[blocking >= 0]

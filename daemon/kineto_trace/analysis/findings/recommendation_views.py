@@ -15,6 +15,7 @@ from kineto_trace.analysis.overview.gpu_figures import (
     is_count,
 )
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
@@ -170,8 +171,8 @@ def _facts(context: Context) -> RecommendationFacts:
     """Returns the exact figures of all GPUs."""
     trace, gpus, use = context.trace, context.get(gpu_figures), context.get(tensor_use)
     able = context.get(gpu_abilities)
-    kernels = np.unique(trace.table("kernel")["name"])
-    host = [np.unique(trace.table(kind)["name"]) for kind in OP_TABLES]
+    kernels = unique_values(trace.table("kernel")["name"])
+    host = [unique_values(trace.table(kind)["name"]) for kind in OP_TABLES]
     nccl_ops = np.flatnonzero(context.get(communication_op_names))
     nccl_names = {number for number in nccl_ops.tolist() if trace.strings[number].startswith(("nccl:", "rccl:"))}
     properties = context.get(device_properties)

@@ -8,6 +8,7 @@ from kineto_trace.analysis.causes.time_causes import CAUSES, time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES
 from kineto_trace.analysis.replay.step_replay import Change, step_replay
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu, ops
@@ -35,10 +36,10 @@ def operators_and_launches(context: Context) -> Union:
         context.trace.table("cpu_op"),
         context.get(ops),
     )
-    launching = np.unique(activity.call[activity.call >= 0])
+    launching = unique_values(activity.call[activity.call >= 0])
     outermost = np.zeros(len(table["start"]), np.bool_)
     outermost[tree.row[tree.nested.tree.parent < 0]] = True
-    outermost &= np.isin(table["thread"], np.unique(called.thread[launching]))
+    outermost &= np.isin(table["thread"], unique_values(called.thread[launching]))
     return union(
         np.concatenate([table["start"][outermost], called.start[launching]]),
         np.concatenate([table.end()[outermost], called.end[launching]]),

@@ -19,6 +19,7 @@ from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.gpu_work_findings import COMPUTING
 from kineto_trace.analysis.findings.measured_work import longest, measured_times
 from kineto_trace.analysis.idle.idle_gaps import QUEUED, idle_gaps
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.quantities import ms, times
 from kineto_trace.model.context import Context
@@ -48,7 +49,7 @@ def time_slices(context: Context) -> Iterator[Finding]:
         return
     slice_ns = float(np.median(lost))
     alike = np.abs(lost - slice_ns) <= ALIKE * slice_ns
-    names = np.unique(activity.name[np.concatenate([late, gaps.after[waits]])[alike]])
+    names = unique_values(activity.name[np.concatenate([late, gaps.after[waits]])[alike]])
     if np.count_nonzero(alike) < max(LEAST_SLICES, MOSTLY * len(lost)) or len(names) < LEAST_NAMES:
         return
     chosen = np.zeros(len(activity), np.bool_)

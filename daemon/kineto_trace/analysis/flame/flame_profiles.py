@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.flame.flame_nodes import NS, SAMPLES
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -140,8 +141,8 @@ def _stretch(context: Context, step: int | None, only_whole: bool) -> tuple[int,
         return int(found.start[rows].min()), int(found.end[rows].max()), 1
     whole = context.get(whole_steps)
     if only_whole and len(whole):
-        return int(whole.start.min()), int(whole.end.max()), len(np.unique(whole.number))
-    return trace.window_start_ns, trace.window_end_ns, len(np.unique(found.number))
+        return int(whole.start.min()), int(whole.end.max()), len(unique_values(whole.number))
+    return trace.window_start_ns, trace.window_end_ns, len(unique_values(found.number))
 
 
 def _calls(

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, GpuEvents, gpu_events
 from kineto_trace.analysis.gpu_time.kernel_breakdown_views import statistics_rows
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.overlap_resolution import innermost_spans
 from kineto_trace.arrays.top_n import ByName, largest
 from kineto_trace.errors import ViewError
@@ -79,7 +80,7 @@ def is_on_gpu(on: str) -> bool:
 
 def allowed(context: Context, name: npt.NDArray[np.int32], allowlist: Sequence[str]) -> frozenset[str]:
     """The names (given by their numbers) that contain one of these texts."""
-    names = [context.trace.strings[number] for number in np.unique(name).tolist()]
+    names = [context.trace.strings[number] for number in unique_values(name).tolist()]
     return frozenset(each for each in names if any(text in each for text in allowlist))
 
 

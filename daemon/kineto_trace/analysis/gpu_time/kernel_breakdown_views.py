@@ -7,6 +7,7 @@ import numpy as np
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, gpu_events
 from kineto_trace.analysis.gpu_time.temporal_views import union_of
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.interval_sweep import Sweep
 from kineto_trace.arrays.top_n import ByName, largest
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY, HTA_TYPES
@@ -86,7 +87,7 @@ def by_class(running: Sweep) -> dict[str, int]:
     """The length (ns) of each combination of types that appears."""
     lengths, types = running.lengths(), kernel_types(include_memory=True)
     found: dict[str, int] = {}
-    for value in np.unique(running.running).tolist():
+    for value in unique_values(running.running).tolist():
         if value > 0:
             name = " overlapping ".join(HTA_TYPES[number] for place, number in enumerate(types) if value & 1 << place)
             found[name] = found.get(name, 0) + int(lengths[running.running == value].sum())

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, GpuEvents, gpu_events
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION
 from kineto_trace.model.context import Context
@@ -23,7 +24,7 @@ def union_of(events: GpuEvents, chosen: Flags) -> Union:
 
 def devices_of(events: GpuEvents) -> list[tuple[int, Flags]]:
     """Which events ran on each device."""
-    return [(device, events.device == device) for device in np.unique(events.device).tolist()]
+    return [(device, events.device == device) for device in unique_values(events.device).tolist()]
 
 
 @view(

@@ -22,6 +22,7 @@ from kineto_trace.analysis.host_time.host_moments import NOTHING, below, moments
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_calls import UserCalls, user_calls
 from kineto_trace.analysis.host_time.user_lines import own_lines
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place, functions_named
 from kineto_trace.structure.python.library_calls import CallKind, function_kinds
@@ -46,7 +47,7 @@ def loading(context: Context) -> Iterator[Finding]:
     if not len(rows):
         return
     starting = context.get(below_worker_start)[found.place[rows]]
-    steps = np.unique(found.step[rows[starting]])
+    steps = unique_values(found.step[rows[starting]])
     if len(steps) >= LEAST_STARTS or (len(steps) and _ends_workers(context, rows[starting])):
         inside = np.isin(found.step[rows], steps)
         yield from _starts(context, rows[inside], len(steps))

@@ -12,6 +12,7 @@ from kineto_trace.analysis.host_time.host_moments import NOTHING, below, host_st
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_name, optimizer_steps
 from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -213,9 +214,9 @@ def _parts(context: Context, rows: Ints) -> tuple[Ints, int, str]:
     """Returns in which steps these moments are, how many there are, and their noun; without steps, tenths."""
     found, window = context.get(moments), context.get(host_steps)
     if window.told:
-        return np.unique(found.step[rows]), len(window.start), "steps"
+        return unique_values(found.step[rows]), len(window.start), "steps"
     since = (found.time[rows] - window.start[0]) / max(window.total_ns, 1)
-    return np.unique((since * PARTS).astype(np.int64)), PARTS, "tenths of the trace"
+    return unique_values((since * PARTS).astype(np.int64)), PARTS, "tenths of the trace"
 
 
 def _compiler(context: Context, rows: Ints) -> tuple[str, str]:

@@ -31,6 +31,7 @@ from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.user_callees import callees_text, kind_weights
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import commonest_place
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
@@ -135,7 +136,7 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
         shown = f"{function.shown}{f' of {package}' if package else ''}, called in {place.short}"
         way = _way(context, subtree.named)
         advice = f"{advice} {settings_of(package, name)}".rstrip()
-    steps = len(np.unique(found.step[rows]))
+    steps = len(unique_values(found.step[rows]))
     told = f" in {steps} of {len(context.get(host_steps).start)} steps" if context.get(host_steps).told else ""
     return Finding(
         name=name,
@@ -266,7 +267,7 @@ _WAITS = {  # columns of python_function
 def _wait(context: Context, rows: Ints) -> tuple[str, str, str] | None:
     """What the thread waits for in most of its idle samples, by the system calls; None: unknown."""
     slices, found = context.get(thread_slices), context.get(moments)
-    table, row = context.trace.table("python_function"), slices.row[np.unique(found.place[rows])]
+    table, row = context.trace.table("python_function"), slices.row[unique_values(found.place[rows])]
     counts = {name: int(table[name][row].sum()) for name in _WAITS}
     best = max(counts, key=lambda name: counts[name])
     return _WAITS[best] if 2 * counts[best] > int(table["idle"][row].sum()) else None

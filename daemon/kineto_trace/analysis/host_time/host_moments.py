@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import in_subtrees, sums
 from kineto_trace.model.context import Context
@@ -157,7 +158,7 @@ class _Stretches(NamedTuple):
 
 def _stretches(found: ThreadSlices, window: TrainingSteps) -> _Stretches:
     nested = found.nested
-    edges = np.unique(np.concatenate([nested.events.start, nested.tree.end, window.start, window.end]))
+    edges = unique_values(np.concatenate([nested.events.start, nested.tree.end, window.start, window.end]))
     inner = nested.innermost(np.full(len(edges) - 1, window.thread, np.uint32), edges[:-1]).astype(np.int64)
     order = np.argsort(inner, kind="stable")
     order = order[inner[order] >= 0]

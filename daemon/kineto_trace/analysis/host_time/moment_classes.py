@@ -23,6 +23,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
 from kineto_trace.analysis.host_time.step_functions import StepPhase
 from kineto_trace.analysis.host_time.user_calls import user_calls
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import in_subtrees
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
@@ -79,7 +80,7 @@ def op_roles(context: Context) -> OpRoles:
     trace, tree = context.trace, context.get(ops)
     table = trace.table("cpu_op")
     outermost = np.cumsum(tree.nested.tree.parent < 0)[tree.place]  # a number that all inside one share
-    linked = np.isin(outermost, np.unique(outermost[forward_backward(trace.tables).forward_rows]))
+    linked = np.isin(outermost, unique_values(outermost[forward_backward(trace.tables).forward_rows]))
     evaluates = np.array([text.startswith(EVALUATE_FUNCTION) for text in trace.strings], np.bool_)
     backward = (evaluates[table["name"]] if len(table) else linked) | (table["forward_thread"] > 0)
     return OpRoles(linked, in_subtrees(backward[tree.row], tree.nested.tree.stop)[tree.place])

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -126,7 +127,7 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
             raise ViewError(f"view idle_gaps: cause={cause!r} is not valid; use one of {', '.join(CAUSES)}")
         order = order[found.cause[order] == CAUSES.index(cause)]
         if len(found) and not len(order):
-            seen = ", ".join(CAUSES[number] for number in np.unique(found.cause).tolist())
+            seen = ", ".join(CAUSES[number] for number in unique_values(found.cause).tolist())
             notes.append(f"no gap has the cause {cause}: those of this trace are {seen}")
     if len(order) and limit <= 0:
         notes.append(f"{len(order)} gaps are not shown, since limit is {limit}")

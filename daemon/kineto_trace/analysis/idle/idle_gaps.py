@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.kernel_traits.kernel_types import communication_op_names, data_loading_names, matches
 from kineto_trace.model.context import Context
@@ -89,7 +90,7 @@ def idle_gaps(context: Context) -> IdleGaps:
     low, high = context.get(idle_window)
     nothing = np.empty(0, np.int64)
     found: list[tuple[Ints, ...]] = [(nothing,) * 5]
-    devices = np.unique(activity.device).tolist() if high > low else []
+    devices = unique_values(activity.device).tolist() if high > low else []
     lost = unrecorded(context.trace, GPU_TABLES)  # like an activity of which nothing is known
     starts, ends = np.concatenate([activity.start, lost.start]), np.concatenate([activity.end, lost.end])
     rows_lost = np.arange(len(activity), len(starts))
@@ -138,7 +139,7 @@ def idle_window(context: Context) -> tuple[int, int]:
 def blocking_calls(context: Context) -> Flags:
     """Returns for each of parts.Calls whether it waits for the GPU on a thread that launches work."""
     called, activity, strings = context.get(calls), context.get(gpu), context.trace.strings
-    launching = np.unique(called.thread[activity.call[activity.call >= 0]])
+    launching = unique_values(called.thread[activity.call[activity.call >= 0]])
     waits = matches(strings, BLOCKING)[called.name] | matches(strings, BLOCKING_COPY)[called.name]
     found: Flags = waits & np.isin(called.thread, launching)
     return found

@@ -40,6 +40,7 @@ from kineto_trace.analysis.idle.host_activity import (
 )
 from kineto_trace.analysis.idle.idle_gaps import QUEUED, SYNCHRONISATION, UNKNOWN, IdleGaps, idle_gaps
 from kineto_trace.arrays.active_sets import ActiveSets, cut
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -178,7 +179,7 @@ def _before_launches(context: Context, gaps: IdleGaps, launched: Ints) -> list[I
         return []
     called, main = context.get(calls), context.get(training_thread)
     launching = np.append(called.thread.astype(np.int64), main)[gaps.launch[number]]
-    hosts = {thread: host_activity(context, thread) for thread in {*np.unique(launching).tolist(), main}}
+    hosts = {thread: host_activity(context, thread) for thread in {*unique_values(launching).tolist(), main}}
     whole = _Work(number, gaps.start[number], launched[number], np.zeros(len(number), np.int64), launching)
     work = _cut_by(_cut_by(whole, whole.thread, hosts), np.array([main]), hosts)
     return _explained(context, gaps, work)
@@ -188,7 +189,7 @@ def _cut_by(work: _Work, thread: Ints, hosts: Mapping[int, ActiveSets]) -> _Work
     """Cuts pieces where what their thread does changes, and adds that to their masks. thread: of each, or of all."""
     thread = np.broadcast_to(thread, work.gap.shape)
     found = []
-    for number in np.unique(thread).tolist():
+    for number in unique_values(thread).tolist():
         own = work.take(thread == number)
         pieces = cut(own.start, own.end, hosts[number].time)
         kept = own.take(pieces.owner)
@@ -224,10 +225,11 @@ def _explained(context: Context, gaps: IdleGaps, work: _Work) -> list[IdlePieces
 def _python(context: Context, gaps: IdleGaps, work: _Work) -> IdlePieces:
     """Explains pieces in which the host loaded data, or ran neither an operator nor a call."""
     frames, main = context.get(python_frames), context.get(training_thread)
-    known = np.unique(frames.nested.events.track)
+    known = unique_values(frames.nested.events.track)
     thread = np.where(np.isin(work.thread, known), work.thread, main)
     divided = [
-        _divided(context, gaps, work.take(thread == number), frames, number) for number in np.unique(thread).tolist()
+        _divided(context, gaps, work.take(thread == number), frames, number)
+        for number in unique_values(thread).tolist()
     ]
     gap, start, end, mask, frame = (np.concatenate(column) for column in zip(*divided, strict=True))
     has = frame >= 0

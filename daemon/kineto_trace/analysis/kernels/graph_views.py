@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_inputs import SHAPES
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import Groups, group, sums
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -225,7 +226,7 @@ def _operators(context: Context, found: GraphLaunches, nodes: Ints, launch: Ints
     shape = np.where(np.isin(graph, list(shapes)), shape[operator], 0)
     rows = group([graph, path, shape])
     took, count = activity.end[nodes] - activity.start[nodes], len(rows)
-    ids, launches_of = np.unique(found.graph[np.unique(launch)], return_counts=True)
+    ids, launches_of = np.unique(found.graph[unique_values(launch)], return_counts=True)
     launches = launches_of[np.searchsorted(ids, graph[rows.first])]
     kernels = np.bincount(rows.number, weights=activity.kind[nodes] == KERNEL, minlength=count)
     total = rows.sums(took)
@@ -254,7 +255,7 @@ def _shapes(context: Context) -> tuple[list[str | None], Ints]:
     strings, column = context.trace.strings, context.trace.table("graph_op")["inputs"]
     texts: dict[str | None, int] = {None: 0}
     places = {NO_STRING: 0}
-    for number in np.unique(column).tolist():
+    for number in unique_values(column).tolist():
         if number != NO_STRING:
             dims = parse(strings[number]).get(SHAPES[0])
             places[number] = 0 if dims is None else texts.setdefault(str(dims), len(texts))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_times import tensor_times
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import subtree_sums
 from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
 from kineto_trace.model.context import Context
@@ -46,7 +47,7 @@ def tensor_use(context: Context) -> TensorUse:
         kernel_share=share_of(took[uses].sum(), took.sum()),
         by_device={
             device: share_of(took[uses & (activity.device == device)].sum(), took[activity.device == device].sum())
-            for device in np.unique(activity.device[kernel]).tolist()
+            for device in unique_values(activity.device[kernel]).tolist()
         },
         eligible_share=share_of(of_ops[eligible].sum(), of_ops.sum()),
     )

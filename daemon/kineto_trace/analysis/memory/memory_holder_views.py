@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.memory.memory_views import held_at, missing, operator_names
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.allocations import NOTHING, Records, levels, memory_records
@@ -51,7 +52,7 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
         time = levels(records, device)[0]
         moments = time[0] + (time[-1] - time[0]) * np.arange(points, dtype=np.int64) // (points - 1)
         rows = np.flatnonzero((records.device == device) & (records.bytes > 0) & records.addressed)
-        numbers = np.unique(owners.number[rows])
+        numbers = unique_values(owners.number[rows])
         of_each = [_held(records, rows[owners.number[rows] == number], moments) for number in numbers.tolist()]
         held = np.array(of_each, np.int64).reshape(len(numbers), points)
         order = np.argsort(-held.max(axis=1), kind="stable")

@@ -11,6 +11,7 @@ from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures, launch
 from kineto_trace.analysis.kernels.tensor_core_use import tensor_use
 from kineto_trace.analysis.overview.gpu_utilization import Course, busy_share, sm_efficiency, weighted_mean
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
@@ -48,7 +49,7 @@ def kernel_rows(context: Context) -> dict[int, Ints]:
     table = context.trace.table("kernel")
     device = table["device"].astype(np.int64)
     order = np.argsort(table["start"], kind="stable")
-    numbers = np.unique(device).tolist()
+    numbers = unique_values(device).tolist()
     return {number: order if len(numbers) == 1 else order[device[order] == number] for number in numbers}
 
 
@@ -61,7 +62,7 @@ def peaks_of_devices(context: Context) -> dict[tuple[int, int], int]:
     """The same of every (type, number) of a device, CPUs too, in the order of their first record."""
     trace = context.trace
     table = trace.table("cpu_instant_event")
-    named = [number for number in np.unique(table["name"]).tolist() if trace.strings[number] == MEMORY]
+    named = [number for number in unique_values(table["name"]).tolist() if trace.strings[number] == MEMORY]
     rows = np.flatnonzero(np.isin(table["name"], named) & (table["total_allocated"] >= 0))
     rows = rows[np.argsort(table["start"][rows], kind="stable")]
     if not len(rows):
@@ -121,7 +122,7 @@ class Basis:
 
 def gpu_figures(context: Context) -> list[GpuFigures]:
     """Returns the figures of every GPU with any activity."""
-    devices = {device for kind in GPU_TABLES for device in np.unique(context.trace.table(kind)["device"]).tolist()}
+    devices = {device for kind in GPU_TABLES for device in unique_values(context.trace.table(kind)["device"]).tolist()}
     ranges = context.get(host_ranges)
     basis = Basis(
         span=ranges.whole().span() or ranges.span(),

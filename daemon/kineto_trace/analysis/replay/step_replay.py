@@ -30,6 +30,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.causes.measured_steps import MeasuredSteps, measured_steps
 from kineto_trace.analysis.distributed.rank_work import LAUNCH_NS, unhindered_ns
 from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, blocking_calls, copies_waited_for
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -213,7 +214,7 @@ class StepReplay:
 def step_replay(context: Context) -> StepReplay | None:
     """Returns the replay of the measured steps, or None if there can be none."""
     activity = context.get(gpu)
-    if len(np.unique(activity.device)) != 1 or not (activity.call >= 0).any():
+    if len(unique_values(activity.device)) != 1 or not (activity.call >= 0).any():
         return None
     low, high = _window(context.get(measured_steps), np.sort(activity.start))
     if high <= low:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.hta.hta_frame import KINDS, NOTHING, HtaError, HtaFrame, hta_frame
 from kineto_trace.compat.hta.hta_row_order import boundaries
@@ -86,7 +87,7 @@ def hta_stacks(context: Context) -> HtaStacks:
 
 def _check(context: Context, frame: HtaFrame, rows: Ints, track: Ints) -> None:
     """Raises HtaError where HTA fails: it cannot compare some events, nor negate the name of a thread."""
-    for kind in np.unique(frame.kind[rows]).tolist():
+    for kind in unique_values(frame.kind[rows]).tolist():
         origin = context.trace.table(KINDS[kind]).origin
         own = frame.row[rows[frame.kind[rows] == kind]]
         if origin and (origin["present"][own] & np.uint64(TID_TEXT)).any():
@@ -149,8 +150,8 @@ def _moved_under(context: Context, frame: HtaFrame, row: Ints, track: Ints, oute
             lambda text: "autograd::" in text,
         )
     )
-    main = np.unique(track[is_step])
-    backward = np.setdiff1d(np.unique(track[is_backward]), main)
+    main = unique_values(track[is_step])
+    backward = np.setdiff1d(unique_values(track[is_backward]), main)
     if len(main) != 1 or len(backward) != 1:
         return under
     on_main = track == main[0]

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.longest_paths import Edges, longest
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.hta.hta_critical_path_gpu import Clipped, gpu_edges, launches
@@ -162,7 +163,7 @@ def _thread_of(strings: Sequence[str], clipped: Clipped, part: str) -> int:
     frame = clipped.frame
     rows = clipped.inside & frame.exact & np.isin(frame.kind, [KIND["cpu_op"], KIND["user_annotation"]])
     rows &= np.isin(frame.name, [number for number, text in enumerate(strings) if part in text])
-    threads = np.unique(frame.tid[rows])
+    threads = unique_values(frame.tid[rows])
     return int(threads[0]) if len(threads) == 1 else 0
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.formats.chrome.chrome_writer import base_ns
 from kineto_trace.model.context import Context
@@ -142,7 +142,7 @@ def hta_frame(context: Context) -> HtaFrame:
     """Returns all rows that HTA keeps after loading."""
     frame, strings = context.get(hta_rows), context.trace.strings
     is_step = step_numbers(strings, frame.name, _STEP) >= 0
-    if len(np.unique(frame.name[is_step])) < 2:
+    if len(unique_values(frame.name[is_step])) < 2:
         return frame
     return _without_last_step(frame, _gpu_side(strings, frame.stream, frame.correlation, frame.name), is_step)
 

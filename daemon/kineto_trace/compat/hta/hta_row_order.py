@@ -12,6 +12,7 @@ Theory of operation
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 
 Ints = npt.NDArray[np.int64]
@@ -76,7 +77,7 @@ def _sort_by_rules(order: Ints, tracks: Ints, time: Ints, circular: Flags, numbe
     np.minimum.at(first, number[circular], place[circular])
     value = np.where(circular, first[number], place)
     length = time[count:] - time[:count]
-    for track in np.unique(tracks[circular]).tolist():
+    for track in unique_values(tracks[circular]).tolist():
         own = np.flatnonzero(tracks == track)
         own = own[np.argsort(time[own].astype(np.float64), kind="quicksort")]
         values: list[int] = value[own].tolist()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING, Node, base_ns, microseconds
 from kineto_trace.compat.tensorboard.plugin_tree import Tree, plugin_tree
 from kineto_trace.model.activity_tables import STEP_PREFIX
@@ -124,7 +124,7 @@ def _main_track(context: Context, tree: Tree) -> int:
     steps = np.flatnonzero(_named(context, tree, lambda text: text.startswith(STEP_PREFIX)))
     if len(steps):
         return int(tree.track[steps].max())
-    tracks = np.unique(tree.track)
+    tracks = unique_values(tree.track)
     evaluates = _named(context, tree, lambda text: text.startswith(EVALUATE))
     engine = tree.track[evaluates & (tree.parent == NOTHING)].min(initial=len(tree))
     spans = {int(track): thread_span(tree, track) for track in tracks if len(tracks) == 1 or track != engine}

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import overlap
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES, base_ns, external_ids, file_times
 from kineto_trace.compat.tensorboard.plugin_steps import host_tables, plugin_clock, plugin_roles, plugin_steps, rows_of
 from kineto_trace.model.context import Context
@@ -69,8 +70,8 @@ def plugin_rank(context: Context) -> PluginRank:
         [table["inputs"] if "inputs" in table.columns else np.full(len(table), NO_STRING) for table in tables]
     )
     place = np.concatenate([table.origin.get("place", np.zeros(len(table), np.uint32)) for table in tables])
-    libraries = len({texts[number].split(":")[0] for number in np.unique(name).tolist()})
-    nccl = any(texts[number].startswith("nccl:") for number in np.unique(name).tolist())
+    libraries = len({texts[number].split(":")[0] for number in unique_values(name).tolist()})
+    nccl = any(texts[number].startswith("nccl:") for number in unique_values(name).tolist())
     by_start = np.lexsort((place, start))
     latest = dict(zip(ids[by_start].tolist(), by_start.tolist(), strict=True))
     kept = np.array(list(latest.values()), np.int64)
@@ -122,7 +123,7 @@ def _steps(start: Floats, end: Floats, step_start: Floats, step_end: Floats) -> 
 
 
 def _sizes(trace: Trace, inputs: npt.NDArray[Any]) -> Ints:
-    sizes = {number: _size(trace.strings[number]) if number >= 0 else 0 for number in np.unique(inputs).tolist()}
+    sizes = {number: _size(trace.strings[number]) if number >= 0 else 0 for number in unique_values(inputs).tolist()}
     return np.array([sizes[number] for number in inputs.tolist()], np.int64)
 
 

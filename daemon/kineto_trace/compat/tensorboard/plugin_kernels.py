@@ -6,6 +6,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.kernels.kernel_groups import Mean, known_mean
 from kineto_trace.analysis.kernels.launch_occupancy import LaunchFigures, launch_figures, stated_figures
 from kineto_trace.analysis.kernels.tensor_core_use import NAN, TensorUse, share_of
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.compat.tensorboard.plugin_backward import outermost, plugin_backward
 from kineto_trace.compat.tensorboard.plugin_nodes import launches, nodes
 from kineto_trace.compat.tensorboard.plugin_steps import plugin_roles
@@ -75,7 +76,7 @@ def plugin_kernel_ops(context: Context) -> tuple[Ints, Ints, Floats]:
     at_root = np.flatnonzero(np.append(zero, False)[call])
     lost = np.flatnonzero(call == NOTHING)
     steps = np.array([text.startswith(STEP_PREFIX) for text in context.trace.strings], np.bool_)
-    threads = len(np.unique(found.thread[steps[found.name]]))
+    threads = len(unique_values(found.thread[steps[found.name]]))
     for chosen in (at_root, *[lost] * threads):
         rows.append(launched.row[kernel[chosen]])
         names.append(np.full(len(chosen), ROOT, np.int64))

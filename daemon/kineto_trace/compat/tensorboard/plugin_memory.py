@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
 from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide
@@ -70,7 +71,7 @@ def plugin_memory(context: Context) -> PluginMemory:
         gone[subtrees(tree, moved.removed)[0]] = True
         node = _up_to(tree, node, ~gone)
         rows = np.flatnonzero(track == moved.main)
-        tracks = np.unique(tree.track[moved.roots]).tolist()
+        tracks = unique_values(tree.track[moved.roots]).tolist()
         deepest = {each: _deepest(tree, np.full(len(rows), each, np.uint32), time[rows]) for each in tracks}
         swept = MemorySweep(TreeSide(context, tree.device_self), time[rows], node[rows], deepest)
         node[rows], entered, visited = swept.node, swept.entered, swept.visited

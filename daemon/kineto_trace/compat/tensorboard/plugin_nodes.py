@@ -23,7 +23,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.model.activity_tables import KINDS, STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -226,7 +226,7 @@ def file_threads(table: Table) -> Ints:
 
 def _as_numbers(trace: Trace, threads: Ints) -> Ints:
     """Replaces texts that are numbers by these numbers, as the plug-in does for nodes, but for nothing else."""
-    texts = np.unique(threads[threads <= TEXT_ID])
+    texts = unique_values(threads[threads <= TEXT_ID])
     if not len(texts):
         return threads
     wholes = [whole_number(text, trace.strings) for text in texts.tolist()]

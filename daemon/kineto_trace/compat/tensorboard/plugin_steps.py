@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, partition
 from kineto_trace.analysis.overview.step_ranges import DeviceLaunches, StepRanges, on_device
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.compat.tensorboard import plugin_nodes
 from kineto_trace.compat.tensorboard.plugin_nodes import LIGHTNING_PROFILE
@@ -79,7 +80,7 @@ def used_processes(context: Context) -> set[int]:
     found: set[int] = set()
     for kind in GPU_TABLES:
         table = rows_of(context, kind)
-        found.update(np.unique(table.origin.get("pid", table["device"])).tolist())
+        found.update(unique_values(table.origin.get("pid", table["device"])).tolist())
     return found
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.compat.tensorboard.plugin_backward import Backward, outermost
 from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide
 from kineto_trace.compat.tensorboard.plugin_nodes import NOTHING
@@ -63,10 +64,10 @@ class MemorySweep:
     def _around_hosts(self) -> Flags:
         """Tells which nodes have a backward node somewhere inside."""
         tree, found = self._side.tree, np.zeros(len(self._side.tree), np.bool_)
-        node = np.unique(self._side.moved.host[self._side.moved.host >= 0])
+        node = unique_values(self._side.moved.host[self._side.moved.host >= 0])
         while len(node):
             found[node] = True
-            node = np.unique(tree.parent[node])
+            node = unique_values(tree.parent[node])
             node = node[node >= 0]
             node = node[~found[node]]
         return found

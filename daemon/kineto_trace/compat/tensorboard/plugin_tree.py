@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import OVERLAPS, Events, Interner
-from kineto_trace.arrays.id_sets import lookup
+from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.compat.tensorboard.plugin_nodes import (
     NO_OPERATORS,
     NOTHING,
@@ -220,7 +220,7 @@ def _passed_up(eligible: Flags, parent: Ints, typed: Flags) -> Flags:
     eligible = eligible.copy()
     waiting = np.flatnonzero(eligible & (parent >= 0))
     while len(waiting):
-        above = np.unique(parent[waiting])
+        above = unique_values(parent[waiting])
         fresh = above[typed[above] & ~eligible[above]]
         eligible[fresh] = True
         waiting = fresh[parent[fresh] >= 0]

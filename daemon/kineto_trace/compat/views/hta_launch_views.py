@@ -14,6 +14,7 @@ from kineto_trace.analysis.launches.launch_views import (
     summary_columns,
 )
 from kineto_trace.analysis.launches.op_delay_views import ATEN, OpLaunches, delay_columns, op_kernel_delay
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.range_search import last_reaching
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.hta.hta_frame import NOTHING, HtaFrame, hta_frame
@@ -141,7 +142,7 @@ def _first_by_sort(frame: HtaFrame, order: Ints, end: Ints, place: Ints, needed:
     ops, count = ops[by_row], np.bincount(questions, minlength=len(needed))
     first = np.cumsum(count) - count
     found = np.full(len(needed), NOTHING, np.int64)
-    for size in np.unique(count).tolist():
+    for size in unique_values(count).tolist():
         chosen = np.flatnonzero(count == size)
         among = ops[first[chosen][:, None] + np.arange(size)]
         best = np.argsort(frame.counted(frame.start[among]), axis=1, kind="quicksort")[:, -1]

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.straggler_views import Steps, stragglers, wanted_steps
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.compat.hta.hta_frame import hta_frame
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -48,7 +49,7 @@ def _rank(context: Context) -> HtaRank:
     rows = np.flatnonzero(communicates[frame.name] & (frame.stream > 0) & (frame.iteration > 0))
     numbers = [
         texts[number][len("ProfilerStep") :]
-        for number in np.unique(frame.name).tolist()
+        for number in unique_values(frame.name).tolist()
         if texts[number].startswith("ProfilerStep")
     ]
     return HtaRank(

@@ -12,6 +12,7 @@ from kineto_trace.analysis.findings.recommendation_views import (
     recommended,
 )
 from kineto_trace.analysis.overview.gpu_figures import global_memory, peaks_of_devices
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.compat.tensorboard.plugin_gpus import plugin_gpu_figures
 from kineto_trace.compat.tensorboard.plugin_kernels import plugin_tensor_use
 from kineto_trace.compat.tensorboard.plugin_nodes import COLLECTIVES
@@ -33,7 +34,7 @@ def plugin_recommendations(context: Context) -> Answer:
 def _facts(context: Context) -> RecommendationFacts:
     """The plug-in's figures. Properties are taken by place in the file's list, also from its end (CPUs have -1)."""
     trace, use = context.trace, context.get(plugin_tensor_use)
-    numbers = np.unique(np.concatenate([table["name"] for table in host_tables(context)]))
+    numbers = unique_values(np.concatenate([table["name"] for table in host_tables(context)]))
     names = frozenset(trace.strings[number] for number in numbers.tolist())
     devices = trace.devices
     capable = bool(devices) and major_capability(devices[0]) >= TENSOR_CORE_CAPABILITY

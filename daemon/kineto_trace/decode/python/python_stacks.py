@@ -41,6 +41,7 @@ from kineto_agent.protocol.records import (
     WAIT_CPU,
 )
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.python.callees import Bytecode, opcodes
@@ -73,7 +74,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
     if window.end_ns:
         records = records[(records["time"] >= window.start_ns) & (records["time"] < window.end_ns)]
     inside = len(records)
-    trie = _trie(source, strings, frozenset(np.unique(records["node"]).tolist()))
+    trie = _trie(source, strings, frozenset(unique_values(records["node"]).tolist()))
     nodes = trie.index(records["node"])
     known = (nodes > 0) | ((records["node"] == 0) & (not old))
     records, nodes = records[known], nodes[known]

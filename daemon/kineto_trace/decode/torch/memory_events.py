@@ -20,6 +20,7 @@ from kineto_agent.protocol.records import (
     MEMORY_RESERVED,
 )
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.model.trace import StringTable, Table, make_table
@@ -50,7 +51,7 @@ def _table(events: AnyArray, totals: Mapping[str, Any], strings: StringTable) ->
     allocated = np.full(len(events), UNKNOWN, np.int64)
     reserved = allocated.copy()
     sizes = events["bytes"].astype(np.int64)
-    for device in np.unique(events["device"]).tolist():
+    for device in unique_values(events["device"]).tolist():
         rows = np.flatnonzero(events["device"] == device)
         held, kept = _final(totals.get(str(device)))
         action = events["action"][rows]

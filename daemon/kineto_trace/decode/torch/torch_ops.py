@@ -33,6 +33,7 @@ from kineto_agent.protocol.records import (
 )
 
 from kineto_trace.arrays.codec import Interner
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
 from kineto_trace.decode.torch.torch_comms import comms_text
@@ -101,7 +102,7 @@ def _columns(ops: AnyArray, window_end_ns: int) -> dict[str, AnyArray]:
 def _ended(thread: AnyArray, start: Ints, end: Ints, running: npt.NDArray[np.bool_], window_end_ns: int) -> Ints:
     """Returns the ends; a running op gets the latest end on its thread, at least window_end_ns."""
     ended = np.where(running, np.maximum(start, window_end_ns), end)
-    for number in np.unique(thread[running]).tolist():
+    for number in unique_values(thread[running]).tolist():
         own = thread == number
         ended[own & running] = ended[own].max()
     return ended

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kineto_agent import __version__
 
 from kineto_trace.arrays.codec import RowWriter, Texts
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome import metadata_events
 from kineto_trace.formats.chrome.chrome_fields import FieldNames
 from kineto_trace.formats.chrome.chrome_sections import Section, sections
@@ -97,7 +98,7 @@ def _arguments(trace: Trace) -> list[bool]:
 def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> Texts:
     """Returns each of these strings as an argument with a leading comma; nothing for the other strings."""
     texts = [b""] * len(trace.strings)
-    for number in np.unique(numbers[numbers != NO_STRING]).tolist():
+    for number in unique_values(numbers[numbers != NO_STRING]).tolist():
         texts[number] = b',"%s":"%s"' % (key.encode(), escaped(trace.strings[number]))
     return Texts(texts)
 

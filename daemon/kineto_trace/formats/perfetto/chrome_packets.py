@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Interner
-from kineto_trace.arrays.id_sets import distinct, lookup
+from kineto_trace.arrays.id_sets import distinct, lookup, unique_values
 from kineto_trace.formats.chrome.chrome_tables import whole_number
 from kineto_trace.formats.perfetto.packet_sections import AnyArray, FieldList, Ints, Numbers, PacketPart, used_numbers
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Counter
@@ -63,7 +63,7 @@ class FileParts:
             value
             for table in tables
             if table.kind in DEVICE_TABLES
-            for value in np.unique(self._plain(table.origin["pid"])).tolist()
+            for value in unique_values(self._plain(table.origin["pid"])).tolist()
         }
         self._order: dict[tuple[int, int], int] = {}  # pid and tid, 0 for the process -> rank among its siblings
         self._names = self._metadata(trace.table("other"))
@@ -283,7 +283,7 @@ class FileParts:
             self.kept.append(table.take(np.flatnonzero(kept)))
         hidden = phase[kept & (phase != ord("M"))]
         if len(hidden):
-            kinds = "".join(sorted(chr(value) for value in np.unique(hidden).tolist()))
+            kinds = "".join(sorted(chr(value) for value in unique_values(hidden).tolist()))
             self.notes.append(
                 f"{len(hidden)} events of the phases {kinds} are kept in the file, but viewers do not show them"
             )

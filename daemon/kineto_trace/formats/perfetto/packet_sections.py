@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Texts
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Ready
 from kineto_trace.formats.shared.native_packets import DOUBLE, OPTIONAL, READY, SIGNED, UNSIGNED, PacketField
 
@@ -103,7 +104,7 @@ class FieldList:
 def used_numbers(column: AnyArray, limit: int) -> Ints:
     """Returns the distinct numbers in a column, ascending; numbers outside 0 … limit - 1 are ignored."""
     if len(column) < limit // 8:
-        found = np.unique(column).astype(np.int64)
+        found = unique_values(column).astype(np.int64)
         return found[(found >= 0) & (found < limit)]
     seen = np.zeros(limit + 1, np.bool_)
     seen[column] = True  # -1 sets the last one

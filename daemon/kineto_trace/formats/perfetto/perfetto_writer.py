@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome.chrome_writer import base_ns, head_texts
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim
 from kineto_trace.formats.perfetto import perfetto_proto as proto
@@ -285,7 +286,7 @@ class _File:
             if isinstance(kind.category, int):
                 used_categories.add(kind.category)
             else:
-                used_categories.update(np.unique(kind.category[rows]).tolist())
+                used_categories.update(unique_values(kind.category[rows]).tolist())
             if kind.name is not None:
                 names.update(used_numbers(kind.name[rows], len(strings)).tolist())
             readies = iter(self.parts[number].readies)
@@ -294,7 +295,7 @@ class _File:
                     annotation_names.add(field.name)
                     continue
                 entries = next(readies)
-                for used in np.unique(field.column[rows]).tolist():
+                for used in unique_values(field.column[rows]).tolist():
                     if 0 <= used < len(entries):
                         annotation_names |= entries[used].names
                         values |= entries[used].texts

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.line_counts import STATES, parse_callees
 from kineto_trace.model.trace import Trace
 from kineto_trace.structure.python.library_calls import CallKind
@@ -52,7 +53,7 @@ def callee_samples(trace: Trace) -> CalleeSamples:
     """Returns all self samples of the trace whose callee is known."""
     table = trace.table("python_function")
     rows = np.flatnonzero((table["callees"] >= 0) & (table["self_samples"] > 0))
-    parsed = {number: parse_callees(trace.strings[number]) for number in np.unique(table["callees"][rows]).tolist()}
+    parsed = {number: parse_callees(trace.strings[number]) for number in unique_values(table["callees"][rows]).tolist()}
     numbers: dict[str, int] = {}
     flat = [
         (row, entry.line, numbers.setdefault(entry.callee, len(numbers)), *entry.counts)

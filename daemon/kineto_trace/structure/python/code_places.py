@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 
 _LINE = re.compile(r"\(([0-9]{1,9})\): (?=.)", re.DOTALL)
@@ -75,7 +76,7 @@ def function_places(context: Context) -> Mapping[int, CodePlace]:
     trace = context.trace
     return {
         number: code_place(trace.strings[number])
-        for number in np.unique(trace.table("python_function")["name"]).tolist()
+        for number in unique_values(trace.table("python_function")["name"]).tolist()
     }
 
 

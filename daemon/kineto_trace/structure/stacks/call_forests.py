@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_ROW, Table, Trace
@@ -259,7 +260,7 @@ class _Nodes:
 
     def add_threads(self, ids: Array) -> None:
         """Adds a node for each thread, before all others."""
-        self._ids = np.unique(ids.astype(np.int64))
+        self._ids = unique_values(ids.astype(np.int64))
         frames = [self.frame(self._thread_name(tid)) for tid in self._ids.tolist()]
         self.add(np.full(len(frames), NOTHING), np.array(frames, np.int64), StackKind.THREAD, thread=self._ids)
 

@@ -1,11 +1,32 @@
+import ast
+from pathlib import Path
+
+import kineto_trace
 import numpy as np
 import pytest
-from kineto_trace.arrays.id_sets import distinct, is_in, lookup
+from kineto_trace.arrays.id_sets import distinct, is_in, lookup, unique_values
 
 
 def test_distinct_values_in_order_of_appearance() -> None:
     assert distinct(np.array([7, 3, 7, 0, 3], np.uint32)).tolist() == [7, 3, 0]
     assert distinct(np.array([], np.uint32)).tolist() == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint8, np.bool_, np.float64])
+@pytest.mark.parametrize("shape", [(0,), (1,), (500,), (20, 30)])
+def test_unique_values_agree_with_numpys(kind: type, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(1).integers(0, 200, shape).astype(kind)
+    found = unique_values(values)
+    assert found.dtype == kind
+    assert (found == np.unique(values)).all()
+    assert len(found) == len(np.unique(values))
+
+
+def test_the_library_has_no_use_of_numpys_unique_values_alone() -> None:
+    for path in Path(kineto_trace.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+        alone = [call.lineno for call in calls if ast.unparse(call.func) == "np.unique" and not call.keywords]
+        assert not alone, f"{path}, lines {alone}: use unique_values, which does not make a hash table"
 
 
 def test_membership_agrees_with_numpys() -> None:
