@@ -135,12 +135,10 @@ class TraceJobs:
         """
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
+        requests = [Request(view=view.name, options=options[view.name]) for view in views]
         sources = self._sources(paths, rank)
         before = self._sources(base, None) if base else []
-        if len(views) == 1 and views[0].name.startswith(DIFF):
-            return [_document(self._compared(views[0], before, sources, options[views[0].name]), step, limit)]
-        requests = [Request(view=view.name, options=options[view.name]) for view in views]
-        results = self._combined(requests, sources)
+        results = self._results(requests, before, sources)
         compared = {
             result.view: self._comparison(request, result, before, sources)
             for request, result in zip(requests, results, strict=True)
@@ -164,11 +162,9 @@ class TraceJobs:
         """One view's result as `kinetoctl report -o csv` prints it; of a comparison, with that of `base`."""
         view = find_view(name)
         options = options_of([view], [(key, text) for key, text in settings])[view.name]
-        sources = self._sources(paths, rank)
-        if view.name.startswith(DIFF):
-            result = self._compared(view, self._sources(base, None) if base else [], sources, options)
-        else:
-            (result,) = self._combined([Request(view=view.name, options=options)], sources)
+        before = self._sources(base, None) if base else []
+        request = Request(view=view.name, options=options)
+        (result,) = self._results([request], before, self._sources(paths, rank))
         return _csv(_of_step(result, step))
 
     def query_csv(self, sql: str, paths: Sequence[str]) -> str:
@@ -287,6 +283,14 @@ class TraceJobs:
         (baseline,) = all_combined([request], found)
         before, after = ({rank: self._context(source).get(extent) for source, rank in side} for side in (base, sources))
         return view_differences(baseline, result, (before, after))
+
+    def _results(
+        self, requests: Sequence[Request], before: Sequence[Source], sources: Sequence[Source]
+    ) -> list[Result]:
+        """The result of each view; of a comparison, if it is the only one, with the traces before."""
+        if len(requests) == 1 and requests[0].view.startswith(DIFF):
+            return [self._compared(find_view(requests[0].view), before, sources, requests[0].options)]
+        return self._combined(requests, sources)
 
     def _compared(
         self, view: View, base: Sequence[Source], sources: Sequence[Source], options: Mapping[str, Any]

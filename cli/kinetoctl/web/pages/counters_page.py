@@ -4,7 +4,7 @@ from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.json_answers import json_address, results_answer
+from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
 
@@ -32,7 +32,7 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
         asked=asked,
         document=asked.documents[0] if asked.documents and asked is not ranks else None,
         command=context.command("report", "--view", VIEW, name),
-        json=json_address(request, without=("limit",)),
+        json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
 

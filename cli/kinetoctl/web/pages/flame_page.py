@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import json_address, json_answer
+from kinetoctl.web.pages.json_answers import data_address, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
@@ -96,7 +96,7 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         values=values,
         whole=f"{request.path}?{urlencode([(name, value) for name, value in fields.items() if value])}",
         command=_command(context, asked_for),
-        json=json_address(request),
+        json=data_address(request),
         headers=asked.headers,
     )
 

@@ -30,7 +30,7 @@ def csv_answer(text: str, name: str) -> WebAnswer:
     return WebAnswer(content=text.encode(), content_type=CSV, headers=headers)
 
 
-def json_address(request: WebRequest, without: Sequence[str] = (), suffix: str = ".json") -> str:
-    """Where the values behind this page are, with its fields but for those in `without`."""
+def data_address(request: WebRequest, without: Sequence[str] = (), suffix: str = ".json") -> str:
+    """Where the values behind this page are in that form, with its fields but for those in `without`."""
     kept = [(key, value) for key, value in request.query if value and key not in without]
     return f"{request.path}{suffix}" + (f"?{urlencode(kept)}" if kept else "")

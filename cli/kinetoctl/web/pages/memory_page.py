@@ -5,7 +5,7 @@ from typing import Any
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import json_address, results_answer
+from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
 
@@ -36,7 +36,7 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         asked=asked,
         documents={document["view"]: document for document in asked.documents} if asked is not ranks else {},
         command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
-        json=json_address(request, without=("limit",)),
+        json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import json_address, results_answer
+from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, row_limit
 
@@ -40,7 +40,7 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
         documents=documents,
         stepless=documents.get("rank_steps", {}).get("steps") == ["all"],
         command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
-        json=json_address(request, without=("limit",)),
+        json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
 

@@ -8,7 +8,7 @@ from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.json_answers import csv_answer, json_address, results_answer
+from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 
 EXAMPLE = (
@@ -37,8 +37,8 @@ def sql_page(context: PageContext, request: WebRequest, session: WebSession) -> 
         document=asked.documents[0] if asked.documents else None,
         history=history,
         command=context.command("query", sql, context.name(trace_id)),
-        json=json_address(request),
-        csv=json_address(request, suffix=".csv"),
+        json=data_address(request),
+        csv=data_address(request, suffix=".csv"),
         headers=asked.headers,
     )
 

@@ -9,7 +9,7 @@ from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
-from kinetoctl.web.pages.json_answers import csv_answer, json_address, results_answer
+from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
 
@@ -64,8 +64,8 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         asked=asked,
         document=document,
         command=_command(context, choice),
-        json=json_address(request, without=("limit",)),
-        csv=json_address(request, without=("limit",), suffix=".csv"),
+        json=data_address(request, without=("limit",)),
+        csv=data_address(request, without=("limit",), suffix=".csv"),
         headers=asked.headers,
     )
 
