@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kineto_trace.analysis.distributed.what_if_views import rank_what_if
-from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_the_job, common_findings
+from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_the_job, _waited_for, common_findings
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, simulate
+from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, many_operators, simulate
 
 Row = dict[str, Any]
 
@@ -38,6 +38,32 @@ def test_what_makes_one_rank_late_says_so_and_saves_what_the_job_gains_without_i
     (found,) = (row for row in of_job(job) if row["title"].endswith("the others wait for rank 1"))
     assert (found["rank"], found["finding"]) == (1, "synchronisation")
     assert found["saving_pct"] == pytest.approx(gain(job, 1), abs=5.0)
+
+
+def test_the_work_of_a_slower_host_says_so_and_how_to_get_a_faster_one() -> None:
+    found = [row for row in of_job(many_operators(pace={1: 1.3})) if "the others wait for rank 1" in row["title"]]
+    assert found[0]["title"].endswith(
+        "the others wait for rank 1, since the same operators take 1.30 times as long on its host"
+    )
+    assert found[0]["advice"].startswith(
+        "Its host has a slower core, or shares it: pin each rank to cores of its GPU's NUMA node, look for other "
+        "programs there, compare clocks. Give the GPU more work per launch"
+    )
+
+
+def test_a_slower_host_is_no_reason_of_findings_about_other_things_than_its_work() -> None:
+    gain = {"rank": 1, "cause": "the same operators take 1.30 times as long on its host", "host_pace": 1.3}
+    row = {"rank": 1, "finding": "host_sleep", "title": "publish sleeps", "advice": "Sleep less."}
+    assert _waited_for(row, gain)["title"] == "publish sleeps: the others wait for rank 1"
+
+
+def test_a_slower_host_without_other_findings_is_a_slow_rank_with_the_same_advice() -> None:
+    late = {"rank": 1, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
+    slow = {**late, "cause": "the same operators take 1.30 times as long on its host", "host_pace": 1.3}
+    even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
+    (found,) = common_findings(result(findings_view), 2, result(rank_what_if, slow, even)).rows()
+    assert found["title"] == ("The other ranks wait for rank 1: the same operators take 1.30 times as long on its host")
+    assert found["advice"].startswith("Its host has a slower core, or shares it: pin each rank to cores")
 
 
 @pytest.mark.parametrize(("job", "rank"), [(fsdp(ranks=4, slow={2: 1.2}), 2), (ddp(slow={1: 1.2}), 1)])
