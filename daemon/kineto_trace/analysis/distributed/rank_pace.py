@@ -101,7 +101,7 @@ class SlowerHost:
     def about(self) -> str:
         """Returns the fact, how it was measured, and what to do about it."""
         others = f"as on the other ranks (median over {self.names} operators)"
-        return f"{self.cause} {others}: a slower or shared core; {REMEDY}"
+        return f"{self.cause} {others}: probably a slower or shared core; {REMEDY}"
 
 
 def rank_pace(context: Context) -> RankPace:

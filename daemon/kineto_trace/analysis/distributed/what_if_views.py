@@ -298,7 +298,7 @@ def rank_what_if(context: Context) -> JobRank:
     ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
     work, never of communication.
 
-    A host on which the same operators take longer than on the other ranks has a slower core, or shares it: the medians
+    A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it: the medians
     of operators and launching calls are compared by name, in the thread that trains and in those that run backward. It
     is told if three quarters of at least eight names take longer, by 10 % in the median, and if that explains a quarter
     of what the host works more.

@@ -42,7 +42,6 @@ _ADVICE = (
     "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
     "its data, its host and the clocks of its GPU."
 )
-_SLOW_HOST = f"Its host has a slower core, or shares it: {REMEDY}."
 _ALONE = "The other ranks wait meanwhile: give all ranks equal shares of this work, or do it where no collective waits."
 Row = dict[str, Any]
 
@@ -139,21 +138,30 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
         part = row["saving_pct"] / own
         if not row["guess"]:
             explained[rank] += part * late
-        alone = not row["guess"] and rank in slow and late > counted / 2 and part * late >= LEAST_PCT
+        slows = not row["guess"] and rank in slow and part * late >= LEAST_PCT
         if counted > 0:
             told = _scaled(row, counted / own)
-            found.append(_waited_for(told, gains.ranks[rank]) if alone else told)
+            told = _waited_for(told, gains.ranks[rank], alone=late > counted / 2) if slows else told
+            found.append(told)
     unexplained = sorted(rank for rank in slow if explained[rank] < EXPLAINED * gains.of(rank))
     return [*found, *(_slow_rank(gains.ranks[rank], explained[rank]) for rank in unexplained)]
 
 
-def _waited_for(row: Row, gain: Row) -> Row:
-    """The finding of a rank that the other ones wait for because of it. gain: its row of rank_what_if."""
+def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
+    """The finding of a rank that the other ones wait for because of it. gain: its row of rank_what_if.
+
+    alone: most of it is what the other ranks do not have.
+    """
     title = f"{row['title']}: the others wait for rank {row['rank']}"
     if gain.get("host_pace") and row["finding"] in HOST_WORK:
-        title, advice = f"{title}, since {gain['cause']}", f"{_SLOW_HOST} {row['advice']}".rstrip()
-        return {**row, "title": title, "advice": advice}
-    return {**row, "title": title, "advice": f"{row['advice']} {_ALONE}".lstrip()}
+        told = {**row, "advice": f"{_slow_host(gain)} {row['advice']}".rstrip()}
+        return {**told, "title": f"{title}, since {gain['cause']}"} if alone else told
+    return {**row, "title": title, "advice": f"{row['advice']} {_ALONE}".lstrip()} if alone else row
+
+
+def _slow_host(gain: Row) -> str:
+    """What to do about a rank on whose host the same operators take longer."""
+    return f"Rank {gain['rank']} probably has a slower core, or shares it ({gain['cause']}): {REMEDY}."
 
 
 def _scaled(row: Row, share: float) -> Row:
@@ -168,6 +176,6 @@ def _slow_rank(gain: Row, explained: float) -> Row:
         "finding": SLOW_RANK,
         "guess": False,
         "title": f"The other ranks wait for rank {gain['rank']}" + (f": {gain['cause']}" if gain["cause"] else ""),
-        "advice": _SLOW_HOST if gain.get("host_pace") else _ADVICE,
+        "advice": _slow_host(gain) if gain.get("host_pace") else _ADVICE,
         "evidence": f"{gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
     }

@@ -45,9 +45,9 @@ def test_operators_that_take_longer_on_one_rank_are_a_slower_host() -> None:
     assert (round(found.ratio, 2), found.names, found.thread, found.host) == (1.3, 10, "", "")
     assert found.more_ns == pytest.approx(60 * 20_250 * 0.3, rel=0.01)
     assert found.about == (
-        "the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): a "
-        "slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, compare "
-        "clocks"
+        "the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
+        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, "
+        "compare clocks"
     )
 
 

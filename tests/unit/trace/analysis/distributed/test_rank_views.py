@@ -51,8 +51,8 @@ def test_a_late_rank_is_told_how_much_longer_the_same_operators_take_on_its_host
     slow_rows, sleeping_rows = (over(rank_table, run.events(0), run.events(1)).rows() for run in (slow, sleeping))
     assert slow_rows[0]["about"] == (
         "late: others wait for it, though it computes no longer; the same operators take 1.30 times as long on its "
-        "host as on the other ranks (median over 10 operators): a slower or shared core; pin each rank to cores of its "
-        "GPU's NUMA node, look for other programs there, compare clocks"
+        "host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each rank to "
+        "cores of its GPU's NUMA node, look for other programs there, compare clocks"
     )
     assert sleeping_rows[0]["about"].endswith("though it computes no longer; see its host (view idle_causes)")
 

@@ -91,14 +91,14 @@ def test_a_host_on_which_the_same_operators_take_longer_is_said_to_be_slower(ran
     assert (row["rank"], row["cause"]) == (1, "the same operators take 1.30 times as long on its host")
     assert row["host_pace"] == pytest.approx(1.3, abs=0.01)
     assert row["about"].endswith(
-        ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): a "
-        "slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, compare "
-        "clocks"
+        ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
+        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, "
+        "compare clocks"
     )
 
 
 def test_a_slower_host_is_called_by_its_name_if_the_ranks_have_several() -> None:
-    run = simulate(replace(many_operators(pace={1: 1.3}), hosts=("node0", "node1")))
+    run = simulate(replace(many_operators(pace={1: 1.3}), hosts=("node0", "node1"), numbered=True))
     assert predicted(run).rows()[0]["cause"] == "the same operators take 1.30 times as long on its host (node1)"
 
 
