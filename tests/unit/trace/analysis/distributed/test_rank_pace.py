@@ -16,7 +16,7 @@ BACKWARD = tuple(f"{EVALUATE_FUNCTION}Op{number}Backward0" for number in range(1
 def rank(
     pace: float | Mapping[str, float] = 1.0,
     *,
-    names: Sequence[str] = NAMES,
+    names: tuple[str, ...] = NAMES,
     calls: int = 6,
     more: Sequence[Event] = (),
     us: float = 20.25,
@@ -36,7 +36,7 @@ def rank(
 
 def told(own: RankPace, *others: RankPace, late_us: float = 0.0) -> str | None:
     found = slower_host(own, others, 1e3 * late_us)
-    return found and found.cause
+    return None if found is None else found.cause
 
 
 def test_operators_that_take_longer_on_one_rank_are_a_slower_host() -> None:
@@ -46,8 +46,8 @@ def test_operators_that_take_longer_on_one_rank_are_a_slower_host() -> None:
     assert found.more_ns == pytest.approx(60 * 20_250 * 0.3, rel=0.01)
     assert found.about == (
         "the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
-        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, "
-        "compare clocks"
+        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
+        "there, compare clocks"
     )
 
 

@@ -47,8 +47,8 @@ def test_slow_and_late_ranks_are_told_apart_and_whoever_waited_is_neither(ranks:
 
 
 def test_a_late_rank_is_told_how_much_longer_the_same_operators_take_on_its_host() -> None:
-    slow, sleeping = (simulate(many_operators(**job)) for job in ({"pace": {1: 1.3}}, {"late": {1: 3_000.0}}))
-    slow_rows, sleeping_rows = (over(rank_table, run.events(0), run.events(1)).rows() for run in (slow, sleeping))
+    runs = [simulate(job) for job in (many_operators(pace={1: 1.3}), many_operators(late={1: 3_000.0}))]
+    slow_rows, sleeping_rows = (over(rank_table, [*run.events(0)], [*run.events(1)]).rows() for run in runs)
     assert slow_rows[0]["about"] == (
         "late: others wait for it, though it computes no longer; the same operators take 1.30 times as long on its "
         "host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each rank to "

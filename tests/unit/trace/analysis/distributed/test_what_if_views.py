@@ -92,8 +92,8 @@ def test_a_host_on_which_the_same_operators_take_longer_is_said_to_be_slower(ran
     assert row["host_pace"] == pytest.approx(1.3, abs=0.01)
     assert row["about"].endswith(
         ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
-        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs there, "
-        "compare clocks"
+        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
+        "there, compare clocks"
     )
 
 

@@ -41,8 +41,8 @@ def test_what_makes_one_rank_late_says_so_and_saves_what_the_job_gains_without_i
 
 
 SLOW_CORE = (
-    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin each "
-    "rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
+    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin "
+    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
 )
 
 
