@@ -1378,6 +1378,11 @@ class Views:
         ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
         work, never of communication.
 
+        A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it.
+        The medians of operators and launching calls are compared by name, in the thread that trains and in those that run
+        backward. A slower host is told if three quarters of at least eight names take longer, by 10 % in the median, and if
+        that explains a quarter of what the host works more.
+
         The model says in a note how well it reproduces the time that the job took; if it is wrong by more than 10 %, there
         are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
         traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
@@ -1388,7 +1393,7 @@ class Views:
         rank beyond the last but one, and the transfers.
 
         Columns: change, rank, collective, process_group, saving_us, saving_pct, saving_per_step_us, more_work_us,
-        cause, about.
+        host_pace, cause, about.
         """
 
     def ranks(
@@ -1401,7 +1406,8 @@ class Views:
 
         The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
         computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-        longer than they do, is late on its host.
+        longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
+        explains a quarter of the waiting, by how much.
 
         Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
         derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A

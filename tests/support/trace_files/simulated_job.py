@@ -31,6 +31,8 @@ SPELLINGS = {"all_reduce": "allreduce", "all_gather": "_allgather_base", "reduce
 class Op:
     """One operation of the program. us: its duration on each rank; of a collective, that of the transfer.
 
+    host: work of the host, in an operator if it has a name.
+
     fetch: a copy to pageable memory, for which the host waits in the call.
 
     wait: a collective before whose end the compute stream does not go on.
@@ -143,7 +145,9 @@ def simulate(job: SimulatedJob, seed: int = 0) -> SimulatedRun:
 def _run(op: Op, place: int, rank: _Rank, number: int) -> None:
     """Runs one operation that needs no other rank."""
     if op.kind == "host":
-        rank.host += op.us[place]
+        begin, rank.host = rank.host, rank.host + op.us[place]
+        if op.name:
+            rank.events.append((begin, rank.host, [event("cpu_op", op.name, begin, op.us[place])]))
     elif op.kind == "compute":
         launch = rank.host
         rank.host += LAUNCH_US
@@ -255,6 +259,24 @@ def host_bound(*, late: float, ranks: int = 2, steps: int = 6, layers: int = 30,
     sleep = Op(kind="host", us=tuple(10.0 + late * (rank == 1) for rank in range(ranks)))
     ending = (Op(kind="sync"), Op(kind="step")) if sync else (Op(kind="step"),)
     return SimulatedJob(ranks=ranks, program=(sleep, *layer * layers, *ending) * steps)
+
+
+def many_operators(
+    *, ranks: int = 2, pace: Mapping[int, float] | None = None, late: Mapping[int, float] | None = None, steps: int = 10
+) -> SimulatedJob:
+    """Training whose hosts are in ten operators, eight times a step, of which each launches a short kernel.
+
+    pace: rank -> its operators take so many times as long; late: rank -> us that its host sleeps in each step.
+    """
+    pace, late = pace or {}, late or {}
+    program = [Op(kind="host", us=tuple(50.0 + late.get(rank, 0.0) for rank in range(ranks)))]
+    for _layer in range(8):
+        for number in range(10):
+            us = tuple((20.0 + number) * pace.get(rank, 1.0) for rank in range(ranks))
+            program += [Op(kind="host", us=us, name=f"aten::op{number}"), Op(kind="compute", us=(5.0,) * ranks)]
+        program.append(Op(kind="collective", us=(50.0,) * ranks, name="all_reduce", elements=1 << 20, wait=True))
+    program += [Op(kind="sync"), Op(kind="step")]
+    return SimulatedJob(ranks=ranks, program=tuple(program) * steps)
 
 
 def launched_ahead(*, late: float = 0.0, slow: float = 1.0, steps: int = 8) -> SimulatedJob:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.distributed_views import rank_overlap
+from kineto_trace.analysis.distributed.rank_pace import RankPace, rank_pace, slower_host
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.rank_clocks import MAX_LISTED, RankCollectives
@@ -56,6 +57,7 @@ class RankFacts:
     computes: bool
     found: RankCollectives
     in_steps: Flags
+    pace: RankPace
 
 
 def rank_steps(context: Context) -> HostSteps:
@@ -105,6 +107,7 @@ def _rank_facts(context: Context) -> RankFacts:
         computes=len(trace.table("kernel")) > 0,
         found=context.get(rank_collectives),
         in_steps=_in_whole_steps(context),
+        pace=context.get(rank_pace),
     )
 
 
@@ -169,6 +172,9 @@ def _waiting(matched: Matched, found: Waits, inside: Flags) -> tuple[Floats, Flo
     return np.where(known, waited, np.nan) / 1000.0, np.where(known, caused, np.nan) / 1000.0
 
 
+_LATE = "late: others wait for it, though it computes no longer"
+
+
 def _about(step: float, slower_pct: float, waiting: float, waited_for: float, most: int | None) -> str:
     """What a rank is, in words."""
     if not step > 0:
@@ -180,11 +186,20 @@ def _about(step: float, slower_pct: float, waiting: float, waited_for: float, mo
         if late and not np.isfinite(slower_pct):
             return "late: others wait for it; what it computes is not known"
         if late:
-            return "late: others wait for it, though it computes no longer; see its host (view idle_causes)"
+            return f"{_LATE}; see its host (view idle_causes)"
     if waiting >= WAITS * step:
         share = f"{100 * waiting / step:.0f} % of its steps" if waiting <= step else "longer than its steps take"
         return f"waits {share}" + (f", most for rank {most}" if most is not None else "")
     return ""
+
+
+def _late_host(about: str, place: int, paces: Sequence[RankPace], waited_for_us: float) -> str:
+    """Says what a late rank is late by, if its host is slower. waited_for_us: what each other rank waited for it."""
+    if not about.startswith(_LATE):
+        return about
+    others = [pace for other, pace in enumerate(paces) if other != place]
+    slow = slower_host(paces[place], others, 1e3 * waited_for_us)
+    return about if slow is None else f"{_LATE}; {slow.about}"
 
 
 def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
@@ -211,7 +226,9 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     exposed = np.where([part.computes for _, part in partials], communication, np.inf)
     alone = np.minimum(waited / counts, exposed)  # while it computes nothing
     others = np.array([np.fmax.reduce(np.delete(alone, at), initial=0.0) for at in range(len(alone))])
-    told = zip(mean, slower, alone, np.minimum(caused / counts, others), most, strict=True)
+    waited_for = np.minimum(caused / counts, others)
+    told = [_about(*each) for each in zip(mean, slower, alone, waited_for, most, strict=True)]
+    paces = [part.pace for _, part in partials]
     values: dict[str, Any] = {
         "rank": matched.ranks,
         "host": [part.host or None for _, part in partials],
@@ -227,7 +244,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
         "communication_us": communication,
         "waiting_us": waited / counts,
         "waited_for_us": caused / counts,
-        "about": [_about(*each) or None for each in told],
+        "about": [_late_host(text, place, paces, waited_for[place]) or None for place, text in enumerate(told)],
     }
     notes = [*missing_waits(matched, found), *_without_steps(partials)]
     notes += _outside_of_steps(matched.ranks, waited, counts, found)
@@ -290,7 +307,8 @@ def rank_table(context: Context) -> RankFacts:
 
     The ranks that the others wait for longest come first. Collectives make the steps of all ranks equally long, so
     computation_us and waited_for_us show which rank is slow. A rank that the others wait for, but that computes no
-    longer than they do, is late on its host.
+    longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
+    explains a quarter of the waiting, by how much.
 
     Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
     derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A

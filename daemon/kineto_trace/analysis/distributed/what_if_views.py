@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.distributed.host_collective_bounds import host_bounds
 from kineto_trace.analysis.distributed.rank_kernels import RankKernels, rank_kernels, slower_kernels
+from kineto_trace.analysis.distributed.rank_pace import RankPace, SlowerHost, rank_pace, slower_host
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import NOTHING, RankWork, rank_work
 from kineto_trace.arrays.id_sets import unique_values
@@ -37,6 +38,7 @@ class _Change(NamedTuple):
     about: str | None
     cause: str | None = None
     more_work_ns: int | None = None
+    host_pace: float | None = None
 
 
 class JobRank(NamedTuple):
@@ -44,6 +46,7 @@ class JobRank(NamedTuple):
 
     work: RankWork
     kernels: RankKernels
+    pace: RankPace
 
 
 def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
@@ -77,7 +80,7 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
                 "what they could gain is unknown",
             ]
         )
-    changes = [*_ranks(simulation, [part.kernels for _, part in partials]), *alike, *_collectives(simulation)]
+    changes = [*_ranks(simulation, [part for _, part in partials]), *alike, *_collectives(simulation)]
     notes.append(
         f"of {ms(simulation.measured_ns)} from the first collective to the last one, the model of the job reproduces "
         f"{ms(simulation.model_ns)}; savings overlap and must not be added up"
@@ -97,6 +100,7 @@ def _answer(changes: Sequence[_Change], total_ns: int, steps: int, notes: Sequen
             "saving_pct": [100 * change.saving_ns / total_ns for change in ordered],
             "saving_per_step_us": [change.saving_ns / 1e3 / steps if steps else None for change in ordered],
             "more_work_us": [None if each.more_work_ns is None else each.more_work_ns / 1e3 for each in ordered],
+            "host_pace": [change.host_pace for change in ordered],
             "cause": [change.cause for change in ordered],
             "about": [change.about for change in ordered],
         },
@@ -118,7 +122,7 @@ def _saving(simulation: Simulation, before: Ints, transfer: Ints) -> int:
     return simulation.model_ns - simulation.run(before, transfer)
 
 
-def _ranks(simulation: Simulation, kernels: Sequence[RankKernels]) -> list[_Change]:
+def _ranks(simulation: Simulation, parts: Sequence[JobRank]) -> list[_Change]:
     """One change for each rank, of many ranks for those that are longer than the others between collectives."""
     matched, work = simulation.matched, simulation.work
     excess = np.zeros(len(matched.ranks))
@@ -130,15 +134,25 @@ def _ranks(simulation: Simulation, kernels: Sequence[RankKernels]) -> list[_Chan
             continue
         saving = _saving(simulation, simulation.like_the_others(place), simulation.found.transfer)
         rank = matched.ranks[place]
-        about, cause = None, None
+        more_work = _more_work(simulation, place)
+        about, cause, pace = None, None, None
         if saving >= WORTH_SAYING * simulation.model_ns:
-            about, cause = _why(simulation, place)
+            slow = _slow_host(parts, place, more_work[1])
+            about, cause = _why(simulation, place, slow)
             if cause == SLOW_KERNELS:
-                others = [each for other, each in enumerate(kernels) if other != place]
-                cause = slower_kernels(kernels[place], others) or cause
-        more = int(max(0, *_more_work(simulation, place)))
-        changes.append(_Change(f"rank {rank} as fast as the others", rank, None, None, saving, about, cause, more))
+                others = [each.kernels for other, each in enumerate(parts) if other != place]
+                cause = slower_kernels(parts[place].kernels, others) or cause
+            elif cause == LATE_HOST and slow is not None:
+                cause, pace = slow.cause, slow.ratio
+        change, more = f"rank {rank} as fast as the others", int(max(0, *more_work))
+        changes.append(_Change(change, rank, None, None, saving, about, cause, more, pace))
     return changes
+
+
+def _slow_host(parts: Sequence[JobRank], place: int, more_ns: float) -> SlowerHost | None:
+    """more_ns: what the rank's host works more than the others, in all steps."""
+    own = parts[place].pace
+    return slower_host(own, [each.pace for other, each in enumerate(parts) if other != place], more_ns / own.steps)
 
 
 def _more_work(simulation: Simulation, place: int) -> tuple[float, float]:
@@ -149,7 +163,7 @@ def _more_work(simulation: Simulation, place: int) -> tuple[float, float]:
     return on_gpu, on_host
 
 
-def _why(simulation: Simulation, place: int) -> tuple[str, str]:
+def _why(simulation: Simulation, place: int, slow: SlowerHost | None) -> tuple[str, str]:
     """What makes a rank slower than the others, and before which collectives; then the same in few words."""
     work, kinds = simulation.work, _kinds(simulation.matched, simulation.found)
     rank, own = simulation.matched.ranks[place], work.rank == place
@@ -162,9 +176,11 @@ def _why(simulation: Simulation, place: int) -> tuple[str, str]:
     collective, group = kinds.names[int(before.argmax())]
     where = f"{collective} of {group}" if group else collective
     cause = SLOW_KERNELS if on_gpu >= on_host else LATE_HOST
-    look = "" if on_gpu >= on_host else " (views idle_causes and findings of this rank)"
+    told = cause
+    if cause == LATE_HOST:
+        told = slow.about if slow is not None else f"{cause} (views idle_causes and findings of this rank)"
     extra = f"{ms(float(longer.sum()))} more own work than the median of the others"
-    return f"rank {rank} has {extra}, most of it before {where}: {cause}{look}", cause
+    return f"rank {rank} has {extra}, most of it before {where}: {told}", cause
 
 
 class _Kinds(NamedTuple):
@@ -257,10 +273,18 @@ _ON_THE_HOST = (
             "on the host",
         ),
         (
+            "host_pace",
+            "float",
+            "",
+            "how many times as long as on the other ranks the same operators take on the rank's host; missing unless "
+            "that makes it late",
+        ),
+        (
             "cause",
             "text",
             "",
-            "what makes the rank slower, in few words: its host is late, or its kernels are more, larger or slower",
+            "what makes the rank slower, in few words: its host is late, the same operators take longer on it, or its "
+            "kernels are more, larger or slower",
         ),
         ("about", "text", "", "what makes the rank slower, or what the figure assumes"),
     ),
@@ -275,6 +299,11 @@ def rank_what_if(context: Context) -> JobRank:
     ranks, and the path is found again. So time in which a rank waits for another one counts as a gain of that rank's
     work, never of communication.
 
+    A host on which the same operators take longer than on the other ranks probably has a slower core, or shares it.
+    The medians of operators and launching calls are compared by name, in the thread that trains and in those that run
+    backward. A slower host is told if three quarters of at least eight names take longer, by 10 % in the median, and if
+    that explains a quarter of what the host works more.
+
     The model says in a note how well it reproduces the time that the job took; if it is wrong by more than 10 %, there
     are no rows. There are none, either, if it finds the job slower with equal ranks: then ranks wait in ways that the
     traces do not show, for example since calls to CUDA were not recorded. Work before the first and after the last
@@ -284,4 +313,4 @@ def rank_what_if(context: Context) -> JobRank:
     unknown. Of such jobs the savings are upper bounds by the durations of the collectives: what the others waited for a
     rank beyond the last but one, and the transfers.
     """
-    return JobRank(context.get(rank_work), context.get(rank_kernels))
+    return JobRank(context.get(rank_work), context.get(rank_kernels), context.get(rank_pace))

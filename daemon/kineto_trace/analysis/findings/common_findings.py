@@ -12,8 +12,9 @@ Theory of operation
     * transfers that nothing hides count up to what the job would gain if they took no time.
 
     A rank that costs the job more than its findings explain is a finding itself, unless another one costs about as
-    much: ranks that are late by turns are no slow ranks. Without a critical path (no row of a rank in rank_what_if),
-    the findings stay as they are.
+    much: ranks that are late by turns are no slow ranks. Where the same operators take longer on its host, the findings
+    about the host's work say so, for that is what the rank has more of than the others. Without a critical path (no row
+    of a rank in rank_what_if), the findings stay as they are.
 """
 
 from bisect import bisect_left
@@ -23,6 +24,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from kineto_trace.analysis.distributed.rank_pace import REMEDY
+from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES
 from kineto_trace.analysis.host_findings.user_code import IN_COLLECTIVES
 from kineto_trace.view_api.result import Result
 
@@ -33,6 +36,7 @@ WAITING = "waiting_in_collectives"
 TRANSFERS = frozenset({"exposed_communication"})
 TRANSFERS_ON_HOST = frozenset({"communication_on_the_host", IN_COLLECTIVES})
 SLOW_RANK = "slow_rank"
+HOST_WORK = frozenset({"host_bound", "host_python", "host_annotation", "small_operators", SMALL_COLLECTIVES})
 _FIGURES = ("saving_us", "saving_pct", "saving_per_step_us", "uncertainty_pct")
 _ADVICE = (
     "Give all ranks equal work and equal machines: compare this rank with another one (kinetoctl diff), its batches, "
@@ -134,21 +138,30 @@ def _of_the_job(rows: Sequence[Row], gains: _Gains, ranks: Sequence[int]) -> lis
         part = row["saving_pct"] / own
         if not row["guess"]:
             explained[rank] += part * late
-        alone = not row["guess"] and rank in slow and late > counted / 2 and part * late >= LEAST_PCT
+        slows = not row["guess"] and rank in slow and part * late >= LEAST_PCT
         if counted > 0:
             told = _scaled(row, counted / own)
-            found.append(_waited_for(told) if alone else told)
+            told = _waited_for(told, gains.ranks[rank], alone=late > counted / 2) if slows else told
+            found.append(told)
     unexplained = sorted(rank for rank in slow if explained[rank] < EXPLAINED * gains.of(rank))
     return [*found, *(_slow_rank(gains.ranks[rank], explained[rank]) for rank in unexplained)]
 
 
-def _waited_for(row: Row) -> Row:
-    """The finding of a rank that the other ones wait for because of it."""
-    return {
-        **row,
-        "title": f"{row['title']}: the others wait for rank {row['rank']}",
-        "advice": f"{row['advice']} {_ALONE}".lstrip(),
-    }
+def _waited_for(row: Row, gain: Row, *, alone: bool) -> Row:
+    """The finding of a rank that the other ones wait for because of it. gain: its row of rank_what_if.
+
+    alone: most of it is what the other ranks do not have.
+    """
+    title = f"{row['title']}: the others wait for rank {row['rank']}"
+    if gain.get("host_pace") and row["finding"] in HOST_WORK:
+        told = {**row, "advice": f"{_slow_host(gain)} {row['advice']}".rstrip()}
+        return {**told, "title": f"{title}, since {gain['cause']}"} if alone else told
+    return {**row, "title": title, "advice": f"{row['advice']} {_ALONE}".lstrip()} if alone else row
+
+
+def _slow_host(gain: Row) -> str:
+    """What to do about a rank on whose host the same operators take longer."""
+    return f"Rank {gain['rank']} probably has a slower core, or shares it ({gain['cause']}): {REMEDY}."
 
 
 def _scaled(row: Row, share: float) -> Row:
@@ -163,6 +176,6 @@ def _slow_rank(gain: Row, explained: float) -> Row:
         "finding": SLOW_RANK,
         "guess": False,
         "title": f"The other ranks wait for rank {gain['rank']}" + (f": {gain['cause']}" if gain["cause"] else ""),
-        "advice": _ADVICE,
+        "advice": _slow_host(gain) if gain.get("host_pace") else _ADVICE,
         "evidence": f"{gain['change']}, the job would gain {gain['saving_pct']:.1f} %: {gain['about']}",
     }

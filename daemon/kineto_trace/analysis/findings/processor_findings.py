@@ -7,7 +7,7 @@ import numpy as np
 from kineto_trace.analysis.causes.time_causes import time_causes
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.findings.replayed_savings import replayed
-from kineto_trace.analysis.host_time.thread_views import counters_of
+from kineto_trace.analysis.host_time.thread_views import CROWDED, counters_of, share_without_cpu
 from kineto_trace.analysis.replay.step_replay import Change
 from kineto_trace.base.quantities import times
 from kineto_trace.model.context import Context
@@ -19,9 +19,7 @@ _MORE_CORES = (
     "launcher that binds ranks to cores) and for a CPU quota of the container."
 )
 BUSY = 0.02  # of a core, or of the wait for one: a process that counts as busy
-LEAST_WAIT = 0.05  # of the trace
 _HOST_WORKS = ("operators", "launch_latency", "python", "gil", "blocked", "unknown", "data_loading")
-CROWDED = 0.25  # of the time in which worker processes could have run they had no CPU
 
 
 def workers_without_cores(context: Context) -> Iterator[Finding]:
@@ -52,16 +50,10 @@ def workers_without_cores(context: Context) -> Iterator[Finding]:
 
 def host_without_cores(context: Context) -> Iterator[Finding]:
     """Threads that launch work, and have no CPU while the GPU waits for them."""
-    found, called, spent = counters_of(context), context.get(calls), context.get(time_causes)
-    idle = spent.total(*_HOST_WORKS)
-    if found is None or not idle:
+    found, share = counters_of(context), context.get(share_without_cpu)
+    idle = context.get(time_causes).total(*_HOST_WORKS)
+    if found is None or not idle or not share:
         return
-    launching = set(called.thread.tolist())
-    waits = [(cpu, wait) for thread, (cpu, wait, _) in found.by_thread().items() if thread in launching]
-    cpu, waited = (sum(column) for column in zip(*waits, strict=True)) if waits else (0, 0)
-    if waited < max(CROWDED * (cpu + waited), LEAST_WAIT * found.duration_ns):
-        return
-    share = waited / (cpu + waited)
     finding = Finding(
         name="host_without_cores",
         title=f"The threads that launch work wait for a CPU: they share {_limit(found)}",
@@ -70,7 +62,7 @@ def host_without_cores(context: Context) -> Iterator[Finding]:
         evidence=f"in {100 * share:.0f} % of the time in which they could have run they had no CPU",
         causes=_HOST_WORKS,
     )
-    yield replayed(context, finding, Change(pace=np.full(len(called), 1 - share)))
+    yield replayed(context, finding, Change(pace=np.full(len(context.get(calls)), 1 - share)))
 
 
 def _limit(found: KernelCounters) -> str:

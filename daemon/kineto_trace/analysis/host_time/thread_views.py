@@ -13,6 +13,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import UNKNOWN, Ints, KernelCounters
 from kineto_trace.model.line_counts import WAITS
+from kineto_trace.structure.activity_links import calls
 from kineto_trace.structure.python.python_samples import idle_for
 from kineto_trace.structure.python.thread_use import ThreadUse, is_native, thread_use, window_ns
 from kineto_trace.view_api.result import columns
@@ -20,6 +21,8 @@ from kineto_trace.view_api.view import Answer, view
 
 NOTED_WAIT_PCT = 5.0  # of the CPU time that threads wanted
 NOTED_THROTTLING_PCT = 5.0  # of the periods of a CPU quota
+CROWDED = 0.25  # of the time in which threads or processes could have run they had no CPU
+LEAST_WAIT = 0.05  # of the trace
 MIN_COVERED = 0.95  # of the window, else the views say so
 NO_COUNTERS = "the kernel's counters of threads are not in this trace: kinetod records them, other tools do not"
 
@@ -27,6 +30,22 @@ NO_COUNTERS = "the kernel's counters of threads are not in this trace: kinetod r
 def counters_of(context: Context) -> KernelCounters | None:
     """Returns what the kernel counted for the process; None if it was not recorded."""
     return KernelCounters.parse(context.trace.target.kernel_counters)
+
+
+def share_without_cpu(context: Context) -> float:
+    """Returns the share of the time in which threads that launch work could have run, but waited for a CPU.
+
+    0.0: they waited for less than a quarter of it or 5 % of the trace, or it is unknown.
+    """
+    found = counters_of(context)
+    if found is None:
+        return 0.0
+    launching = set(context.get(calls).thread.tolist())
+    waits = [(cpu, wait) for thread, (cpu, wait, _) in found.by_thread().items() if thread in launching]
+    cpu, waited = (sum(column) for column in zip(*waits, strict=True)) if waits else (0, 0)
+    if waited < max(CROWDED * (cpu + waited), LEAST_WAIT * found.duration_ns):
+        return 0.0
+    return waited / max(cpu + waited, 1)
 
 
 @view(

@@ -12,6 +12,7 @@ from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
 from support.trace_files.ranks import Event, context, event, launched, nccl, step
+from support.trace_files.simulated_job import many_operators, simulate
 from support.trace_files.training_ranks import Job, events_of
 
 DDP = Path(__file__).parents[4] / "data/h200/ddp4"
@@ -43,6 +44,17 @@ def test_slow_and_late_ranks_are_told_apart_and_whoever_waited_is_neither(ranks:
     assert (late["host"], late["gpu"], late["steps"]) == ("gpu-2", "NVIDIA H200", 3)
     assert late["waited_for_us"] == pytest.approx(300, abs=60)
     assert late["waiting_us"] < 20 < slow["waiting_us"]
+
+
+def test_a_late_rank_is_told_how_much_longer_the_same_operators_take_on_its_host() -> None:
+    runs = [simulate(job) for job in (many_operators(pace={1: 1.3}), many_operators(late={1: 3_000.0}))]
+    slow_rows, sleeping_rows = (over(rank_table, [*run.events(0)], [*run.events(1)]).rows() for run in runs)
+    assert slow_rows[0]["about"] == (
+        "late: others wait for it, though it computes no longer; the same operators take 1.30 times as long on its "
+        "host as on the other ranks (median over 10 operators): probably a slower or shared core; pin each rank to "
+        "cores of its GPU's NUMA node, look for other programs there, compare clocks"
+    )
+    assert sleeping_rows[0]["about"].endswith("though it computes no longer; see its host (view idle_causes)")
 
 
 def test_who_waits_for_whom_needs_no_clocks(ranks: list[list[Event]]) -> None:

@@ -17,6 +17,7 @@ from support.trace_files.simulated_job import (
     fsdp,
     host_bound,
     launched_ahead,
+    many_operators,
     simulate,
 )
 from support.trace_files.training_ranks import Job, events_of
@@ -82,6 +83,30 @@ def test_the_rank_that_sleeps_comes_first_and_is_said_to_be_late_on_its_host() -
     slow = predicted(simulate(JOBS["slow kernels"])).rows()
     about = next(row["about"] for row in slow if row["rank"] == 2)
     assert about.endswith("its kernels take longer")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_host_on_which_the_same_operators_take_longer_is_said_to_be_slower(ranks: int) -> None:
+    row = predicted(simulate(many_operators(ranks=ranks, pace={1: 1.3}))).rows()[0]
+    assert (row["rank"], row["cause"]) == (1, "the same operators take 1.30 times as long on its host")
+    assert row["host_pace"] == pytest.approx(1.3, abs=0.01)
+    assert row["about"].endswith(
+        ": the same operators take 1.30 times as long on its host as on the other ranks (median over 10 operators): "
+        "probably a slower or shared core; pin each rank to cores of its GPU's NUMA node, look for other programs "
+        "there, compare clocks"
+    )
+
+
+def test_a_slower_host_is_called_by_its_name_if_the_ranks_have_several() -> None:
+    run = simulate(replace(many_operators(pace={1: 1.3}), hosts=("node0", "node1"), numbered=True))
+    assert predicted(run).rows()[0]["cause"] == "the same operators take 1.30 times as long on its host (node1)"
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.12])
+def test_a_rank_that_sleeps_is_late_although_its_operators_take_a_little_longer(pace: float) -> None:
+    row = predicted(simulate(many_operators(pace={1: pace}, late={1: 3_000.0}))).rows()[0]
+    assert (row["rank"], row["cause"], row["host_pace"]) == (1, "its host is late", None)
+    assert row["about"].endswith("its host is late (views idle_causes and findings of this rank)")
 
 
 def test_ranks_that_are_late_by_turns_are_not_told_to_have_less_than_no_work() -> None:

@@ -12,7 +12,7 @@ from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, simulate
+from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, many_operators, simulate
 
 Row = dict[str, Any]
 
@@ -38,6 +38,48 @@ def test_what_makes_one_rank_late_says_so_and_saves_what_the_job_gains_without_i
     (found,) = (row for row in of_job(job) if row["title"].endswith("the others wait for rank 1"))
     assert (found["rank"], found["finding"]) == (1, "synchronisation")
     assert found["saving_pct"] == pytest.approx(gain(job, 1), abs=5.0)
+
+
+SLOW_CORE = (
+    "Rank 1 probably has a slower core, or shares it (the same operators take 1.30 times as long on its host): pin "
+    "each rank to cores of its GPU's NUMA node, look for other programs there, compare clocks."
+)
+
+
+def test_work_that_all_hosts_have_and_a_slower_one_for_longer_has_the_advice_to_get_a_faster_one() -> None:
+    first = of_job(many_operators(pace={1: 1.3}))[0]
+    assert (first["rank"], first["finding"]) == (1, "host_bound")
+    assert first["title"] == "The GPU waits for the host to launch work (on 2 of 2 ranks)"
+    assert first["advice"].startswith(f"{SLOW_CORE} Give the GPU more work per launch")
+
+
+def slower_host(**found: Any) -> list[Row]:
+    """The findings of a job whose rank 1 has this finding and a slower host, for which rank 0 waits."""
+    late = {"rank": 1, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
+    slow = {**late, "cause": "the same operators take 1.30 times as long on its host", "host_pace": 1.3}
+    even = {**late, "rank": 0, "saving_us": 0.0, "saving_pct": 0.0, "more_work_us": 0.0}
+    rows = [{"rank": 1, "saving_pct": 18.0, "saving_us": 18.0, **found}] if found else []
+    return common_findings(result(findings_view, *rows), 2, result(rank_what_if, slow, even)).rows()
+
+
+def test_the_work_of_a_slower_host_that_others_do_not_have_says_so_and_how_to_get_a_faster_one() -> None:
+    (found,) = slower_host(finding="host_bound", title="The GPU waits", advice="Launch less.")
+    assert found["title"] == (
+        "The GPU waits: the others wait for rank 1, since the same operators take 1.30 times as long on its host"
+    )
+    assert found["advice"] == f"{SLOW_CORE} Launch less."
+
+
+def test_a_slower_host_is_no_reason_of_findings_about_other_things_than_its_work() -> None:
+    (found,) = slower_host(finding="host_sleep", title="publish sleeps", advice="Sleep less.")
+    assert found["title"] == "publish sleeps: the others wait for rank 1"
+    assert found["advice"].startswith("Sleep less. The other ranks wait meanwhile")
+
+
+def test_a_slower_host_without_other_findings_is_a_slow_rank_with_the_same_advice() -> None:
+    (found,) = slower_host()
+    assert found["title"] == ("The other ranks wait for rank 1: the same operators take 1.30 times as long on its host")
+    assert found["advice"] == SLOW_CORE
 
 
 @pytest.mark.parametrize(("job", "rank"), [(fsdp(ranks=4, slow={2: 1.2}), 2), (ddp(slow={1: 1.2}), 1)])

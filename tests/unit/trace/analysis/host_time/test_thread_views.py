@@ -4,15 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.analysis.host_time.thread_views import share_without_cpu
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.errors import ViewError
+from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import PROCESS
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
 from support.agent.stack_records import IDLE, PERIOD_NS, RUNNING, Sample, code, linetable, node, recording
 from support.agent.stack_records import write_recording as write
 from support.trace_files.traces import START_NS, target
+from support.trace_files.traces import trace as made_trace
 
 MAIN, POOL, SHORT = 7, 8, 9
 MS = 1_000_000
@@ -151,3 +154,23 @@ def test_a_trace_without_counters_says_so(tmp_path: Path, view: str) -> None:
         [],
         ("the kernel's counters of threads are not in this trace: kinetod records them, other tools do not",),
     )
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "share"),
+    [(0, 0.0), (20, 0.0), (60, pytest.approx(60 / 200))],  # beside 140 ms of CPU time in 200 ms
+)
+def test_launching_threads_without_a_cpu_are_told_from_a_quarter_of_the_time_that_they_wanted(
+    wait_ms: int, share: float
+) -> None:
+    rows = {
+        "interval": [0, 0, 1], "thread": [MAIN, POOL, MAIN], "cpu_ns": [80 * MS, 10 * MS, 60 * MS],
+        "wait_ns": [wait_ms * MS, 50 * MS, 0], "switches": [3, 9, 4],
+    }  # fmt: skip
+    launches = {"cuda_runtime": [{"name": "cudaLaunchKernel", "start": 0, "duration": 1, "thread": MAIN}]}
+    made = made_trace(launches, target=target(kernel_counters=counters(rows=rows)))
+    assert share_without_cpu(Context(made)) == share
+
+
+def test_the_time_without_a_cpu_is_unknown_without_counters() -> None:
+    assert share_without_cpu(Context(made_trace({}))) == 0.0
