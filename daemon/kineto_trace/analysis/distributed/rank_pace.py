@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.thread_views import share_without_cpu
 from kineto_trace.analysis.idle.idle_gaps import blocking_calls, copies_waited_for
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
@@ -133,7 +134,7 @@ def _own_times(context: Context) -> tuple[Ints, Ints, Ints, Ints]:
     table = trace.table("cpu_op")
     in_calls = np.bincount(called.op[called.op >= 0], (called.end - called.start)[called.op >= 0], len(table))
     own = tree.nested.tree.self_time[tree.place].astype(np.int64) - in_calls.astype(np.int64)
-    launching = np.unique(activity.call[(activity.call >= 0) & (activity.kind != MEMCPY)])
+    launching = unique_values(activity.call[(activity.call >= 0) & (activity.kind != MEMCPY)])
     waits = _waiting_names(context)
     kept = np.flatnonzero(~waits[table["name"]])
     kept_calls = launching[~waits[called.name[launching]]]
@@ -160,7 +161,7 @@ def _waiting_names(context: Context) -> Flags:
 def _thread_numbers(context: Context, threads: npt.NDArray[np.uint32]) -> Ints:
     table, strings = context.trace.table("cpu_op"), context.trace.strings
     evaluates = np.fromiter((text.startswith(EVALUATE_FUNCTION) for text in strings), np.bool_, len(strings))
-    backward = np.unique(table["thread"][evaluates[table["name"]]])
+    backward = unique_values(table["thread"][evaluates[table["name"]]])
     found = np.where(np.isin(threads, backward), _THREADS.index(BACKWARD), NOTHING)
     return np.where(threads == context.get(training_thread), _THREADS.index(TRAINING), found)
 
