@@ -104,14 +104,15 @@ def host_functions(context: Context) -> Iterator[Finding]:
         for part in _largest(context, cause, least):
             time = part.time_ns // len(found.devices)
             left -= time
+            if cause == "gil" and part.frame < 0 and context.get(step_replay) is not None:
+                continue  # autograd's waits are told by the finding of the GIL, which runs the steps again
             yield Finding(
                 name=f"host_{cause}",
                 title=f"The GPU waits for the host in {what(context, part)}: {does}",
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{ms(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}, told by "
-                f"{'samples of the stacks' if context.get(python_frames).samples else 'recorded calls'}"
-                + (_holder(context) if cause == "gil" else ""),
+                f"{_told_by(context, part)}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
             )
@@ -124,6 +125,13 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 evidence=f"{ms(left)} of the GPU's idle time in functions with less than half a per cent each",
                 causes=(cause,),
             )
+
+
+def _told_by(context: Context, part: Detail) -> str:
+    """Names what the time of this part of a cause was told by."""
+    if part.frame < 0:
+        return "autograd, which stands still between operators for Python's switch interval or more"
+    return "samples of the stacks" if context.get(python_frames).samples else "recorded calls"
 
 
 def _holder(context: Context) -> str:

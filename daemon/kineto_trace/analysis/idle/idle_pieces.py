@@ -9,8 +9,9 @@ Theory of operation
     these that is true is the cause:
 
     data loading (annotation, operator or frame of the DataLoader) · a collective on the host · CUDA allocating or
-    releasing memory · a call that waits for the GPU · an operator or call (launch-bound) · a Python function, told by
-    what it waited for if it did (sleep, lock, file or network, logging, GIL, …) · an annotation · unknown
+    releasing memory · a call that waits for the GPU · a wait for the GIL in an operator (gil_waits.py) · an operator or
+    call (launch-bound) · a Python function, told by what it waited for if it did (sleep, lock, file or network,
+    logging, GIL, …) · an annotation · unknown
 
     In a gap that began while the host waited for the GPU, operators, launches, annotations and what is unknown count
     for that synchronisation, since without it they would have run while the GPU was busy; a Python function counts only
@@ -34,6 +35,7 @@ from kineto_trace.analysis.idle.host_activity import (
     COMMUNICATES,
     LOADS,
     WAITS,
+    WANTS_GIL,
     WORKS,
     host_activity,
     names_at,
@@ -199,8 +201,8 @@ def _cut_by(work: _Work, thread: Ints, hosts: Mapping[int, ActiveSets]) -> _Work
 def _explained(context: Context, gaps: IdleGaps, work: _Work) -> list[IdlePieces]:
     mask = work.mask
     told = np.select(
-        [(mask & bit) != 0 for bit in (LOADS, COMMUNICATES, ALLOCATES, WAITS, WORKS)],
-        [LOADING, HOSTCOMMUNICATES, ALLOCATION, SYNC, OPERATORS],
+        [(mask & bit) != 0 for bit in (LOADS, COMMUNICATES, ALLOCATES, WAITS, WANTS_GIL, WORKS)],
+        [LOADING, HOSTCOMMUNICATES, ALLOCATION, SYNC, _GIL, OPERATORS],
         UNEXPLAINED,
     ).astype(np.uint8)
     silent = (told == UNEXPLAINED) | (told == LOADING)  # functions of the user's tell more of data loading
