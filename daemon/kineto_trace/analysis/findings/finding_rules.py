@@ -28,6 +28,7 @@ from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
+    double_kernels,
     double_precision,
     exposed_pinned_copies,
     layout_changes,
@@ -262,11 +263,15 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
 def elementwise(context: Context) -> Iterator[Finding]:
     """Elementwise kernels, which move memory most of all, and could be fused, but for those that are.
 
-    These are torch.compile's own, and those of fused optimizers.
+    These are torch.compile's own, and those of fused optimizers. Kernels in float64 are told by their type, which is
+    to be changed first.
     """
     activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
     every = (activity.kind == KERNEL) & matches(strings, ELEMENTWISE)[activity.name] & (took > 0)
-    chosen = every & ~matches(strings, _FUSED)[activity.name]
+    unfused = every & ~matches(strings, _FUSED)[activity.name]
+    chosen = unfused & ~context.get(double_kernels)
+    double = int(took[unfused & ~chosen].sum()) // max(len(context.get(time_causes).devices), 1)
+    apart = f"; {ms(double)} of others compute in float64, which is another finding" if double else ""
     total = context.get(time_causes).total("elementwise")
     time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
     if not time:
@@ -277,7 +282,7 @@ def elementwise(context: Context) -> Iterator[Finding]:
         saving_ns=int(time * FUSED),
         advice=context.get(gpu_abilities).fusing(),
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
-        "goes",
+        f"goes{apart}",
         causes=("elementwise",),
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest(context, chosen),
