@@ -217,7 +217,16 @@ def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
     if not saving:
         return
     took = int(context.get(measured_times)[pageable].sum()) // len(found.devices)
-    calls = f"; {ms(staging)} more the GPU is idle while the host is in their calls" if staging else ""
+    number = CAUSES.index("staging")
+    released = sum(part.time_ns for part in found.details if part.cause == number and part.frame >= 0)
+    released //= len(found.devices)
+    idle = "more the GPU is idle while the host"
+    calls = f"; {ms(staging - released)} {idle} is in their calls" if staging > released else ""
+    if released:
+        calls += (
+            f"; {ms(released)} {idle} releases the memory of a batch that it has copied, which the DataLoader's own "
+            "thread does with pin_memory=True"
+        )
     yield Finding(
         name="pageable_copies",
         title="Copies from or to pageable memory keep the GPU waiting",

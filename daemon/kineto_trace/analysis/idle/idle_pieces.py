@@ -18,6 +18,8 @@ Theory of operation
     if it takes at least half of the gap and a millisecond. In a gap whose launch is not in the trace, only what blocks
     the host is believed.
 
+    A function that releases pageable memory after a copy (pageable_releases.py) is staging, as is the copy's call.
+
     Pieces are divided among the functions of recorded Python calls, or of samples; a piece without a sample is like
     others before the same activity (structure/python/python_moments.py).
 """
@@ -41,6 +43,7 @@ from kineto_trace.analysis.idle.host_activity import (
     names_at,
 )
 from kineto_trace.analysis.idle.idle_gaps import QUEUED, SYNCHRONISATION, UNKNOWN, IdleGaps, idle_gaps
+from kineto_trace.analysis.idle.pageable_releases import pageable_releases
 from kineto_trace.arrays.active_sets import ActiveSets, cut
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
@@ -256,6 +259,8 @@ def _python(context: Context, gaps: IdleGaps, work: _Work) -> IdlePieces:
     took = functions.sums(end - start)[functions.number]
     after_wait = (gaps.cause[gap] == SYNCHRONISATION) & (cause == PYTHON)
     cause[after_wait & ((2 * took < gaps.length[gap]) | (took < LONG_NS))] = SYNC
+    released = 2 * context.get(pageable_releases).within(start, end) > end - start
+    cause[released & np.isin(cause, (PYTHON, SYNC))] = STAGING
     return IdlePieces(gap, start, end, cause, name, row, reason)
 
 
