@@ -28,7 +28,7 @@ from kineto_trace.analysis.findings.measured_work import (
     op_name,
 )
 from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
-from kineto_trace.analysis.findings.round_trips import RoundTrip, round_trips
+from kineto_trace.analysis.findings.round_trips import CalledBack, round_trips
 from kineto_trace.analysis.findings.small_kernel_findings import small_kernels
 from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST
 from kineto_trace.analysis.host_findings.threads import other_python
@@ -132,7 +132,7 @@ def host_functions(context: Context) -> Iterator[Finding]:
             )
 
 
-def _with_round_trip(context: Context, part: Detail, trips: Sequence[RoundTrip]) -> tuple[int, str]:
+def _with_round_trip(context: Context, part: Detail, trips: Sequence[CalledBack]) -> tuple[int, str]:
     """The time of a part (ns) with that of the native code around it, or without what goes with another; and why."""
     devices = len(context.get(time_causes).devices)
     time = part.time_ns // devices

@@ -36,7 +36,7 @@ LEAST_SAMPLES = 3
 Ints = npt.NDArray[np.int64]
 
 
-class RoundTrip(NamedTuple):
+class CalledBack(NamedTuple):
     """function, caller: parts of the cause "python". share: of the caller's time that goes with the function."""
 
     function: Detail
@@ -44,9 +44,9 @@ class RoundTrip(NamedTuple):
     share: float
 
 
-def round_trips(context: Context, parts: list[Detail]) -> list[RoundTrip]:
+def round_trips(context: Context, parts: list[Detail]) -> list[CalledBack]:
     """Returns those among these parts of the cause "python"; a function or a caller is in one at most."""
-    found: list[RoundTrip] = []
+    found: list[CalledBack] = []
     taken: set[Detail] = set()
     for function in parts:
         for caller in parts:
@@ -55,7 +55,7 @@ def round_trips(context: Context, parts: list[Detail]) -> list[RoundTrip]:
             share = _share_in_gaps(context, caller, function)
             if share >= MOST:
                 taken |= {caller, function}
-                found.append(RoundTrip(function, caller, share))
+                found.append(CalledBack(function, caller, share))
     return found
 
 

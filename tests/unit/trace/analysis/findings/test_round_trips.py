@@ -8,12 +8,13 @@ from kineto_trace.analysis.findings.idle_findings import host_functions
 from kineto_trace.model.context import Context
 from support.trace_files.traces import trace
 
+Row = dict[str, Any]
 US = 1000
 STEP, STEPS = 30_000, 6
 LIBRARY = "/usr/lib/python3/dist-packages/jax/_src/callback.py(8): call"
 
 
-def row(name: str, start: int, end: int, **more: Any) -> dict[str, Any]:
+def row(name: str, start: int, end: int, **more: Any) -> Row:
     return {"name": name, "start": start * US, "duration": (end - start) * US, **more}
 
 
@@ -29,7 +30,10 @@ def told(
 
     late: time without work before the kernel of a step, in which the caller is.
     """
-    calls, copies, kernels, python = [], [], [], []
+    calls: list[Row] = []
+    copies: list[Row] = []
+    kernels: list[Row] = []
+    python: list[Row] = []
     for step in range(STEPS):
         at, number = step * STEP, 3 * step + 1
         parts = (("Memcpy DtoH", 0, 1000), ("Memcpy HtoD", 11_000, 12_000), ("k", 12_000 + late, STEP))
@@ -43,8 +47,8 @@ def told(
         own = {"samples": samples, "self_samples": samples, "running": samples}
         python.append(row("/job/train.py(3): weights", start, end, thread=1, **own, line=4, depth=2))
     count = STEPS * (STEP - function) // 2000
-    own = {"samples": 90, "self_samples": count, "running": count, "lines": f"9: {count} running"}
-    python.append(row("/job/train.py(7): main", 0, STEP * STEPS, thread=1, **own, callees=callees, line=9))
+    whole: Row = {"samples": 90, "self_samples": count, "running": count, "lines": f"9: {count} running"}
+    python.append(row("/job/train.py(7): main", 0, STEP * STEPS, thread=1, **whole, callees=callees, line=9))
     tables = {"cuda_runtime": calls, "gpu_memcpy": copies, "kernel": kernels, "python_function": python}
     found = Context(trace(tables, length_ns=STEP * STEPS * US, sample_period_ns=2000 * US))
     return {each.title: each for each in host_functions(found)}

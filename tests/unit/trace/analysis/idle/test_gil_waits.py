@@ -105,3 +105,29 @@ def test_the_finding_of_the_gil_saves_the_waits_of_autograd_too() -> None:
     assert "the thread of the backward waits for it 4 times, 80 ms" in told["gil"].evidence
     assert "crunch (metrics.py:1) in thread metrics" in told["gil"].title
     assert not [each for each in told if each == "host_gil" and NODE in told[each].title]
+
+
+def test_waits_of_the_training_thread_while_the_gpu_works_are_not_claimed() -> None:
+    """Eight steps of 50 ms: a wait of 10 ms while the GPU works, then 10 ms of an idle GPU, half of it waits."""
+    calls, kernels, python, steps = [], [], [], []
+    for step in range(8):
+        at, waits = step * 50_000, step % 2
+        steps.append(row(f"ProfilerStep#{step}", at, at + 50_000, MAIN, finished=1, id=100 + step))
+        calls.append(row("cudaLaunchKernel", at + 19_980, at + 19_990, MAIN, correlation=step + 1))
+        kernels.append(row("k", at + 20_000, at + 60_000, 0, correlation=step + 1))
+        for name, start, end, state in (
+            ("train.py(1): wait", 0, 10_000, "waiting"),
+            ("train.py(1): wait" if waits else "train.py(5): run", 10_000, 20_000, "waiting" if waits else "running"),
+            ("train.py(9): rest", 20_000, 50_000, "running"),
+        ):
+            count = (end - start) // 10_000
+            python.append(row(name, at + start, at + end, MAIN, samples=count, self_samples=count, **{state: count}))
+    tables = {
+        "cuda_runtime": calls,
+        "kernel": [{name: value for name, value in each.items() if name != "thread"} for each in kernels],
+        "python_function": python,
+        "user_annotation": steps,
+    }
+    found = Context(trace(tables, length_ns=400_000 * US, sample_period_ns=10_000 * US))
+    told = {each.name: each.saving_ns for each in findings(found).findings}
+    assert 4 * 9_000 * US <= told["gil"] <= 5 * 10_000 * US  # in the first step the GPU is idle during both waits
