@@ -60,7 +60,7 @@ TITLES: Mapping[str, str] = {
     "input_output": "GPU idle: the host reads, writes or waits for a file, socket or process",
     "garbage_collection": "GPU idle: the host collects garbage",
     "logging": "GPU idle: the host prints or logs",
-    "staging": "GPU idle: the host is in the call of a copy from or to pageable memory",
+    "staging": "GPU idle: the host is in the call of a copy from or to pageable memory, or releases that memory",
     "annotation": "GPU idle: the host is in an annotated range, outside of operators",
     "launch_latency": "GPU idle: from the launching call to the start of its work",
     "kernel_gaps": "GPU idle: short gaps between activities that were launched ahead",

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import CAUSES, ELEMENTWISE, GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.distributed.communication_split import communication_split
@@ -29,6 +28,7 @@ from kineto_trace.analysis.findings.collective_findings import SMALL_COLLECTIVES
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.gpu_work_findings import (
     COMPUTING,
+    double_kernels,
     double_precision,
     exposed_pinned_copies,
     layout_changes,
@@ -59,8 +59,8 @@ from kineto_trace.analysis.findings.time_slices import time_slices
 from kineto_trace.analysis.host_findings.host_figures import total_ns
 from kineto_trace.analysis.host_findings.host_finding_rules import USES_OF_TORCH, host_findings
 from kineto_trace.analysis.host_findings.torch_use import compiled_pieces
-from kineto_trace.analysis.host_time.host_moments import moments
-from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE
+from kineto_trace.analysis.idle.gil_waits import gil_wait_time
+from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, PAGEABLE, idle_pieces
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.replay.step_replay import Change, step_replay
 from kineto_trace.arrays.intervals import union
@@ -72,11 +72,10 @@ from kineto_trace.kernel_traits.tensor_cores import (
     uses_tensor_cores,
 )
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, MEMCPY, calls, captured_ops, gpu, owners
+from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_frames import python_frames
-from kineto_trace.structure.training_thread import training_thread
 
 HOST_BOUND, GRAPH_BREAKS, GIL = "host_bound", "graph_breaks", "gil"
 PARTS_OF_LAUNCHES = (SMALL_COLLECTIVES, GRAPH_BREAKS, GIL, "host_without_cores")
@@ -218,7 +217,16 @@ def exposed_pageable_copies(context: Context) -> Iterator[Finding]:
     if not saving:
         return
     took = int(context.get(measured_times)[pageable].sum()) // len(found.devices)
-    calls = f"; {ms(staging)} more the GPU is idle while the host is in their calls" if staging else ""
+    number = CAUSES.index("staging")
+    released = sum(part.time_ns for part in found.details if part.cause == number and part.frame >= 0)
+    released //= len(found.devices)
+    idle = "more the GPU is idle while the host"
+    calls = f"; {ms(staging - released)} {idle} is in their calls" if staging > released else ""
+    if released:
+        calls += (
+            f"; {ms(released)} {idle} releases the memory of a batch that it has copied, which the DataLoader's own "
+            "thread does with pin_memory=True"
+        )
     yield Finding(
         name="pageable_copies",
         title="Copies from or to pageable memory keep the GPU waiting",
@@ -264,11 +272,15 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
 def elementwise(context: Context) -> Iterator[Finding]:
     """Elementwise kernels, which move memory most of all, and could be fused, but for those that are.
 
-    These are torch.compile's own, and those of fused optimizers.
+    These are torch.compile's own, and those of fused optimizers. Kernels in float64 are told by their type, which is
+    to be changed first.
     """
     activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
     every = (activity.kind == KERNEL) & matches(strings, ELEMENTWISE)[activity.name] & (took > 0)
-    chosen = every & ~matches(strings, _FUSED)[activity.name]
+    unfused = every & ~matches(strings, _FUSED)[activity.name]
+    chosen = unfused & ~context.get(double_kernels)
+    double = int(took[unfused & ~chosen].sum()) // max(len(context.get(time_causes).devices), 1)
+    apart = f"; {ms(double)} of others compute in float64, which is another finding" if double else ""
     total = context.get(time_causes).total("elementwise")
     time = int(total * (int(took[chosen].sum()) / max(int(took[every].sum()), 1)))
     if not time:
@@ -279,7 +291,7 @@ def elementwise(context: Context) -> Iterator[Finding]:
         saving_ns=int(time * FUSED),
         advice=context.get(gpu_abilities).fusing(),
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
-        "goes",
+        f"goes{apart}",
         causes=("elementwise",),
         op=heaviest_op(context, activity.op[chosen], took[chosen]),
         kernels=longest(context, chosen),
@@ -323,17 +335,22 @@ def on_the_host(context: Context) -> Iterator[Finding]:
             scaled = replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
             yield _launches_between_pieces(context, scaled)
         elif causes and found.name == GIL and context.get(step_replay) is not None:
-            yield replayed(context, found, Change(pace=_without_gil_waits(context)))
+            yield _without_gil_waits(context, found)
         elif not causes or found.name in USES_OF_TORCH:
             yield replace(found, saving_ns=int(found.saving_ns * scale), causes=causes)
 
 
-def _without_gil_waits(context: Context) -> npt.NDArray[np.float64]:
-    """By what the host's time of each call is to be multiplied if the training thread never waits for the GIL."""
-    found, called = context.get(moments), context.get(calls)
-    waits = float((found.weight * found.waiting).sum())
-    works = float((found.weight * (1 - found.idle)).sum())
-    return np.where(called.thread == context.get(training_thread), 1 - min(waits / max(works, 1.0), 1.0), 1.0)
+def _without_gil_waits(context: Context, found: Finding) -> Finding:
+    """Waits for the GIL with what the steps, run again, gain if the host does not wait while the GPU is idle.
+
+    So do they without the waits of autograd's thread, which are known one by one, whatever the GPU does.
+    """
+    pieces, elsewhere = context.get(idle_pieces), context.get(gil_wait_time)
+    idle = pieces.cause == IDLE_CAUSES.index("gil")
+    waits = union(
+        np.concatenate([pieces.start[idle], elsewhere.start]), np.concatenate([pieces.end[idle], elsewhere.end])
+    )
+    return replayed(context, found, Change(faster=waits))
 
 
 def _launches_between_pieces(context: Context, found: Finding) -> Finding:

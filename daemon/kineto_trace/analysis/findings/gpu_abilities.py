@@ -20,6 +20,8 @@ from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls
 
 TENSOR_CORES, BFLOAT16, FLOAT8, COMPILES = (7, 0), (8, 0), (8, 9), (7, 0)
+FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # NVIDIA's that compute float64 at half the speed of float32
+HALF_SPEED, SLOW_DOUBLE = 2.0, 32.0  # times as long as float32; some of NVIDIA's other GPUs take 64 times
 COMPILING_TORCH = (2, 0)
 FULL = 0.8  # of the memory: no larger batch is advised above
 _TORCH = re.compile(r"torch\D*(\d+)\.(\d+)")
@@ -44,6 +46,14 @@ class GpuAbilities:
     def tensor_cores(self) -> bool:
         """Tells whether it is known to have tensor cores (or AMD's matrix cores)."""
         return self.amd or (self.capability is not None and self.capability >= TENSOR_CORES)
+
+    @property
+    def double_ratio(self) -> float:
+        """Returns how many times as long as float32 it takes to compute float64, at least; 2 if that is unknown."""
+        slow = (
+            self.capability is not None and self.capability >= min(FAST_DOUBLE) and self.capability not in FAST_DOUBLE
+        )
+        return SLOW_DOUBLE if slow else HALF_SPEED
 
     def precision(self) -> str:
         """Returns which types of numbers to use for matrix products; "" if tensor cores are not known."""

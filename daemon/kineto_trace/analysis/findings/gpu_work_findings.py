@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, gpu_causes, time_causes
 from kineto_trace.analysis.finding import Finding
+from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.findings.launch_origins import launch_origins
 from kineto_trace.analysis.findings.measured_work import heaviest_op, longest, measured_times
 from kineto_trace.analysis.host_findings import remedies
@@ -91,26 +92,41 @@ def layout_changes(context: Context) -> Iterator[Finding]:
 
 
 def double_precision(context: Context) -> Iterator[Finding]:
-    """Kernels that compute in float64."""
-    activity, took, strings = context.get(gpu), context.get(measured_times), context.trace.strings
-    names = matches(strings, DOUBLE) & ~matches(strings, _SCALAR_ONLY)
-    chosen = (activity.kind == KERNEL) & names[activity.name] & (took > 0)
+    """Kernels that compute in float64.
+
+    Products take as much longer than in float32 as the GPU computes float64 more slowly; other kernels move twice the
+    bytes.
+    """
+    activity, took = context.get(gpu), context.get(measured_times)
+    chosen = context.get(double_kernels) & (took > 0)
     if not chosen.any():
         return
-    time = int(took[chosen].sum()) // len(context.get(time_causes).devices)
+    devices, ratio = len(context.get(time_causes).devices), context.get(gpu_abilities).double_ratio
+    time = int(took[chosen].sum()) // devices
+    product = context.get(gpu_causes) == GPU_CAUSES.index("matrix_products")
+    products = int(took[chosen & product].sum()) // devices
+    of_products = f"; products take {ratio:g} times as long on this GPU" if products and ratio > 2 else ""
     op = heaviest_op(context, activity.op[chosen], took[chosen])
     yield Finding(
         name="double_precision",
         title="Kernels compute in double precision (float64)",
-        saving_ns=int(time * HALF_THE_BYTES),
+        saving_ns=int((time - products) * HALF_THE_BYTES + products * (1 - 1 / ratio)),
         advice="Use float32 (.float(), dtype=torch.float32): what comes from NumPy is float64 unless it is cast. Sums "
         "that need more can be float64 alone.",
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; the saving assumes that half of it "
-        "goes with half of the bytes, and most GPUs also compute float64 more slowly",
+        f"goes with half of the bytes, and most GPUs also compute float64 more slowly{of_products}",
         causes=COMPUTING,
         op=op,
         kernels=longest(context, chosen),
     )
+
+
+def double_kernels(context: Context) -> Flags:
+    """Returns for each GPU activity whether it is a kernel that computes in float64."""
+    activity, strings = context.get(gpu), context.trace.strings
+    names = matches(strings, DOUBLE) & ~matches(strings, _SCALAR_ONLY)
+    found: Flags = (activity.kind == KERNEL) & names[activity.name]
+    return found
 
 
 def unmeasured_convolutions(context: Context) -> Iterator[Finding]:

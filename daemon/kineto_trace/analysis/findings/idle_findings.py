@@ -28,6 +28,7 @@ from kineto_trace.analysis.findings.measured_work import (
     op_name,
 )
 from kineto_trace.analysis.findings.replayed_savings import operators_and_launches, replayed
+from kineto_trace.analysis.findings.round_trips import CalledBack, round_trips
 from kineto_trace.analysis.findings.small_kernel_findings import small_kernels
 from kineto_trace.analysis.host_findings.remedies import COLLECTIVES_OF_THE_HOST
 from kineto_trace.analysis.host_findings.threads import other_python
@@ -102,17 +103,22 @@ def host_functions(context: Context) -> Iterator[Finding]:
     least = LEAST_OF_WINDOW * found.steps.measured_ns
     for cause, (does, advice) in _IN_FUNCTION.items():
         left = found.total(cause)
-        for part in _largest(context, cause, least):
-            time = part.time_ns // len(found.devices)
+        parts = _largest(context, cause, least)
+        back = round_trips(context, parts) if cause == "python" else []
+        for part in parts:
+            time, around = _with_round_trip(context, part, back)
+            if time <= least:
+                continue  # what is left of a caller
             left -= time
+            if cause == "gil" and part.frame < 0 and context.get(step_replay) is not None:
+                continue  # autograd's waits are told by the finding of the GIL, which runs the steps again
             yield Finding(
                 name=f"host_{cause}",
                 title=f"The GPU waits for the host in {what(context, part)}: {does}",
                 saving_ns=time,
                 advice=advice,
                 evidence=f"{ms(time)} of the GPU's idle time in {times(part.pieces, 'stretch', 'stretches')}, told by "
-                f"{'samples of the stacks' if context.get(python_frames).samples else 'recorded calls'}"
-                + (_holder(context) if cause == "gil" else ""),
+                f"{_told_by(context, part)}{around}" + (_holder(context) if cause == "gil" else ""),
                 causes=(cause,),
                 frame=part.frame,
             )
@@ -125,6 +131,29 @@ def host_functions(context: Context) -> Iterator[Finding]:
                 evidence=f"{ms(left)} of the GPU's idle time in functions with less than half a per cent each",
                 causes=(cause,),
             )
+
+
+def _with_round_trip(context: Context, part: Detail, trips: Sequence[CalledBack]) -> tuple[int, str]:
+    """The time of a part (ns) with that of the native code around it, or without what goes with another; and why."""
+    devices = len(context.get(time_causes).devices)
+    time = part.time_ns // devices
+    for trip in trips:
+        moved = int(trip.caller.time_ns * trip.share) // devices
+        if part == trip.caller:
+            return time - moved, ""
+        if part == trip.function:
+            return time + moved, (
+                f"; {ms(moved)} of it in native code of {what(context, trip.caller)}, which calls the function back: "
+                "in gaps of the same kind, between the same work of the GPU"
+            )
+    return time, ""
+
+
+def _told_by(context: Context, part: Detail) -> str:
+    """Names what the time of this part of a cause was told by."""
+    if part.frame < 0:
+        return "autograd, which stands still between operators for Python's switch interval or more"
+    return "samples of the stacks" if context.get(python_frames).samples else "recorded calls"
 
 
 def _holder(context: Context) -> str:

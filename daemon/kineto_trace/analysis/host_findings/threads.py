@@ -15,7 +15,10 @@ from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_hos
 from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.thread_views import counters_of
 from kineto_trace.analysis.host_time.user_lines import commonest_place
+from kineto_trace.analysis.idle.gil_waits import gil_wait_time
+from kineto_trace.arrays.intervals import Union
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.base.quantities import ms, times
 from kineto_trace.model.context import Context
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.library_calls import CallKind
@@ -32,7 +35,8 @@ def gil(context: Context) -> Iterator[Finding]:
     found = context.get(moments)
     lost = found.weight * found.waiting * context.get(lost_to_host)
     weight, count = float(lost.sum()), int(np.count_nonzero(lost))
-    if not is_enough(context, weight, count):
+    in_backward = context.get(gil_wait_time)
+    if not is_enough(context, weight + in_backward.length(), count + len(in_backward.start)):
         return
     holder, share = other_python(context)
     yield Finding(
@@ -42,8 +46,18 @@ def gil(context: Context) -> Iterator[Finding]:
         advice="Move the other thread's work to a process of its own (multiprocessing), into code that releases the "
         "GIL, or let it sleep between small pieces of work.",
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
-        + (f"; {holder} ran in {100 * share:.0f} % of the samples of its thread" if holder else ""),
+        + (f"; {holder} ran in {100 * share:.0f} % of the samples of its thread" if holder else "")
+        + _waits_of_autograd(in_backward),
         where=holder,
+    )
+
+
+def _waits_of_autograd(waits: Union) -> str:
+    if not len(waits.start):
+        return ""
+    return (
+        f"; the thread of the backward waits for it {times(len(waits.start), 'time')}, {ms(waits.length())}: autograd "
+        "stands still between operators for Python's switch interval or more"
     )
 
 

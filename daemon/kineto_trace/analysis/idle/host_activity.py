@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.idle.gil_waits import gil_waits
 from kineto_trace.analysis.idle.idle_gaps import ALLOCATING, BLOCKING, BLOCKING_COPY
 from kineto_trace.arrays.active_sets import ActiveSets, active_sets, ascending
 from kineto_trace.arrays.intervals import Union, union
@@ -19,8 +20,8 @@ from kineto_trace.structure.python.python_frames import python_frames
 from kineto_trace.structure.training_thread import training_thread
 
 # Bits of what a thread does: data loading, a collective, CUDA's allocation, a call that waits for the GPU, any operator
-# or call, an annotation.
-LOADS, COMMUNICATES, ALLOCATES, WAITS, WORKS, ANNOTATED = (1 << number for number in range(6))
+# or call, an annotation, a wait for the GIL in an operator.
+LOADS, COMMUNICATES, ALLOCATES, WAITS, WORKS, ANNOTATED, WANTS_GIL = (1 << number for number in range(7))
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -64,6 +65,7 @@ def host_activity(context: Context, thread: int) -> ActiveSets:
             made(matches(strings, BLOCKING) | matches(strings, BLOCKING_COPY)),
             union(np.append(operators.start, every.start), np.append(operators.end, every.end)),
             ranges(nothing, ~(step | loading | communicating)),
+            context.get(gil_waits).get(thread, union(called.start[:0], called.end[:0])),
         ]
     )
     time = ascending(np.concatenate([found.time, _borders(context, thread)]))

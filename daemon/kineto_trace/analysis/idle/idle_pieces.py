@@ -9,13 +9,16 @@ Theory of operation
     these that is true is the cause:
 
     data loading (annotation, operator or frame of the DataLoader) · a collective on the host · CUDA allocating or
-    releasing memory · a call that waits for the GPU · an operator or call (launch-bound) · a Python function, told by
-    what it waited for if it did (sleep, lock, file or network, logging, GIL, …) · an annotation · unknown
+    releasing memory · a call that waits for the GPU · a wait for the GIL in an operator (gil_waits.py) · an operator or
+    call (launch-bound) · a Python function, told by what it waited for if it did (sleep, lock, file or network,
+    logging, GIL, …) · an annotation · unknown
 
     In a gap that began while the host waited for the GPU, operators, launches, annotations and what is unknown count
     for that synchronisation, since without it they would have run while the GPU was busy; a Python function counts only
     if it takes at least half of the gap and a millisecond. In a gap whose launch is not in the trace, only what blocks
     the host is believed.
+
+    A function that releases pageable memory after a copy (pageable_releases.py) is staging, as is the copy's call.
 
     Pieces are divided among the functions of recorded Python calls, or of samples; a piece without a sample is like
     others before the same activity (structure/python/python_moments.py).
@@ -34,11 +37,13 @@ from kineto_trace.analysis.idle.host_activity import (
     COMMUNICATES,
     LOADS,
     WAITS,
+    WANTS_GIL,
     WORKS,
     host_activity,
     names_at,
 )
 from kineto_trace.analysis.idle.idle_gaps import QUEUED, SYNCHRONISATION, UNKNOWN, IdleGaps, idle_gaps
+from kineto_trace.analysis.idle.pageable_releases import pageable_releases
 from kineto_trace.arrays.active_sets import ActiveSets, cut
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
@@ -200,8 +205,8 @@ def _cut_by(work: _Work, thread: Ints, hosts: Mapping[int, ActiveSets]) -> _Work
 def _explained(context: Context, gaps: IdleGaps, work: _Work) -> list[IdlePieces]:
     mask = work.mask
     told = np.select(
-        [(mask & bit) != 0 for bit in (LOADS, COMMUNICATES, ALLOCATES, WAITS, WORKS)],
-        [LOADING, HOSTCOMMUNICATES, ALLOCATION, SYNC, OPERATORS],
+        [(mask & bit) != 0 for bit in (LOADS, COMMUNICATES, ALLOCATES, WAITS, WANTS_GIL, WORKS)],
+        [LOADING, HOSTCOMMUNICATES, ALLOCATION, SYNC, _GIL, OPERATORS],
         UNEXPLAINED,
     ).astype(np.uint8)
     silent = (told == UNEXPLAINED) | (told == LOADING)  # functions of the user's tell more of data loading
@@ -256,6 +261,8 @@ def _python(context: Context, gaps: IdleGaps, work: _Work) -> IdlePieces:
     took = functions.sums(end - start)[functions.number]
     after_wait = (gaps.cause[gap] == SYNCHRONISATION) & (cause == PYTHON)
     cause[after_wait & ((2 * took < gaps.length[gap]) | (took < LONG_NS))] = SYNC
+    released = 2 * context.get(pageable_releases).within(start, end) > end - start
+    cause[released & np.isin(cause, (PYTHON, SYNC))] = STAGING
     return IdlePieces(gap, start, end, cause, name, row, reason)
 
 

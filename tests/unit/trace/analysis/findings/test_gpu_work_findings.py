@@ -146,6 +146,25 @@ def test_kernels_in_double_precision_are_found(kernel: str, double: bool) -> Non
     assert [finding.saving_ns for finding in found] == [PERIOD_NS // 2] * double
 
 
+@pytest.mark.parametrize(("capability", "saving"), [((9, 0), 0.5), ((8, 9), 31 / 32), ((6, 1), 31 / 32)])
+def test_products_in_double_precision_save_what_the_gpu_computes_them_more_slowly(
+    capability: tuple[int, int], saving: float
+) -> None:
+    kernels = [span("volta_dgemm_64x64_nn", 0, 1, correlation=1)]
+    gpu = {"id": 0, "computeMajor": capability[0], "computeMinor": capability[1]}
+    (found,) = double_precision(Context(trace({"kernel": kernels}, length_ns=PERIOD_NS, devices=[gpu])))
+    assert found.saving_ns == int(PERIOD_NS * saving)
+    assert ("32 times as long" in found.evidence) == (capability != (9, 0))
+
+
+def test_elementwise_kernels_in_double_precision_are_to_change_their_type_before_they_are_fused() -> None:
+    names = [f"vectorized_elementwise_kernel<2, at::native::CUDAFunctor_add<{of}> >" for of in ("float", "double")]
+    kernels = [span(name, 3 * at, 3 * at + 1 + at, correlation=at + 1) for at, name in enumerate(names)]
+    told = {each.name: each for each in findings(Context(trace({"kernel": kernels}, length_ns=5 * PERIOD_NS))).findings}
+    assert (told["double_precision"].saving_ns, told["elementwise"].saving_ns) == (PERIOD_NS, PERIOD_NS // 2)
+    assert told["elementwise"].evidence.endswith("; 20 ms of others compute in float64, which is another finding")
+
+
 def copied(kind: str) -> Context:
     """A kernel, and a copy after it that nothing hides."""
     kernels = [span("k", 0, 1, correlation=1), span("k", 3, 4, correlation=3)]
