@@ -47,13 +47,13 @@ def main() -> int:
         print("\n".join(cause.name for cause in known))
         return 0 if options.list else 2
     places = [CPU] * options.jobs
+    if options.kept is not None:
+        return _table(chosen, lambda cause: judge_again(cause, options.kept))
     if options.gpu:
         missing, places = _gpus(options.jobs, options.device)
         if missing:
             print(f"--gpu: {missing}", file=sys.stderr)
             return 2
-    if options.kept is not None:
-        return _table(chosen, lambda cause: judge_again(cause, options.kept))
     with (
         tempfile.TemporaryDirectory(prefix="rootcause-") as folder,
         running_daemon() as daemon,

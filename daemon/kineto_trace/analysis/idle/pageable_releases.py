@@ -19,6 +19,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, union
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
@@ -49,7 +50,7 @@ def pageable_releases(context: Context) -> Union:
     stays = (place >= 0) & (place == frames.innermost(np.full(len(end), context.get(training_thread), np.uint32), end))
     chosen = stays & (end - start >= LEAST_NS) & (end - start <= size / SLOWEST)
     name = np.append(frames.name, -1)[place]
-    for function in np.unique(name[chosen]).tolist():
+    for function in unique_values(name[chosen]).tolist():
         own = chosen & (name == function)
         seen = _outside_of_calls(context, frames, function)
         expected = int((end - start)[own].sum()) / frames.period_ns
@@ -84,6 +85,6 @@ def _outside_of_calls(context: Context, frames: PythonFrames, function: int) -> 
     lines, callees = line_samples(context.trace), callee_samples(context.trace)
     mine, inner = names[lines.row] == function, names[callees.row] == function
     copying = np.array([_COPIES.fullmatch(name) is not None for name in callees.names], np.bool_)
-    at = np.unique(callees.line[inner & copying[callees.name]]) if len(callees.names) else callees.line
+    at = unique_values(callees.line[inner & copying[callees.name]]) if len(callees.names) else callees.line
     seen = int(lines.busy[mine & np.isin(lines.line, at)].sum())
     return seen - int(callees.counts[inner & np.isin(callees.line, at)].sum())
