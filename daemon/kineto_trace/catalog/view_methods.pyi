@@ -1341,7 +1341,8 @@ class Views:
         """What the time of all ranks' steps went to, by the causes of time_causes; they sum to 100 %.
 
         The shares of a rank are those over all its GPUs. Those with least and most of a cause tell whether it concerns the
-        whole job or single ranks; time_causes has the causes of each rank and GPU.
+        whole job or single ranks; time_causes has the causes of each rank and GPU. If no rank has GPU activity, the causes
+        are the parts of the host's steps.
 
         Options:
         - least: causes with less than this share (in %) on every rank are one row together.
@@ -1705,10 +1706,12 @@ class Views:
         counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a launching call;
         it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
         queue. What the trace does not show is called unknown, with the reason. First steps that last much longer than the
-        others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full.
+        others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full. In a trace without GPU
+        activity each moment of the host's steps is in one part, as in view step_phases: loading, forward, backward,
+        optimizer, or the program's own code.
 
         Options:
-        - detail: one row for each operator, function and so on of the idle time.
+        - detail: one row for each operator, function and so on of the GPU's idle time.
         - warm_up: count the steps of the warm-up too.
         - least: causes with less than this share (in %) are one row together.
 

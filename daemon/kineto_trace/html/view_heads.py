@@ -11,7 +11,8 @@ HEADS: Mapping[str, tuple[str, str]] = {
                      "must not be added up."),
     "rank_waits": ("Who waits for whom", "In collectives, told by their durations; the longest waits come first."),
     "step_spread": ("Steps over ranks", "Lengths on the host."),
-    "time_causes": ("What the time of each GPU went to", "One cause at each moment, so they sum to 100 %."),
+    "time_causes": ("What the time of each GPU went to", "One cause at each moment, so they sum to 100 %. Without "
+                    "GPU activity: what the host's time went to."),
     "step_breakdown": ("Parts of a step", "Each moment counts for the first of these that was active then."),
     "findings": ("What to change", "Each with the time that the change would save."),
     "not_recorded": ("What was not recorded", "And which option records it."),

@@ -1,11 +1,19 @@
 """What must hold for the causes and findings of any trace."""
 
+from collections.abc import Sequence
+
 from kineto_trace.analysis.causes.cause_views import time_causes_view
+from kineto_trace.analysis.causes.host_causes import host_causes
 from kineto_trace.analysis.causes.time_causes import GPU_CAUSES, time_causes
 from kineto_trace.analysis.findings.finding_rules import findings
+from kineto_trace.analysis.host_time.host_moments import host_steps
 from kineto_trace.model.context import Context
 
 ROUNDING = 1e-6  # of shares, in %
+
+
+def _are_shares(shares: Sequence[float]) -> bool:
+    return abs(sum(shares) - 100) <= ROUNDING and all(0 < each <= 100 + ROUNDING for each in shares)
 
 
 def wrong(context: Context) -> list[str]:
@@ -21,10 +29,15 @@ def wrong(context: Context) -> list[str]:
         if sum(part.time_ns for part in found.details if part.device == device) != idle:
             problems.append(f"GPU {device}: the details do not sum to its idle time")
         own = [each["share_pct"] for each in rows if each["device"] == device]
-        if found.steps.measured_ns and (
-            abs(sum(own) - 100) > ROUNDING or not all(0 < each <= 100 + ROUNDING for each in own)
-        ):
+        if found.steps.measured_ns and not _are_shares(own):
             problems.append(f"GPU {device}: shares of {own}")
+    host = context.get(host_causes)
+    window = context.get(host_steps)
+    if host.causes and sum(cause.total_ns for cause in host.causes) != window.total_ns:
+        problems.append("host: the causes do not sum to the steps")
+    of_host = [each["share_pct"] for each in rows if each["device"] is None]
+    if bool(of_host) != bool(host.causes) or (of_host and not _are_shares(of_host)):
+        problems.append(f"host: shares of {of_host}")
     told = context.get(findings)
     for finding in told.findings:
         most = found.total(*finding.causes)

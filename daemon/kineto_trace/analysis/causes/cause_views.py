@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from kineto_trace.analysis.causes.host_causes import HOST_CAUSES, HOST_TITLES, HostCauses, host_causes
 from kineto_trace.analysis.causes.time_causes import CAUSES, TITLES, Detail, TimeCauses, time_causes
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.idle.idle_pieces import REASONS
@@ -12,20 +13,21 @@ from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 OTHERS = "others"
+OF_THE_HOST = f"{NO_GPU}: these are the parts of the host's steps"
 NOTED = 0.01  # unknown time from this share on is told in a note
 
 
 @view(
     "time_causes",
     columns(
-        ("device", "int", "", "GPU"),
+        ("device", "int", "", "GPU; missing in a trace without GPU activity"),
         ("share_pct", "float", "%", "share of the time of all measured steps (or of the trace)"),
         ("step_us", "float", "us", "mean per measured step; missing without steps"),
         ("meaning", "text", "", "what the GPU, or while it was idle the host, did"),
         ("what", "text", "", "operator, call, annotation or Python function with most of it; of unknown time, why"),
-        ("part_us", "float", "us", "time of that"),
+        ("part_us", "float", "us", "time of that; missing without GPU activity"),
         ("total_us", "float", "us", "sum over all measured steps"),
-        ("cause", "text", "", f"short name of the cause: {', '.join(CAUSES)}, or {OTHERS}"),
+        ("cause", "text", "", f"short name of the cause: {', '.join((*CAUSES, *HOST_CAUSES))}, or {OTHERS}"),
     ),
 )
 def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = False, least: float = 0.0) -> Answer:
@@ -36,22 +38,28 @@ def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = 
     counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a launching call;
     it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
     queue. What the trace does not show is called unknown, with the reason. First steps that last much longer than the
-    others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full.
+    others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full. In a trace without GPU
+    activity each moment of the host's steps is in one part, as in view step_phases: loading, forward, backward,
+    optimizer, or the program's own code.
 
     Options:
-    - detail: one row for each operator, function and so on of the idle time.
+    - detail: one row for each operator, function and so on of the GPU's idle time.
     - warm_up: count the steps of the warm-up too.
     - least: causes with less than this share (in %) are one row together.
     """
     found = context.get(time_causes)
+    host = context.get(host_causes)
+    parts = [
+        list(_rows(context, found, place, device, detail=detail, warm_up=warm_up))
+        for place, device in enumerate(found.devices)
+    ]
     rows: list[_Row] = []
-    for place, device in enumerate(found.devices):
-        own = list(_rows(context, found, place, device, detail=detail, warm_up=warm_up))
+    for own in parts or [list(_host_rows(host))]:
         rows += [row for row in own if row.share_pct >= least]
         rows += _together([row for row in own if row.share_pct < least])
-    notes = [] if found.devices else [NO_GPU]
+    notes = [] if found.devices else [OF_THE_HOST if host.causes else NO_GPU]
     note = found.steps.note()
-    if note is not None and not warm_up:
+    if note is not None and not warm_up and not host.causes:
         notes.append(note)
     notes += _unknown(found)
     return Answer({name: [getattr(row, name) for row in rows] for name in _Row._fields}, notes)
@@ -60,7 +68,7 @@ def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = 
 class _Row(NamedTuple):
     """One row of the view."""
 
-    device: int
+    device: int | None
     share_pct: float
     step_us: float | None
     meaning: str
@@ -97,6 +105,21 @@ def _rows(
             yield from (row(number, part.time_ns, part) for part in parts)
         elif time[number]:
             yield row(number, time[number], parts[0] if parts else None)
+
+
+def _host_rows(host: HostCauses) -> Iterator[_Row]:
+    whole = sum(cause.total_ns for cause in host.causes)
+    for cause in host.causes:
+        yield _Row(
+            device=None,
+            share_pct=100 * cause.total_ns / whole,
+            step_us=cause.total_ns / 1e3 / host.steps if host.steps else None,
+            meaning=HOST_TITLES[cause.cause],
+            what=cause.what,
+            part_us=None,
+            total_us=cause.total_ns / 1e3,
+            cause=cause.cause,
+        )
 
 
 def _together(rows: Sequence[_Row]) -> list[_Row]:
