@@ -52,6 +52,15 @@ REMEDIES = {
     CallKind.CONVERT: "Keep numbers in arrays or tensors from the beginning: to make one of a Python list reads one "
     "object at a time. Convert once, before the training, or in worker processes of a DataLoader (num_workers).",
 }
+HOLDER_OF_THE_GIL = (
+    "Move the other thread's work to a process of its own (multiprocessing), into code that releases the GIL, or let "
+    "it sleep between small pieces of work."
+)
+PINNING = (
+    "This thread of the DataLoader copies batches into pinned memory, and releases the workers' memory with the GIL. "
+    "Give it less to do: smaller types (uint8 images, 16 bits), fewer and larger tensors in a batch, or less in a "
+    "worker's batch that the training does not need."
+)
 COLLECTIVES_OF_THE_HOST = (
     "Use the NCCL backend for tensors on the GPU, and keep barriers and object collectives out of the loop."
 )

@@ -27,6 +27,7 @@ from kineto_trace.structure.python.thread_use import ThreadUse, thread_use, wind
 
 LEAST_SHARE = 0.05  # of the time of the training thread: less is how running is told from the CPU time
 LONGEST_FAULT_NS = 2_000_000  # a sample tells longer ones
+PINS = "/torch/utils/data/_utils/pin_memory.py"  # its thread is torch's own
 BUSY = 0.02  # of a core: a thread that counts as busy
 
 
@@ -43,8 +44,7 @@ def gil(context: Context) -> Iterator[Finding]:
         name="gil",
         title="The training thread waits for Python's lock (GIL)" + (f", which {holder} holds" if holder else ""),
         saving_ns=int(weight),
-        advice="Move the other thread's work to a process of its own (multiprocessing), into code that releases the "
-        "GIL, or let it sleep between small pieces of work.",
+        advice=remedies.PINNING if PINS in holder else remedies.HOLDER_OF_THE_GIL,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}"
         + (f"; {holder} ran in {100 * share:.0f} % of the samples of its thread" if holder else "")
         + _waits_of_autograd(in_backward),

@@ -20,6 +20,13 @@ def test_a_thread_that_holds_the_gil_is_named() -> None:
     assert finding.saving_ns == 30 * PERIOD_NS
 
 
+def test_the_loader_s_thread_that_pins_memory_cannot_be_moved_to_a_process() -> None:
+    others = [("/venv/torch/utils/data/_utils/pin_memory.py(18): _pin_memory_loop",)] * 100
+    context = sampled([*[FORWARD] * 70, *[((*MAIN,), "waiting")] * 30], others=others, threads={2: "pin"})
+    (finding,) = gil(context)
+    assert finding.advice.startswith("This thread of the DataLoader copies batches into pinned memory")
+
+
 def test_nobody_waits_for_the_gil() -> None:
     assert list(gil(sampled([FORWARD] * 100))) == []
 
