@@ -18,6 +18,7 @@ TOLD = 0.1  # of a finding's time: callees with less are not named
 MOST_TOLD = 3
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
@@ -82,15 +83,18 @@ def kind_weights(context: Context, rows: Ints, share: Floats) -> Floats:
     return weights
 
 
-def callees_text(context: Context, rows: Ints, share: Floats) -> str:
+def callees_text(context: Context, rows: Ints, share: Floats, without: Flags) -> str:
     """Formats what the user's functions called in most of these moments: "; 48 % in pickle.dumps (line 77)".
 
-    rows: places of moments. share: of each, all together 1. "" if nothing has enough of them.
+    rows: places of moments. share: of each, all together 1. without: callees, by their place in the names of
+    slice_callees, whose moments are not among these. "" if nothing has enough of them.
     """
     told, place = context.get(slice_callees), context.get(moments).place[rows]
     own = context.get(user_calls).user_slice[place] == place
     by_slice = np.bincount(place[own], share[own], len(context.get(thread_slices)))
-    weight = by_slice[told.place] * told.share
+    gone = without[told.name]
+    left = 1 - np.bincount(told.place, told.share * gone, len(by_slice))  # of each slice's samples
+    weight = by_slice[told.place] * np.minimum(told.share / np.maximum(left[told.place], told.share), 1.0) * ~gone
     if not (weight > 0).any():
         return ""
     groups = group([told.name, told.line])
