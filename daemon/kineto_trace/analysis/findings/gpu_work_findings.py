@@ -26,7 +26,7 @@ from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.library_calls import framework_of
 from kineto_trace.structure.training_thread import training_thread

@@ -19,8 +19,7 @@ from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward, op_roles
 
 SEEN = 2  # samples of an operator's name in one function and none in another
 _LOW = (1 << 32) - 1

@@ -28,7 +28,6 @@ from kineto_trace.analysis.host_time.call_tree import CallTree
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
 from kineto_trace.analysis.host_time.moment_classes import OPTIMIZER, Class, annotated, moment_classes
-from kineto_trace.analysis.host_time.trained_callees import trained_callees
 from kineto_trace.analysis.host_time.user_callees import callees_text, kind_weights
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import commonest_place
@@ -38,7 +37,7 @@ from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.code_places import CodePlace, code_place
 from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, framework_of
 
@@ -148,13 +147,9 @@ def _finding(context: Context, subtree: Subtree) -> Finding:
         saving_ns=int(weight),
         advice=advice,
         evidence=f"{per_step(context, weight)}, {margin(context, weight)}; seen at {len(rows)} of {len(found)} moments"
-        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{_callees_text(context, rows, share)}{way}",
+        f"{told}{idleness(context, idle)}{_ops_text(context, rows)}{callees_text(context, rows, share)}{way}",
         where=str(place),
     )
-
-
-def _callees_text(context: Context, rows: Ints, share: Floats) -> str:
-    return callees_text(context, rows, share, context.get(trained_callees).callee)
 
 
 def _purpose(context: Context, subtree: Subtree, share: Floats) -> int:

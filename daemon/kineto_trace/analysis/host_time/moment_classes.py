@@ -6,7 +6,7 @@ Theory of operation
 
     Of the samples of one slice only the first one's time is known, so what ran then counts for all of them: a slice may
     go from a function's call in one step to the next call in another. Where the samples tell what the function called,
-    those in operators with a backward are the forward (trained_callees.py).
+    those in operators with a backward are the forward (user_callees.py).
 
     Inside the forward, the user's code counts as other if it calls a library for something else (to print, to
     wait …), sleeps, runs operators without a backward in a function of its own, or runs no operator for longer than
@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, lost_to_host, moments, thread_slices
 from kineto_trace.analysis.host_time.step_functions import StepPhase
-from kineto_trace.analysis.host_time.trained_callees import trained_callees
+from kineto_trace.analysis.host_time.user_callees import trained_callees
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000

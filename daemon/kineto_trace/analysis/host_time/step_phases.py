@@ -18,7 +18,7 @@ from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import op_roles
 
 STEP_PHASES = ("loading", "forward", "backward", "optimizer")
 OTHER = "other"

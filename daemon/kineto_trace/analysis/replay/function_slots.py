@@ -22,7 +22,7 @@ from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.op_roles import op_roles
+from kineto_trace.structure.fwd_bwd import op_roles
 
 SAME_NAME, OTHER_NAME, OTHER_ROLE = 0.01, 1.0, 1000.0  # how far an operator is from the one before it
 
