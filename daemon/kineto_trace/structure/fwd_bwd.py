@@ -1,4 +1,4 @@
-"""Which forward op a backward op belongs to: the fwdbwd flows.
+"""Which forward op a backward op belongs to (the fwdbwd flows), and so what each op is in the training.
 
 Theory of operation
     Autograd numbers its graph nodes per thread. Every op shows the number that the next node of its thread will
@@ -16,17 +16,23 @@ Theory of operation
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.row_groups import in_subtrees
+from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_SEQUENCE, Table
+from kineto_trace.structure.activity_links import ops
 
 FUNCTION, BACKWARD_FUNCTION = 0, 1  # at::RecordScope
 EVALUATE_FUNCTION = "autograd::engine::evaluate_function: "
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class ForwardBackward(NamedTuple):
@@ -88,3 +94,22 @@ def with_evaluated_sequences(ops: Table, strings: Sequence[str]) -> Table:
     for name, column in columns.items():
         column[target] = ops[name][source]
     return Table(ops.kind, {**ops.columns, **columns})
+
+
+@dataclass(frozen=True, slots=True)
+class OpRoles:
+    """Per row of cpu_op: whether its outermost operator has a backward; whether it is, or is inside, a backward."""
+
+    linked: Flags
+    backward: Flags
+
+
+def op_roles(context: Context) -> OpRoles:
+    """Returns the roles of all operators."""
+    trace, tree = context.trace, context.get(ops)
+    table = trace.table("cpu_op")
+    outermost = np.cumsum(tree.nested.tree.parent < 0)[tree.place]  # a number that all inside one share
+    linked = np.isin(outermost, unique_values(outermost[forward_backward(trace.tables).forward_rows]))
+    evaluates = np.array([text.startswith(EVALUATE_FUNCTION) for text in trace.strings], np.bool_)
+    backward = (evaluates[table["name"]] if len(table) else linked) | (table["forward_thread"] > 0)
+    return OpRoles(linked, in_subtrees(backward[tree.row], tree.nested.tree.stop)[tree.place])

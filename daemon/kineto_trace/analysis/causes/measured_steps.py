@@ -62,7 +62,7 @@ class MeasuredSteps:
 
     def note(self) -> str | None:
         """Returns what is to be said about warm-up; None if there is none."""
-        if not self.warm_up.any():
+        if not self.length[self.warm_up].any():
             return None
         took = _seconds(int(self.length[self.warm_up].sum()))
         if (self.number < 0).all():

@@ -20,13 +20,14 @@ from kineto_trace.analysis.host_findings.subtrees import dominating
 from kineto_trace.analysis.host_time.call_tree import below, heaviest_below, inclusive
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.base.quantities import ms, share, times
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.library_calls import framework_of
 from kineto_trace.structure.training_thread import training_thread

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes, op_roles
+from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.step_functions import StepPhase
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.arrays.row_groups import places_by_value
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
+from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward, op_roles
 
 SEEN = 2  # samples of an operator's name in one function and none in another
 _LOW = (1 << 32) - 1

@@ -27,14 +27,17 @@ from kineto_trace.analysis.host_findings.subtrees import Subtree, subtrees, trai
 from kineto_trace.analysis.host_time.call_tree import CallTree
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, moments, thread_slices
-from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
+from kineto_trace.analysis.host_time.moment_classes import OPTIMIZER, Class, annotated, moment_classes
 from kineto_trace.analysis.host_time.user_callees import callees_text, kind_weights
 from kineto_trace.analysis.host_time.user_calls import user_calls
 from kineto_trace.analysis.host_time.user_lines import commonest_place
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.intervals import containing
 from kineto_trace.arrays.row_groups import places_by_value
+from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.code_places import CodePlace, code_place
 from kineto_trace.structure.python.library_calls import CALLING_BACK, CallKind, framework_of
 
@@ -246,8 +249,8 @@ def _judged(context: Context, purpose: int, subtree: Subtree, share: Floats, idl
         return "user_code_blocked", "waits", remedies.BLOCKED
     if subtree.entry != NOTHING:
         return "framework_work", "takes a part of the step beside the training", remedies.FRAMEWORK
-    around = _ops_around(context, rows)
-    if len(around) * DENSE_NS > 2 * AROUND_NS * len(rows):
+    around = _ops_of(context, rows)
+    if len(around):
         return _by_ops(context, around)
     if not trains(context):
         return "busy_function", "takes a part of the time", remedies.BUSY
@@ -283,18 +286,42 @@ def _by_ops(context: Context, op: Ints) -> tuple[str, str, str]:
     return "user_code_operators", what, remedies.SMALL_OPERATORS
 
 
-def _ops_around(context: Context, rows: Ints) -> Ints:
-    """Rows of the outermost operators that begin near these moments, once for each moment."""
-    table, tree = context.trace.table("cpu_op"), context.get(ops)
-    thread = context.get(host_steps).thread
-    own = np.flatnonzero((tree.nested.tree.parent[tree.place] < 0) & (table["thread"] == thread))
-    own = own[np.argsort(table["start"][own], kind="stable")]
-    time = context.get(moments).time[rows]
-    first, last = (np.searchsorted(table["start"][own], time + side) for side in (-AROUND_NS, AROUND_NS))
-    count = last - first
+def _ops_of(context: Context, rows: Ints) -> Ints:
+    """Rows of the operators around these moments, once for each moment, if running operators is what most of them do.
+
+    Only operators that are no part of the training count, and only where they are dense. The time of a moment may be
+    off by a step or more, and then it lies among the operators of other functions. So these operators must also have
+    enough time, with what calling them takes, for most of the moments.
+    """
+    table, found = context.trace.table("cpu_op"), context.get(moments)
+    aside, took = context.get(_ops_aside)
+    if took < MOSTLY * float(found.weight[rows].sum()):
+        return aside[:0]
+    rows = rows[found.sure[rows]]
+    start = table["start"][aside]
+    first, last = (np.searchsorted(start, found.time[rows] + side) for side in (-AROUND_NS, AROUND_NS))
+    dense = (last - first) * DENSE_NS > 2 * AROUND_NS
+    first, count = first[dense], (last - first)[dense]
     within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    found: Ints = own[np.repeat(first, count) + within]
-    return found
+    around: Ints = aside[np.repeat(first, count) + within]
+    return around if np.count_nonzero(dense) >= MOSTLY * len(rows) else around[:0]
+
+
+def _ops_aside(context: Context) -> tuple[Ints, float]:
+    """Returns the rows of the thread's outermost operators that are no part of the training, and their time (ns).
+
+    That of each includes what calling it takes: until the next operator begins, but no more than DENSE_NS.
+    """
+    table, tree, roles = context.trace.table("cpu_op"), context.get(ops), context.get(op_roles)
+    window = context.get(host_steps)
+    rows = np.flatnonzero((tree.nested.tree.parent[tree.place] < 0) & (table["thread"] == window.thread))
+    rows = rows[np.argsort(table["start"][rows], kind="stable")]
+    start, duration = table["start"][rows], table["duration"][rows]
+    took = np.minimum(np.diff(start, append=np.iinfo(np.int64).max), duration + DENSE_NS)
+    names = context.get(data_loading_names) | matches(context.trace.strings, OPTIMIZER)
+    aside = ~roles.linked[rows] & ~roles.backward[rows] & (window.of(start) >= 0)
+    aside &= containing(*annotated(context, names), start) < 0
+    return rows[aside], float(took[aside].sum())
 
 
 def _top_ops(context: Context, op: Ints) -> list[str]:

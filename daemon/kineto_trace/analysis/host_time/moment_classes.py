@@ -5,7 +5,8 @@ Theory of operation
     runs backward, or a forward one that has a backward. So a model that is written without modules has a forward, too.
 
     Of the samples of one slice only the first one's time is known, so what ran then counts for all of them: a slice may
-    go from a function's call in one step to the next call in another.
+    go from a function's call in one step to the next call in another. Where the samples tell what the function called,
+    those in operators with a backward are the forward (user_callees.py).
 
     Inside the forward, the user's code counts as other if it calls a library for something else (to print, to
     wait …), sleeps, runs operators without a backward in a function of its own, or runs no operator for longer than
@@ -20,16 +21,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.host_moments import host_steps, lost_to_host, moments
+from kineto_trace.analysis.host_time.host_moments import NOTHING, host_steps, lost_to_host, moments, thread_slices
 from kineto_trace.analysis.host_time.step_functions import StepPhase
+from kineto_trace.analysis.host_time.user_callees import trained_callees
 from kineto_trace.analysis.host_time.user_calls import user_calls
-from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, containing, union
-from kineto_trace.arrays.row_groups import in_subtrees
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
-from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION, forward_backward
+from kineto_trace.structure.fwd_bwd import op_roles
 from kineto_trace.structure.python.library_calls import CallKind
 
 LONG_GAP_NS = 1_000_000
@@ -67,25 +67,6 @@ class MomentClasses:
     linked: Flags
 
 
-@dataclass(frozen=True, slots=True)
-class OpRoles:
-    """Per row of cpu_op: whether its outermost operator has a backward; whether it is, or is inside, a backward."""
-
-    linked: Flags
-    backward: Flags
-
-
-def op_roles(context: Context) -> OpRoles:
-    """Returns the roles of all operators."""
-    trace, tree = context.trace, context.get(ops)
-    table = trace.table("cpu_op")
-    outermost = np.cumsum(tree.nested.tree.parent < 0)[tree.place]  # a number that all inside one share
-    linked = np.isin(outermost, unique_values(outermost[forward_backward(trace.tables).forward_rows]))
-    evaluates = np.array([text.startswith(EVALUATE_FUNCTION) for text in trace.strings], np.bool_)
-    backward = (evaluates[table["name"]] if len(table) else linked) | (table["forward_thread"] > 0)
-    return OpRoles(linked, in_subtrees(backward[tree.row], tree.nested.tree.stop)[tree.place])
-
-
 def moment_classes(context: Context) -> MomentClasses:
     """Returns the class of each moment."""
     found, calls = context.get(moments), context.get(user_calls)
@@ -95,6 +76,7 @@ def moment_classes(context: Context) -> MomentClasses:
     op = np.where(inside >= 0, tree.row[inside], -1) if len(tree.row) else np.full(len(found), -1)
     op = op[np.maximum.accumulate(np.where(found.sure, np.arange(len(op)), 0))] if len(op) else op
     linked, backward = (np.append(flags, False)[op] for flags in (roles.linked, roles.backward))
+    linked |= context.get(trained_callees).moment & (found.idle <= ASLEEP)
     phase, kind = calls.phase[found.place], calls.kind[found.place]
     gaps = _gaps(context)
     between = (op < 0) & ~gaps.long & gaps.forward & (kind == CallKind.NONE) & (found.idle <= ASLEEP)
@@ -104,7 +86,7 @@ def moment_classes(context: Context) -> MomentClasses:
     classes = np.select(
         [
             np.isin(kind, (CallKind.COMPILE, CallKind.RESET)),
-            (kind == CallKind.ANOMALY) & (op >= 0),
+            (kind == CallKind.ANOMALY) & ((op >= 0) | _calls_operators(context)),
             calls.loading[found.place] | _in_loader(context),
             (phase == StepPhase.BACKWARD) | ((phase == StepPhase.NONE) & backward),
             phase == StepPhase.OPTIMIZER,
@@ -118,6 +100,21 @@ def moment_classes(context: Context) -> MomentClasses:
         _calibrated(context, classes) * np.maximum(1 - found.waiting - found.collecting, 0) * context.get(lost_to_host)
     )
     return MomentClasses(classes, weight, op, linked)
+
+
+def _calls_operators(context: Context) -> Flags:
+    """Tells for each moment whether a stack that is written down then is that of an operator, though none is seen.
+
+    A slice may begin before the operator that it was sampled in. A module that is called by the user writes down no
+    stacks itself; and where anomaly mode is known to be on, it is what writes them.
+    """
+    calls, slices, place = context.get(user_calls), context.get(thread_slices), context.get(moments).place
+    if context.trace.target.settings.get("torch.anomaly_mode") is True:
+        return np.ones(len(place), np.bool_)
+    depth = np.append(slices.depth, NOTHING)  # the last one is for "none"
+    told: Flags = calls.phase[place] == StepPhase.FORWARD
+    told &= depth[calls.phase_slice[place]] > depth[calls.user_slice[place]]
+    return told
 
 
 def _calibrated(context: Context, classes: npt.NDArray[np.int8]) -> Floats:

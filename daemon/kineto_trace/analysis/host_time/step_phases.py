@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.host_moments import host_steps
-from kineto_trace.analysis.host_time.moment_classes import LONG_GAP_NS, OPTIMIZER, annotated, op_roles
+from kineto_trace.analysis.host_time.moment_classes import LONG_GAP_NS, OPTIMIZER, annotated
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.kernel_traits.kernel_types import data_loading_names, matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import op_roles
 
 STEP_PHASES = ("loading", "forward", "backward", "optimizer")
 OTHER = "other"

@@ -9,6 +9,10 @@ Theory of operation
     A slice also has the phase that the innermost function of torch around it began (none in the closure of an
     optimizer), and the kind of the outermost
     library function of a known kind below the innermost user's function, or a kind that holds for all below it.
+
+    What runs below an import, up to the user's code, is importing: the modules of a compiler, of the DataLoader and of
+    the optimizers neither compile nor begin a phase when they are imported. An import inside a compilation is a part
+    of it, but one in the call of torch.compile is none: that call compiles nothing.
 """
 
 from dataclasses import dataclass
@@ -57,16 +61,14 @@ def user_calls(context: Context) -> UserCalls:
     in_user, in_phase = (np.full(count + 1, NOTHING, np.int64) for _ in range(2))
     for at, above in levels(slices):
         in_user[at] = np.where(user[at], at, in_user[above])
-        begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE))
+        calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
+        outer[at] = np.where(user[at], calling, outer[above])
+        kind[at] = _kinds(own_kind[at], kind[above], user[at])
+        begins_phase = ~np.isin(own_phase[at], (StepPhase.NONE, StepPhase.CLOSURE)) & (kind[at] != CallKind.IMPORT)
         in_phase[at] = np.where(begins_phase, at, in_phase[above])
         leaves = (own_phase[at] == StepPhase.CLOSURE) & (phase[above] == StepPhase.OPTIMIZER)
         phase[at] = np.select([begins_phase, leaves], [own_phase[at], StepPhase.NONE], phase[above])
-        loading[at] = loading[above] | (own_phase[at] == StepPhase.LOADING)
-        calling = np.where(kind[above] != CallKind.NONE, kind[above], outer[above])
-        outer[at] = np.where(user[at], calling, outer[above])
-        kept = np.where(user[at] & ~np.isin(kind[above], STICKY), CallKind.NONE, kind[above])
-        stronger = np.isin(own_kind[at], STICKY) & ~np.isin(kept, STICKY)
-        kind[at] = np.where((kept == CallKind.NONE) | stronger, own_kind[at], kept)
+        loading[at] = loading[above] | (begins_phase & (own_phase[at] == StepPhase.LOADING))
     tree = call_tree(slices, name, user, opens=user)
     return UserCalls(
         tree.name,
@@ -80,3 +82,12 @@ def user_calls(context: Context) -> UserCalls:
         in_user[:-1],
         in_phase[:-1],
     )
+
+
+def _kinds(own: npt.NDArray[np.int8], above: npt.NDArray[np.int8], user: Flags) -> npt.NDArray[np.int8]:
+    """The kind of each slice. own: of its function alone. above: of its caller's slice."""
+    kept = np.where(user & ~np.isin(above, STICKY), CallKind.NONE, above)
+    stronger = np.isin(own, STICKY) & ~np.isin(kept, (*STICKY, CallKind.IMPORT))
+    stronger |= (own == CallKind.IMPORT) & (kept == CallKind.RESET)
+    kinds: npt.NDArray[np.int8] = np.where((kept == CallKind.NONE) | stronger, own, kept)
+    return kinds

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.framework_calls import framework_calls
 from kineto_trace.analysis.host_time.host_moments import host_steps, moments
-from kineto_trace.analysis.host_time.moment_classes import op_roles
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.arrays.intervals import Union, containing, union
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.fwd_bwd import op_roles
 
 SAME_NAME, OTHER_NAME, OTHER_ROLE = 0.01, 1.0, 1000.0  # how far an operator is from the one before it
 

@@ -50,3 +50,7 @@ def test_gaps_that_recur_are_no_warm_up() -> None:
     made = trace({"kernel": kernels(*((1000 * n + 900, 1000 * n + 1000) for n in range(4)))}, length_ns=4000 * MS)
     found = Context(made).get(measured_steps)
     assert (len(found.start), found.note(), found.measured_ns) == (1, None, 4000 * MS)
+
+
+def test_an_empty_trace_has_no_warm_up_to_tell_of() -> None:
+    assert measured_steps(Context(trace({}, length_ns=0))).note() is None

@@ -196,6 +196,19 @@ def test_a_stack_that_the_program_formats_itself_is_not() -> None:
     assert [finding.where for finding in user_code(context)] == ["log (/job/a.py:42)"]
 
 
+def test_stacks_below_a_module_are_of_anomaly_mode_though_no_operator_is_seen() -> None:
+    stack = (*FORWARD, "/usr/lib/python3.11/traceback.py(9): format_stack", "/usr/lib/python3.11/linecache.py(1): x")
+    context = sampled([*[FORWARD] * 60, *[(*MAIN, BACKWARD)] * 20, *[stack] * 20])
+    assert [finding.saving_ns for finding in anomaly_mode(context)] == [20 * PERIOD_NS]
+    assert list(user_code(context)) == []
+
+
+def test_where_anomaly_mode_is_known_to_be_on_it_writes_the_stacks() -> None:
+    stack = (*MAIN, "/usr/lib/python3.11/traceback.py(9): format_stack")
+    context = sampled([*[FORWARD] * 80, *[stack] * 20], settings={"torch.anomaly_mode": True})
+    assert [finding.saving_ns for finding in anomaly_mode(context)] == [20 * PERIOD_NS]
+
+
 def test_a_graph_that_is_run_backward_for_its_gradients_alone_is_found_at_its_caller() -> None:
     grad = (*MAIN, "/job/norms.py(5): log_norms", TORCH + "autograd/__init__.py(434): grad")
     samples: list[Sample] = [*[FORWARD] * 40, *[grad] * 30, *[(*MAIN, BACKWARD)] * 30]

@@ -1,5 +1,7 @@
 """What is found of the program's own code in the steps."""
 
+from typing import Any
+
 import pytest
 from kineto_trace.analysis.finding import Finding
 from kineto_trace.analysis.host_findings.user_code import user_code
@@ -178,3 +180,43 @@ def test_a_function_in_which_operators_begin_all_the_time_is_told_so_although_no
     ]
     (finding,) = user_code(sampled([*TRAINING, *[stack] * 20], ops=ops))
     assert finding.title == "clip_gradients (clip.py:42) runs operators that train nothing"
+
+
+def neighbours(count: int, name: str, *, sample: int) -> list[dict[str, Any]]:
+    """So many short operators in the first millisecond of the sample."""
+    length = 1_000_000 // count
+    return [
+        {"name": name, "start": sample * PERIOD_NS + n * length + 1, "duration": length // 2, "thread": 1}
+        for n in range(count)
+    ]
+
+
+def test_pure_python_among_operators_of_other_functions_runs_no_operators() -> None:
+    prepare = (*MAIN, "/job/prepare.py(3): prepare")
+    ops = [op for sample in range(80, 100) for op in neighbours(100, "aten::randn", sample=sample)]
+    (finding,) = user_code(sampled([*TRAINING, *[prepare] * 20], ops=ops))
+    assert (finding.name, finding.saving_ns) == ("user_code", 200_000_000)
+
+
+def test_a_few_moments_among_many_operators_do_not_outvote_the_others() -> None:
+    prepare = (*MAIN, "/job/prepare.py(3): prepare")
+    dense = [op for sample in range(80, 83) for op in neighbours(900, "aten::randn", sample=sample)]
+    length = PERIOD_NS // 10
+    aside = [
+        {"name": "aten::stack", "start": n * length + 1, "duration": length - 2, "thread": 1}
+        for n in range(40 * 10, 60 * 10)
+    ]
+    (finding,) = user_code(sampled([*TRAINING, *[prepare] * 20], ops=[*aside, *dense]))
+    assert finding.name == "user_code"
+
+
+def test_operators_of_the_training_are_not_those_of_the_function_beside_it() -> None:
+    prepare = (*MAIN, "/job/prepare.py(3): prepare")
+    length = PERIOD_NS // 200
+    updates = [
+        {"name": "aten::add_", "start": 80 * PERIOD_NS + n * length + 1, "duration": length // 4, "thread": 1}
+        for n in range(20 * 200)
+    ]
+    step = {"name": "Optimizer.step#SGD.step", "start": 80 * PERIOD_NS, "duration": 20 * PERIOD_NS, "thread": 1}
+    (finding,) = user_code(sampled([*TRAINING, *[prepare] * 20], ops=updates, annotations=[step]))
+    assert finding.name == "user_code"
