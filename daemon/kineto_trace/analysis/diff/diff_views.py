@@ -194,14 +194,17 @@ def _lacking(first: StepSamples, second: StepSamples, names: Sequence[tuple[str,
 
 
 def _notes(first: StepSamples, second: StepSamples) -> list[str]:
-    notes = list(dict.fromkeys((*first.notes, *second.notes)))
+    paces = [
+        f"{name}: {side.pace_note}" for name, side in (("baseline", first), ("other trace", second)) if side.pace_note
+    ]
+    notes = [*paces, *dict.fromkeys((*first.notes, *second.notes))]
     counts = len(first.steps), len(second.steps)
     if not min(counts):
         which = "baseline" if not counts[0] else "other trace"
         which = "traces" if not max(counts) else which
         return [
-            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N): times are "
-            "per second of each recording, and no difference is judged because its noise is not known",
+            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N) that show "
+            "the pace: times are per second of each recording, and no difference is judged because its noise is not known",
             *notes,
         ]
     told = f"{_steps(first)} of the baseline against {_steps(second)} of the other trace, whole steps only"

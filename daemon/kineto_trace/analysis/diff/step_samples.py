@@ -22,6 +22,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
 from kineto_trace.structure.recorded_time import unrecorded
+from kineto_trace.structure.step_pace import step_pace
 
 HOST, GPU = "host", "gpu"
 NS_PER_US = 1000
@@ -50,7 +51,7 @@ class StepSamples:
     """Rows (name, kind of time) of one trace. us, calls: [row, step]; total_us, total_calls: of the whole window.
 
     steps: numbers of the whole steps. step_us: their durations. resolution_us: to which times are rounded.
-    left_out: how many steps are not whole.
+    left_out: how many steps are not whole. pace_note: why others do not count, if there are any.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -63,6 +64,7 @@ class StepSamples:
     window_s: float
     resolution_us: float = 0.0
     left_out: int = 0
+    pace_note: str = ""
     notes: tuple[str, ...] = ()
 
     def per_second(self) -> "StepSamples":
@@ -73,14 +75,17 @@ class StepSamples:
 
 
 def compared_steps(context: Context) -> Steps:
-    """Returns the steps that were recorded from their beginning to their end. Every diff chooses its steps here.
+    """Returns the steps that show the pace of the program. Every diff chooses its steps here.
 
-    Steps that the recording cut off are left out, those that a source did not cover, and the last ones whose GPU work
+    Of the measured steps of all views (structure/step_pace.py), these are all but a few: not compared are steps of a
+    program in which the host ran ahead throughout, those that a source did not cover, and the last ones whose GPU work
     was not recorded completely (step_ranges.py has the rule).
     """
     found = context.get(steps)
     missing = sum(_uncovered(context, found, kinds) for kinds in (GPU_TABLES, HOST_KINDS))
-    keep = found.complete & (missing <= NEGLIGIBLE * (found.end - found.start))
+    keep = found.complete.copy()
+    keep[keep] = ~context.get(step_pace).untypical
+    keep &= missing <= NEGLIGIBLE * (found.end - found.start)
     keep[len(context.get(device_ranges)) :] = False
     threads, counts = np.unique(found.thread[keep], return_counts=True)
     if len(threads) > 1:  # another loop on another thread would count the same time twice
@@ -169,9 +174,16 @@ def samples(
         step_us=(chosen.end - chosen.start) / NS_PER_US,
         window_s=window_s(context),
         resolution_us=resolution_us(parts),
-        left_out=len(context.get(steps)) - count,
+        left_out=_not_whole(context),
+        pace_note=context.get(step_pace).note() or "",
         notes=tuple(told),
     )
+
+
+def _not_whole(context: Context) -> int:
+    """How many steps are not compared because they were not recorded completely."""
+    every, chosen = len(context.get(steps)), len(context.get(compared_steps))
+    return every - chosen - int(np.count_nonzero(context.get(step_pace).untypical))
 
 
 def resolution_us(parts: Sequence[TimedEvents]) -> float:
@@ -218,5 +230,6 @@ def mean_of_ranks(ranks: Sequence[StepSamples]) -> StepSamples:
         window_s=float(np.mean([side.window_s for side in sides])),
         resolution_us=first.resolution_us,
         left_out=max(side.left_out for side in sides),
+        pace_note=next((side.pace_note for side in sides if side.pace_note), ""),
         notes=tuple(dict.fromkeys(note for side in sides for note in side.notes)),
     )

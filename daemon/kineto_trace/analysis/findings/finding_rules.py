@@ -128,7 +128,7 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     if found.steps.steps < MIN_STEPS or not total:
         return None
     numbers = [CAUSES.index(cause) for cause in causes]
-    of_step = found.time_ns[:, numbers][:, :, ~found.steps.warm_up].sum(axis=(0, 1)) / len(found.devices)
+    of_step = found.time_ns[:, numbers][:, :, ~found.steps.left_out].sum(axis=(0, 1)) / len(found.devices)
     error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
     return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
@@ -171,7 +171,7 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
     if not activity.communication.any():
         return
     steps = context.get(time_causes).steps
-    split = communication_split(context, union(steps.start[~steps.warm_up], steps.end[~steps.warm_up]))
+    split = communication_split(context, union(steps.start[~steps.left_out], steps.end[~steps.left_out]))
     seen = f"{ms(split.total)} of collectives, {share(split.exposed, split.total)} of it while the GPU computes nothing"
     kernels = longest(context, activity.communication)
     moving = split.transfer + split.unknown

@@ -41,7 +41,7 @@ def test_without_steps_what_happens_once_at_the_beginning_is_warm_up() -> None:
     made = trace({"kernel": kernels((5000, 5001), (8001, 8002), *steady)}, length_ns=8600 * MS)
     found = Context(made).get(measured_steps)
     assert (found.start - START_NS).tolist() == [0, 8001 * MS]
-    assert found.warm_up.tolist() == [True, False]
+    assert found.left_out.tolist() == [True, False]
     assert found.measured_ns == 599 * MS
     assert found.note() == "the first 8 s, up to the end of a gap that does not recur, are warm-up and left out"
 
