@@ -204,7 +204,8 @@ def _notes(first: StepSamples, second: StepSamples) -> list[str]:
         which = "traces" if not max(counts) else which
         return [
             f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N) that show "
-            "the pace: times are per second of each recording, and no difference is judged because its noise is not known",
+            "the pace: times are per second of each recording, and no difference is judged because its noise is not "
+            "known",
             *notes,
         ]
     told = f"{_steps(first)} of the baseline against {_steps(second)} of the other trace, whole steps only"

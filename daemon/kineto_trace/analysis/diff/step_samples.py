@@ -30,7 +30,8 @@ HOST_KINDS = (*OP_TABLES, *API_TABLES)
 NEGLIGIBLE = 0.01  # of a step, that a source did not record
 MAX_CELLS = 8_000_000  # of a matrix [row, step]: 64 MB
 
-RAN_AHEAD = "the host ran ahead by more than the recorded steps: GPU work counts for the step in which it ran"
+RAN_AHEAD = "the host ran so far ahead that GPU work of its steps is missing: it counts for the step in which it ran"
+LAUNCHED = 0.95  # of the GPU time in the compared steps: what was launched in them, if all of it was recorded
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -107,9 +108,10 @@ class Moments:
 
 
 def gpu_moments(context: Context) -> Moments:
-    """Returns when GPU work was launched, or when it ran if most of what ran in the whole steps was launched elsewhere.
+    """Returns when GPU work was launched, or when it ran if some that was launched in the compared steps is missing.
 
-    A host that runs many steps ahead launches the work of the recorded steps before the recording or their beginning.
+    The GPU is as far behind a host that runs ahead as the host is ahead: the recording ends before the work of the last
+    steps runs, or even before that of any step.
     """
     activity, called, chosen = context.get(gpu), context.get(calls), context.get(compared_steps)
     own = np.append(context.trace.table("cpu_op")["start"], 0)
@@ -117,7 +119,7 @@ def gpu_moments(context: Context) -> Moments:
     launch = np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], start)
     took = activity.end - activity.start
     covered = [int(took[_step(chosen, at) >= 0].sum()) for at in (launch, activity.start)]
-    ahead = 2 * covered[0] < covered[1]
+    ahead = covered[0] < LAUNCHED * covered[1]
     return Moments(activity.start if ahead else launch, not ahead)
 
 

@@ -252,7 +252,7 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
     notes = [
         *missing_waits(matched, found),
         *_without_steps(partials),
-        *_left_out([(rank, part.steps) for rank, part in partials]),
+        *_left_out(partials),
     ]
     notes += _outside_of_steps(matched.ranks, waited, counts, found)
     order = np.argsort(-caused / counts, kind="stable").tolist()
@@ -269,9 +269,9 @@ def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
     ]
 
 
-def _left_out(partials: Sequence[tuple[int, HostSteps]]) -> list[str]:
+def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
     """Says on which ranks first steps are left out."""
-    listed = [f"{rank} ({part.left_out})" for rank, part in partials if part.left_out]
+    listed = [f"{rank} ({part.steps.left_out})" for rank, part in partials if part.steps.left_out]
     if not listed:
         return []
     shown = ", ".join(listed[:MAX_LISTED]) + (", …" if len(listed) > MAX_LISTED else "")

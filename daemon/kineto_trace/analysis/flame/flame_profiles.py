@@ -22,6 +22,7 @@ from kineto_trace.structure.stacks.call_forests import (
     python_calls,
     sampled_lines,
 )
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 STEPS = STEP_PREFIX.removesuffix("#")
@@ -70,8 +71,8 @@ class FlameProfile:
 def merged_profile(context: Context, choice: FlameChoice, *, whole_steps_only: bool = False) -> FlameProfile:
     """Returns the calls whose equal stacks are to be merged; training steps have one name.
 
-    whole_steps_only: leaves what lies between the first measured step's start and the last one's end, if there are steps.
-    Raises ViewError for a step that the trace does not have.
+    whole_steps_only: leaves what lies between the first measured step's start and the last one's end, if there are
+    steps. Raises ViewError for a step that the trace does not have.
     """
     start, end, count = _stretch(context, choice.step, whole_steps_only)
     cut = choice.step is not None or (whole_steps_only and count > 0)

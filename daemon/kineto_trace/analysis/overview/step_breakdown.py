@@ -163,7 +163,8 @@ class Breakdown:
     """Steps, and the time (us) of each role of ROLES and of OTHER in each of them: shares_us[role, step].
 
     dropped: names of the last steps that are left out. cut: places of the steps that the recording cut off. aside:
-    places of others that do not show the pace; pace_note: says why. unrecorded_us: time that belongs to no role since a source does not cover it; None: the trace does not state that.
+    places of others that do not show the pace; pace_note: says why. unrecorded_us: time that belongs to no role since a
+    source does not cover it; None: the trace does not state that.
     """
 
     steps: tuple[str, ...]

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.causes.measured_steps import measured_steps, warm_up_steps
+from kineto_trace.analysis.causes.measured_steps import measured_steps
 from kineto_trace.model.context import Context
 from support.trace_files.traces import START_NS, trace
 
