@@ -46,7 +46,8 @@ Flags = npt.NDArray[np.bool_]
 class StepPace:
     """One value per complete step. length: ns. slow: warm-up. ahead: the host ran ahead of the GPU.
 
-    gpu_ns: what the GPU takes for a step (median); 0: not known.
+    gpu_ns: what the GPU takes for a step (median); 0: not known. recorded: whether the GPU work that it launched was
+    recorded; also if it launched none.
     """
 
     number: Ints
@@ -54,6 +55,7 @@ class StepPace:
     slow: Flags
     ahead: Flags
     gpu_ns: int
+    recorded: Flags
 
     @property
     def untypical(self) -> Flags:
@@ -106,13 +108,14 @@ def step_pace(context: Context) -> StepPace:
     found = context.get(whole_steps)
     length = found.end - found.start
     slow = warm_up_steps(length)
-    ahead, pace = np.zeros(len(found), np.bool_), 0
+    ahead, pace, launches = np.zeros(len(found), np.bool_), 0, _launches(context, found)
     if len(unique_values(found.thread)) == 1:  # steps of several loops at the same time cannot share a queue
         first = int(np.count_nonzero(slow))
-        work = _gpu_work(context, found, first)
+        work = _gpu_work(context, found, first, launches)
         ahead[first:] = steps_ahead(length[first:], work)
         pace = int(np.median(work.took)) if len(work.took) else 0
-    return StepPace(found.number, length, slow, ahead, pace)
+    recorded = launches.recorded >= RECORDED * launches.launched
+    return StepPace(found.number, length, slow, ahead, pace, recorded)
 
 
 def paced_steps(context: Context) -> Steps:
@@ -160,26 +163,38 @@ def steps_ahead(length: Ints, work: GpuWork) -> Flags:
     return first
 
 
-def _gpu_work(context: Context, found: Steps, first: int) -> GpuWork:
-    """Returns the work of the steps from `first` on, by the calls that launched it while they ran."""
+class _Launches(NamedTuple):
+    """Calls that launch work. step: for each of Calls, and at the end for no call, the step that it launches work in.
+
+    launched: how many there are in each step. recorded: likewise, of those whose work is in the trace.
+    """
+
+    step: Ints
+    launched: Ints
+    recorded: Ints
+
+
+def _launches(context: Context, found: Steps) -> _Launches:
+    """Returns the calls that have the names of those with recorded work."""
     activity, called, count = context.get(gpu), context.get(calls), len(found)
-    linked = activity.call[activity.call >= 0]
-    if not len(linked):
-        return GpuWork(np.empty(0, np.int64), np.empty(0, np.int64))
     worked = np.zeros(len(called), np.bool_)
-    worked[linked] = True
+    worked[activity.call[activity.call >= 0]] = True
     launching = np.zeros(len(context.trace.strings), np.bool_)
     launching[called.name[worked]] = True
     rows = np.flatnonzero(launching[called.name])
-    step_of_call = np.full(len(called) + 1, NOTHING, np.int64)  # the last one is for "no call"
-    step_of_call[rows] = found.at(called.start[rows])
-    step = step_of_call[rows]
-    launched, recorded = (
-        np.bincount(step[chosen], minlength=count) for chosen in (step >= 0, (step >= 0) & worked[rows])
-    )
-    known = (launched > 0) & (recorded >= RECORDED * launched)
+    step = np.full(len(called) + 1, NOTHING, np.int64)
+    step[rows] = found.at(called.start[rows])
+    inside = rows[step[rows] >= 0]
+    launched, recorded = (np.bincount(step[chosen], minlength=count) for chosen in (inside, inside[worked[inside]]))
+    return _Launches(step, launched, recorded)
+
+
+def _gpu_work(context: Context, found: Steps, first: int, launches: _Launches) -> GpuWork:
+    """Returns the work of the steps from `first` on, by the calls that launched it while they ran."""
+    activity, count = context.get(gpu), len(found)
+    known = (launches.launched > 0) & (launches.recorded >= RECORDED * launches.launched)
     stop = first + int(np.argmin(np.append(known[first:], False)))
-    step = step_of_call[activity.call]
+    step = launches.step[activity.call]
     inside = (step >= first) & (step < stop)
     begin, end = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(begin, step[inside], activity.start[inside])

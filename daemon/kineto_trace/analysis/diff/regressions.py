@@ -3,19 +3,27 @@
 regressions(diff_steps(before, after), 5)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from kineto_trace.analysis.diff.diff_views import NEW, NOISE, SLOWER, UNKNOWN
-from kineto_trace.view_api.result import Result
+from kineto_trace.view_api.result import Result, columns, make_result
 
 RELEVANT_PCT = 0.1  # of the step: a row that takes less more than before is no regression
 
 
+CHECKS = columns(
+    ("compared", "text", "", "what was compared: steps, ops, kernels and so on"),
+    ("row", "text", "", "row of it that has the limit; the name of the view: all rows"),
+    ("outcome", "text", "", "passed, failed, or unknown: cannot be judged"),
+    ("message", "text", "", "the figures in words"),
+)
+
+
 class CheckOutcome(StrEnum):
-    """What a check found."""
+    """What a check found. unknown: cannot be judged, which is no pass."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -66,6 +74,18 @@ def _judged(row: Mapping[str, Any], limit_pct: float) -> Check:
         told = f"{described(row)}; cannot be judged: the noise would hide a regression of {limit_pct:g} %"
         return Check(_name(row), CheckOutcome.UNKNOWN, f"{told}: record more steps")
     return Check(_name(row), CheckOutcome.PASSED, described(row))
+
+
+def checks_result(checks: Mapping[str, Sequence[Check]]) -> Result:
+    """Returns the checks of each comparison as rows."""
+    every = [(name, check) for name, found in checks.items() for check in found]
+    values = {
+        "compared": [name for name, _ in every],
+        "row": [check.row for _, check in every],
+        "outcome": [str(check.outcome) for _, check in every],
+        "message": [check.message for _, check in every],
+    }
+    return make_result("diff_checks", CHECKS, values)
 
 
 def described(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.overview.step_breakdown import device_ranges
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
@@ -30,8 +29,7 @@ HOST_KINDS = (*OP_TABLES, *API_TABLES)
 NEGLIGIBLE = 0.01  # of a step, that a source did not record
 MAX_CELLS = 8_000_000  # of a matrix [row, step]: 64 MB
 
-RAN_AHEAD = "the host ran so far ahead that GPU work of its steps is missing: it counts for the step in which it ran"
-LAUNCHED = 0.95  # of the GPU time in the compared steps: what was launched in them, if all of it was recorded
+RAN_AHEAD = "the host ran ahead so far that GPU work of its steps is missing: it counts for the step in which it ran"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -78,16 +76,14 @@ class StepSamples:
 def compared_steps(context: Context) -> Steps:
     """Returns the steps that show the pace of the program. Every diff chooses its steps here.
 
-    Of the measured steps of all views (structure/step_pace.py), these are all but a few: not compared are steps of a
-    program in which the host ran ahead throughout, those that a source did not cover, and the last ones whose GPU work
-    was not recorded completely (step_ranges.py has the rule).
+    These are the measured steps of all views (structure/step_pace.py), without those that a source did not cover. If
+    the host ran ahead in all of them, there are none.
     """
     found = context.get(steps)
     missing = sum(_uncovered(context, found, kinds) for kinds in (GPU_TABLES, HOST_KINDS))
     keep = found.complete.copy()
     keep[keep] = ~context.get(step_pace).untypical
     keep &= missing <= NEGLIGIBLE * (found.end - found.start)
-    keep[len(context.get(device_ranges)) :] = False
     threads, counts = np.unique(found.thread[keep], return_counts=True)
     if len(threads) > 1:  # another loop on another thread would count the same time twice
         keep &= found.thread == threads[np.argmax(counts)]
@@ -108,10 +104,10 @@ class Moments:
 
 
 def gpu_moments(context: Context) -> Moments:
-    """Returns when GPU work was launched, or when it ran if some that was launched in the compared steps is missing.
+    """Returns when GPU work was launched, or when it ran if work that was launched in the compared steps is missing.
 
-    The GPU is as far behind a host that runs ahead as the host is ahead: the recording ends before the work of the last
-    steps runs, or even before that of any step.
+    The GPU is behind a host that runs ahead: the recording ends before the work of the last steps has run. What ran in
+    the first steps was launched before them, and if the host is ahead by more than the recorded steps, so was all.
     """
     activity, called, chosen = context.get(gpu), context.get(calls), context.get(compared_steps)
     own = np.append(context.trace.table("cpu_op")["start"], 0)
@@ -119,7 +115,9 @@ def gpu_moments(context: Context) -> Moments:
     launch = np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], start)
     took = activity.end - activity.start
     covered = [int(took[_step(chosen, at) >= 0].sum()) for at in (launch, activity.start)]
-    ahead = covered[0] < LAUNCHED * covered[1]
+    pace = context.get(step_pace)
+    lost = bool((~pace.recorded[np.isin(pace.number, chosen.number)])[-1:].any())
+    ahead = lost or 2 * covered[0] < covered[1]
     return Moments(activity.start if ahead else launch, not ahead)
 
 
