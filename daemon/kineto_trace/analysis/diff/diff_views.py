@@ -242,10 +242,10 @@ def diff_step_times(context: Context) -> StepSamples:
     """The time of a training step in two traces, and which parts of it changed.
 
     The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-    it. Every view that compares traces takes whole steps only. The verdict tells a difference from the noise over the
-    steps: at most 5 % of the rows that are called changed are so by chance, and the interval of such a row excludes 0.
-    Two recordings of the same program may still differ, because of clocks, placement or other programs: the noise is
-    that within each recording.
+    it. Every view that compares traces takes the measured steps only (view overview). The verdict tells a difference
+    from the noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the interval of
+    such a row excludes 0. Two recordings of the same program may still differ, because of clocks, placement or other
+    programs: the noise is that within each recording.
     """
     return role_samples(context)
 

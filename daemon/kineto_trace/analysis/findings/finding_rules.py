@@ -94,14 +94,14 @@ SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
 class TraceFindings:
     """The findings of a trace, the largest saving first.
 
-    window_ns: the time of the measured steps. steps: their number; 0: the trace has none. warm_up: what is to be said
+    window_ns: the time of the measured steps. steps: their number; 0: the trace has none. left_out: what is to be said
     of steps that were left out. recording: what is to be said of the cost of recording.
     """
 
     findings: tuple[Finding, ...]
     window_ns: int
     steps: int
-    warm_up: str | None
+    left_out: str | None
     recording: str | None
 
 

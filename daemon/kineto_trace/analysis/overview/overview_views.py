@@ -247,8 +247,9 @@ def overview(context: Context, *, step_ends: str = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
-    others, the shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
+    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
+    that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
+    shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
     GPUs are missing, not zero.
     """
     found = _chosen_breakdown(context, step_ends)
