@@ -152,10 +152,13 @@ class TraceUnreadable(CliError):
 
 
 class NotComparable(CliError):
-    """Two traces do not show whether anything became slower: too few steps, or not recorded."""
+    """Two traces do not show whether anything became slower: too few steps, too much noise, or not recorded."""
 
     exit_code = ExitCode.FAILED
-    help_text = "Both traces need at least two whole steps: `kinetoctl trace --iterations 20` records that many."
+    help_text = (
+        "Both traces need at least two whole steps, and more of them the more they vary: `kinetoctl trace "
+        "--iterations 50` records that many. A larger limit can be judged with fewer."
+    )
 
 
 class NotWritten(CliError):

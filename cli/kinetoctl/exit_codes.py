@@ -28,7 +28,10 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "usage error: an option or argument was refused",
     ExitCode.NOT_FOUND: "not found: no process matches, or no such capture",
     ExitCode.PARTIAL: "partial: a trace was written, but something is missing",
-    ExitCode.FAILED: "failed: there is no trace, or its file could not be written or verified",
+    ExitCode.FAILED: (
+        "failed: there is no trace, or its file could not be written or verified; "
+        "kinetoctl diff --fail-on: it cannot be judged"
+    ),
     ExitCode.DENIED: "permission denied",
     ExitCode.UNREACHABLE: "the daemon cannot be reached or does not answer in time",
     ExitCode.CANCELLED: "somebody else cancelled the capture",

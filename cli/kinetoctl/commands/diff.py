@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 20
 WITH_TOTALS = ("ops", "modules", "paths")
-STEPS, RANKS, TREE = "steps", "ranks", "tree"
+STEPS, RANKS, TREE, CHECKS = "steps", "ranks", "tree", "checks"
 DEFAULT_BY = (STEPS, "ops", "kernels")
 ROOT = "0"
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file that GitHub Actions shows as the summary of a job
@@ -128,7 +128,7 @@ def command(baseline: str, other: str, **values: Any) -> int:
         with found_traces([baseline], settings) as first, found_traces([other], settings) as second:
             results = _results(options, _ranks(baseline, first), _ranks(other, second))
         checks = _checks(options, results)
-    _show(results, options, settings)
+    _show(_with_checks(results, checks, settings), options, settings)
     _write(results, checks, options)
     return _exit_code(results, checks, settings)
 
@@ -239,6 +239,17 @@ def _checks(options: DiffOptions, results: Mapping[str, "Result"]) -> dict[str, 
         view: regressions(results[view], percent, only="step" if view == STEPS else "")
         for view, percent in options.fail_on
     }
+
+
+def _with_checks(
+    results: Mapping[str, "Result"], checks: Mapping[str, list["Check"]], settings: CommonOptions
+) -> Mapping[str, "Result"]:
+    """The results, and where several tables fit into one document, what the checks found."""
+    if not checks or settings.output not in ("json", "yaml"):
+        return results
+    from kineto_trace.analysis.diff.regressions import checks_result
+
+    return {**results, CHECKS: checks_result(checks)}
 
 
 def _show(results: Mapping[str, "Result"], options: DiffOptions, settings: CommonOptions) -> None:

@@ -60,6 +60,31 @@ def context(*arguments: Any, **options: Any) -> Context:
     return Context(stepped(*arguments, **options))
 
 
+def queued(
+    host_ms: Sequence[float], gpu_ms: Sequence[float], *, rank: int | None = None, first: int = 7, before_ms: float = 0
+) -> Trace:
+    """A trace of steps that launch a kernel each, which waits for the one before; it ends with the last step.
+
+    host_ms: length of each step on the host; gpu_ms: of its kernel. before_ms: of a kernel that was launched before.
+    Kernels that would begin after the end are not recorded.
+    """
+    end = 1000 + round(1e6 * sum(host_ms))
+    rows: dict[str, list[Row]] = {"user_annotation": [], "cpu_op": [], "cuda_runtime": [], "kernel": []}
+    at, free = 1000, 1000 + round(1e6 * before_ms)
+    for step, (host, gpu) in enumerate(zip(host_ms, gpu_ms, strict=True)):
+        length, took, own = round(1e6 * host), round(1e6 * gpu), {"thread": 1, "finished": 1}
+        named = {"start": at, "duration": length, "id": step + 1, "inputs": -1, "sequence": -1, **own}
+        rows["user_annotation"].append({"name": f"ProfilerStep#{step + first}", **named})
+        rows["cpu_op"].append({"name": "aten::mm", **named, "duration": 2000})
+        launch = {"name": "cudaLaunchKernel", "start": at + 500, "duration": 500, "thread": 1, "correlation": step + 1}
+        rows["cuda_runtime"].append(launch)
+        free = max(free, at + 1000)
+        if free < end:
+            rows["kernel"].append({"name": "gemm", "start": free, "duration": took, "correlation": step + 1})
+        at, free = at + length, free + took
+    return trace(rows, length_ns=end, target=target(rank=rank, threads={1: "main"}))
+
+
 def noisy(mean_us: float, steps: int, seed: int, spread: float = 0.02) -> list[float]:
     """Times around a mean, with a relative standard deviation."""
     return [mean_us * (1 + spread * float(each)) for each in np.random.default_rng(seed).standard_normal(steps)]

@@ -1,10 +1,7 @@
-"""The steps over which figures are averaged: those that were recorded as a whole, but for warm-up.
+"""The ranges over which figures are averaged: complete steps that show the pace, or the window without warm-up.
 
 Theory of operation
-    First steps allocate memory, load modules, pick algorithms and compile. What they take says nothing of the steps
-    after them, so it must neither enter a mean nor be promised as a saving. The steps at the beginning that last more
-    than twice the median of all steps, and more than five deviations (median absolute deviation, as a standard
-    deviation) above it, are warm-up. This takes at least three other steps.
+    structure/step_pace.py has the rules by which first steps are left out.
 
     A trace without complete steps has one range, the whole window. There, a gap of a GPU (the time before its first
     activity too) of at least 100 ms that takes more than a quarter of the window, in the first half of the GPU's
@@ -18,13 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.idle.idle_gaps import IdleGaps, idle_gaps, idle_window
-from kineto_trace.base.quantities import ms
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, whole_steps
+from kineto_trace.structure.step_pace import StepPace, length_text, step_pace
 
-MIN_STEPS = 3  # beside those of warm-up
-LONGER = 2.0  # times the median
-DEVIATIONS = 5.0
 ONCE_SHARE = 0.25  # of the window
 ONCE_NS = 100_000_000
 MIN_ACTIVITIES = 3  # after warm-up: less than that tells nothing of how the program goes on
@@ -37,13 +31,15 @@ Flags = npt.NDArray[np.bool_]
 class MeasuredSteps:
     """Ranges (Unix ns) in order.
 
-    number: of the step; -1: the trace has none that is complete. warm_up: not in means and savings.
+    number: of the step; -1: the trace has none that is complete. left_out: not in means and savings. pace: of the
+    steps; None without any.
     """
 
     number: Ints
     start: Ints
     end: Ints
-    warm_up: Flags
+    left_out: Flags
+    pace: StepPace | None = None
 
     @property
     def length(self) -> Ints:
@@ -52,48 +48,34 @@ class MeasuredSteps:
 
     @property
     def measured_ns(self) -> int:
-        """Returns the length of all ranges but those of warm-up."""
-        return int(self.length[~self.warm_up].sum())
+        """Returns the length of all ranges but those that are left out."""
+        return int(self.length[~self.left_out].sum())
 
     @property
     def steps(self) -> int:
         """Returns how many steps are measured; 0: the trace has none that is complete."""
-        return int(np.count_nonzero(~self.warm_up & (self.number >= 0)))
+        return int(np.count_nonzero(~self.left_out & (self.number >= 0)))
 
     def note(self) -> str | None:
-        """Returns what is to be said about warm-up; None if there is none."""
-        if not self.length[self.warm_up].any():
+        """Returns what is to be said about what is left out; None if nothing is."""
+        if self.pace is not None:
+            return self.pace.note()
+        if not self.length[self.left_out].any():
             return None
-        took = _seconds(int(self.length[self.warm_up].sum()))
-        if (self.number < 0).all():
-            return f"the first {took}, up to the end of a gap that does not recur, are warm-up and left out"
-        usual = _seconds(int(np.median(self.length[~self.warm_up])))
-        listed = ", ".join(map(str, self.number[self.warm_up].tolist()))
-        return f"warm-up is left out of means and savings: step {listed} ({took}; the others take {usual})"
-
-
-def _seconds(ns: int) -> str:
-    return f"{ns / 1e9:.3g} s" if ns >= 1e9 else ms(ns)
+        took = length_text(int(self.length[self.left_out].sum()))
+        return f"the first {took}, up to the end of a gap that does not recur, are warm-up and left out"
 
 
 def measured_steps(context: Context) -> MeasuredSteps:
     """Returns the complete steps of a trace, or its window if it has none."""
     found = context.get(whole_steps)
     if len(found):
-        return MeasuredSteps(found.number, found.start, found.end, warm_up_steps(found.end - found.start))
+        pace = context.get(step_pace)
+        return MeasuredSteps(found.number, found.start, found.end, pace.left_out, pace)
     low, high = context.get(idle_window)
     first = _after_warm_up(context, low, high)
     borders = np.array([low, first, high] if low < first < high else [low, high], np.int64)
     return MeasuredSteps(np.full(len(borders) - 1, -1), borders[:-1], borders[1:], borders[1:] <= first)
-
-
-def warm_up_steps(length: Ints) -> Flags:
-    """Tells for each step, given in order, whether it belongs to the warm-up."""
-    middle = np.median(length)
-    deviation = 1.4826 * np.median(np.abs(length - middle))
-    slow = (length > LONGER * middle) & (length > middle + DEVIATIONS * deviation)
-    first: Flags = np.logical_and.accumulate(slow)
-    return first if len(length) - int(first.sum()) >= MIN_STEPS else np.zeros(len(length), np.bool_)
 
 
 def _after_warm_up(context: Context, low: int, high: int) -> int:

@@ -113,7 +113,7 @@ class TimeCauses:
 
     def measured(self) -> Ints:
         """Returns the time of the measured steps: [device, cause], in ns."""
-        found: Ints = self.time_ns[:, :, ~self.steps.warm_up].sum(axis=2)
+        found: Ints = self.time_ns[:, :, ~self.steps.left_out].sum(axis=2)
         return found
 
     def total(self, *causes: str) -> int:
@@ -181,7 +181,7 @@ def time_causes(context: Context) -> TimeCauses:
         tile = np.searchsorted(tiles.start, parts.start, side="right") - 1
         cause, length = tiles.cause[tile], parts.end - parts.start
         np.add.at(time[place], (cause, parts.owner), length)
-        measured = ~ranges.warm_up[parts.owner]
+        measured = ~ranges.left_out[parts.owner]
         details += _details(context, device, cause[measured], tiles.piece[tile][measured], length[measured])
     details.sort(key=lambda detail: -detail.time_ns)
     return TimeCauses(ranges, devices, time, tuple(details))

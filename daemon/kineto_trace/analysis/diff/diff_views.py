@@ -194,14 +194,18 @@ def _lacking(first: StepSamples, second: StepSamples, names: Sequence[tuple[str,
 
 
 def _notes(first: StepSamples, second: StepSamples) -> list[str]:
-    notes = list(dict.fromkeys((*first.notes, *second.notes)))
+    paces = [
+        f"{name}: {side.pace_note}" for name, side in (("baseline", first), ("other trace", second)) if side.pace_note
+    ]
+    notes = [*paces, *dict.fromkeys((*first.notes, *second.notes))]
     counts = len(first.steps), len(second.steps)
     if not min(counts):
         which = "baseline" if not counts[0] else "other trace"
         which = "traces" if not max(counts) else which
         return [
-            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N): times are "
-            "per second of each recording, and no difference is judged because its noise is not known",
+            f"the {which} {'have' if which == 'traces' else 'has'} no whole training steps (ProfilerStep#N) that show "
+            "the pace: times are per second of each recording, and no difference is judged because its noise is not "
+            "known",
             *notes,
         ]
     told = f"{_steps(first)} of the baseline against {_steps(second)} of the other trace, whole steps only"
@@ -238,10 +242,10 @@ def diff_step_times(context: Context) -> StepSamples:
     """The time of a training step in two traces, and which parts of it changed.
 
     The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-    it. Every view that compares traces takes whole steps only. The verdict tells a difference from the noise over the
-    steps: at most 5 % of the rows that are called changed are so by chance, and the interval of such a row excludes 0.
-    Two recordings of the same program may still differ, because of clocks, placement or other programs: the noise is
-    that within each recording.
+    it. Every view that compares traces takes the measured steps only (view overview). The verdict tells a difference
+    from the noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the interval of
+    such a row excludes 0. Two recordings of the same program may still differ, because of clocks, placement or other
+    programs: the noise is that within each recording.
     """
     return role_samples(context)
 

@@ -3,19 +3,27 @@
 regressions(diff_steps(before, after), 5)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kineto_trace.analysis.diff.diff_views import NEW, SLOWER, UNKNOWN
-from kineto_trace.view_api.result import Result
+from kineto_trace.analysis.diff.diff_views import NEW, NOISE, SLOWER, UNKNOWN
+from kineto_trace.view_api.result import Result, columns, make_result
 
 RELEVANT_PCT = 0.1  # of the step: a row that takes less more than before is no regression
 
 
+CHECKS = columns(
+    ("compared", "text", "", "what was compared: steps, ops, kernels and so on"),
+    ("row", "text", "", "row of it that has the limit; the name of the view: all rows"),
+    ("outcome", "text", "", "passed, failed, or unknown: cannot be judged"),
+    ("message", "text", "", "the figures in words"),
+)
+
+
 class CheckOutcome(StrEnum):
-    """What a check found."""
+    """What a check found. unknown: cannot be judged, which is no pass."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -34,6 +42,10 @@ class Check:
 def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Check]:
     """Returns a check for each row that is slower by more than the limit, one for what cannot be judged, or one passed.
 
+    A row that is looked at alone cannot be judged if its interval is so wide that it reaches the limit although the
+    difference is within the noise: a regression of that size would not be found. Of several rows, the message counts
+    those with such an interval.
+
     Rows fail whose difference is beyond the noise, at least limit_pct of the baseline, and at least RELEVANT_PCT of the
     step. only: look at the row of this name alone, whatever its share.
     """
@@ -48,9 +60,32 @@ def regressions(result: Result, limit_pct: float, *, only: str = "") -> list[Che
     if found:
         return found
     if only:
-        return [Check(_name(row), CheckOutcome.PASSED, described(row) + _doubt(row, limit_pct)) for row in rows]
+        return [_judged(row, limit_pct) for row in rows]
     told = f"none of {len(rows)} rows is slower by {limit_pct:g} % or more beyond the noise"
+    hidden = sum(_relevant(row, limit_pct) and _hides(row, limit_pct) for row in rows)
+    if hidden:
+        told += f"; in {hidden} of them the noise would hide that: record more steps"
     return [Check(result.view, CheckOutcome.PASSED, told)]
+
+
+def _judged(row: Mapping[str, Any], limit_pct: float) -> Check:
+    """The outcome for a row that is not slower beyond the noise by the limit."""
+    if _hides(row, limit_pct):
+        told = f"{described(row)}; cannot be judged: the noise would hide a regression of {limit_pct:g} %"
+        return Check(_name(row), CheckOutcome.UNKNOWN, f"{told}: record more steps")
+    return Check(_name(row), CheckOutcome.PASSED, described(row))
+
+
+def checks_result(checks: Mapping[str, Sequence[Check]]) -> Result:
+    """Returns the checks of each comparison as rows."""
+    every = [(name, check) for name, found in checks.items() for check in found]
+    values = {
+        "compared": [name for name, _ in every],
+        "row": [check.row for _, check in every],
+        "outcome": [str(check.outcome) for _, check in every],
+        "message": [check.message for _, check in every],
+    }
+    return make_result("diff_checks", CHECKS, values)
 
 
 def described(row: Mapping[str, Any]) -> str:
@@ -71,11 +106,21 @@ def _slower(row: Mapping[str, Any], limit_pct: float, planned: bool) -> bool:
     return grown and (planned or (row["step_delta_pct"] or 0) >= RELEVANT_PCT)
 
 
-def _doubt(row: Mapping[str, Any], limit_pct: float) -> str:
-    high = row["delta_high_us"]
-    if high is None or not row["baseline_us"] or 100 * high / row["baseline_us"] < limit_pct:
-        return ""
-    return f"; the noise would hide a regression of {limit_pct:g} %: record more steps"
+def _hides(row: Mapping[str, Any], limit_pct: float) -> bool:
+    """Tells whether a regression of this size may be there, and would not have been found in this noise."""
+    high, base = row["delta_high_us"], row["baseline_us"]
+    if row["verdict"] != NOISE or high is None or not base:
+        return False
+    reach = high - row["delta_us"]  # half of the interval
+    return bool(100 * min(high, reach) / base >= limit_pct)
+
+
+def _relevant(row: Mapping[str, Any], limit_pct: float) -> bool:
+    """Tells whether the step would notice a regression of this size."""
+    if not row["step_delta_pct"] or not row["delta_us"]:
+        return False
+    step_us = 100 * row["delta_us"] / row["step_delta_pct"]
+    return bool(limit_pct * row["baseline_us"] / step_us >= RELEVANT_PCT)
 
 
 def _name(row: Mapping[str, Any]) -> str:

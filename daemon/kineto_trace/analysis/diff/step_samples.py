@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.overview.step_breakdown import device_ranges
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
 from kineto_trace.structure.recorded_time import unrecorded
+from kineto_trace.structure.step_pace import step_pace
 
 HOST, GPU = "host", "gpu"
 NS_PER_US = 1000
@@ -29,7 +29,7 @@ HOST_KINDS = (*OP_TABLES, *API_TABLES)
 NEGLIGIBLE = 0.01  # of a step, that a source did not record
 MAX_CELLS = 8_000_000  # of a matrix [row, step]: 64 MB
 
-RAN_AHEAD = "the host ran ahead by more than the recorded steps: GPU work counts for the step in which it ran"
+RAN_AHEAD = "the host ran ahead so far that GPU work of its steps is missing: it counts for the step in which it ran"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class StepSamples:
     """Rows (name, kind of time) of one trace. us, calls: [row, step]; total_us, total_calls: of the whole window.
 
     steps: numbers of the whole steps. step_us: their durations. resolution_us: to which times are rounded.
-    left_out: how many steps are not whole.
+    left_out: how many steps are not whole. pace_note: why others do not count, if there are any.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -63,6 +63,7 @@ class StepSamples:
     window_s: float
     resolution_us: float = 0.0
     left_out: int = 0
+    pace_note: str = ""
     notes: tuple[str, ...] = ()
 
     def per_second(self) -> "StepSamples":
@@ -73,15 +74,16 @@ class StepSamples:
 
 
 def compared_steps(context: Context) -> Steps:
-    """Returns the steps that were recorded from their beginning to their end. Every diff chooses its steps here.
+    """Returns the steps that show the pace of the program. Every diff chooses its steps here.
 
-    Steps that the recording cut off are left out, those that a source did not cover, and the last ones whose GPU work
-    was not recorded completely (step_ranges.py has the rule).
+    These are the measured steps of all views (structure/step_pace.py), without those that a source did not cover. If
+    the host ran ahead in all of them, there are none.
     """
     found = context.get(steps)
     missing = sum(_uncovered(context, found, kinds) for kinds in (GPU_TABLES, HOST_KINDS))
-    keep = found.complete & (missing <= NEGLIGIBLE * (found.end - found.start))
-    keep[len(context.get(device_ranges)) :] = False
+    keep = found.complete.copy()
+    keep[keep] = ~context.get(step_pace).untypical
+    keep &= missing <= NEGLIGIBLE * (found.end - found.start)
     threads, counts = np.unique(found.thread[keep], return_counts=True)
     if len(threads) > 1:  # another loop on another thread would count the same time twice
         keep &= found.thread == threads[np.argmax(counts)]
@@ -102,9 +104,10 @@ class Moments:
 
 
 def gpu_moments(context: Context) -> Moments:
-    """Returns when GPU work was launched, or when it ran if most of what ran in the whole steps was launched elsewhere.
+    """Returns when GPU work was launched, or when it ran if work that was launched in the compared steps is missing.
 
-    A host that runs many steps ahead launches the work of the recorded steps before the recording or their beginning.
+    The GPU is behind a host that runs ahead: the recording ends before the work of the last steps has run. What ran in
+    the first steps was launched before them, and if the host is ahead by more than the recorded steps, so was all.
     """
     activity, called, chosen = context.get(gpu), context.get(calls), context.get(compared_steps)
     own = np.append(context.trace.table("cpu_op")["start"], 0)
@@ -112,7 +115,9 @@ def gpu_moments(context: Context) -> Moments:
     launch = np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], start)
     took = activity.end - activity.start
     covered = [int(took[_step(chosen, at) >= 0].sum()) for at in (launch, activity.start)]
-    ahead = 2 * covered[0] < covered[1]
+    pace = context.get(step_pace)
+    lost = bool((~pace.recorded[np.isin(pace.number, chosen.number)])[-1:].any())
+    ahead = lost or 2 * covered[0] < covered[1]
     return Moments(activity.start if ahead else launch, not ahead)
 
 
@@ -169,9 +174,16 @@ def samples(
         step_us=(chosen.end - chosen.start) / NS_PER_US,
         window_s=window_s(context),
         resolution_us=resolution_us(parts),
-        left_out=len(context.get(steps)) - count,
+        left_out=_not_whole(context),
+        pace_note=context.get(step_pace).note() or "",
         notes=tuple(told),
     )
+
+
+def _not_whole(context: Context) -> int:
+    """How many steps are not compared because they were not recorded completely."""
+    every, chosen = len(context.get(steps)), len(context.get(compared_steps))
+    return every - chosen - int(np.count_nonzero(context.get(step_pace).untypical))
 
 
 def resolution_us(parts: Sequence[TimedEvents]) -> float:
@@ -218,5 +230,6 @@ def mean_of_ranks(ranks: Sequence[StepSamples]) -> StepSamples:
         window_s=float(np.mean([side.window_s for side in sides])),
         resolution_us=first.resolution_us,
         left_out=max(side.left_out for side in sides),
+        pace_note=next((side.pace_note for side in sides if side.pace_note), ""),
         notes=tuple(dict.fromkeys(note for side in sides for note in side.notes)),
     )

@@ -54,7 +54,7 @@ class RankSteps:
 def rank_overlap(context: Context) -> RankOverlap:
     """How much of each step computes and communicates, on the device."""
     every = context.get(device_ranges)
-    found = every.whole()
+    found = every.measured()
     kernels = context.trace.table("kernel")
     communicates = context.get(communication_kernels)
     parts = context.get(roles)
@@ -126,7 +126,7 @@ def distributed_overlap(context: Context) -> RankOverlap:
 
 def _rank_steps(context: Context) -> RankSteps:
     found, every = context.get(rank_collectives), context.get(device_ranges)
-    whole = every.whole()
+    whole = every.measured()
     if len(context.get(steps)):
         return RankSteps(found, whole.name, whole.start, whole.end, len(every.cut))
     return RankSteps(found, (), found.start[:1], np.array([found.end.max(initial=0)])[: len(found)], 0)
@@ -153,7 +153,7 @@ def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: str = "auto"
         outside += int(np.count_nonzero(union(part.start, part.end).within(part.found.start, part.found.end) == 0))
     notes = [*matched.notes, *cut]
     if outside:
-        notes.append(f"{outside} collectives ran outside of all complete steps and are not counted")
+        notes.append(f"{outside} collectives ran outside of all measured steps and are not counted")
     return wait_columns(rows, list(dict.fromkeys(names)), [rank for rank, _ in partials], notes)
 
 

@@ -1,7 +1,7 @@
 """Why the kernels of one rank take longer than those of the others: more of them, larger ones, or slower ones.
 
 Theory of operation
-    Kernels are those of the operators that launched them in whole steps, per step: their calls, their time and their
+    Kernels are those of the operators that launched them in measured steps, per step: their calls, their time and their
     blocks. A rank is compared with the median of the others. If the operator with most of the additional time is called
     more often, the rank has other work. If it is called as often, but kernels have larger grids, the rank has more
     data. (Kernels of some matrix products have one grid for all sizes, so those whose grid grew decide.) If neither
@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu, whole_steps
+from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu
+from kineto_trace.structure.step_pace import paced_steps
 
 MORE_CALLS = 1.05  # times as many
 MORE_BLOCKS = 1.03  # times as many in one call
@@ -46,7 +47,7 @@ class RankKernels:
 
 def rank_kernels(context: Context) -> RankKernels:
     """Returns what one rank contributes; empty without whole steps or kernels."""
-    activity, called, steps = context.get(gpu), context.get(calls), context.get(whole_steps)
+    activity, called, steps = context.get(gpu), context.get(calls), context.get(paced_steps)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
     call = activity.call[rows]
     launch = activity.start[rows].copy()

@@ -30,8 +30,9 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu, ops, whole_steps
+from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu, ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 Ints = npt.NDArray[np.int64]
@@ -107,7 +108,7 @@ class SlowerHost:
 
 def rank_pace(context: Context) -> RankPace:
     """Returns what one rank contributes; without names if it has no operators."""
-    trace, steps = context.trace, context.get(whole_steps)
+    trace, steps = context.trace, context.get(paced_steps)
     name, thread, start, own = _own_times(context)
     rows = np.flatnonzero(thread != NOTHING)
     if len(steps):

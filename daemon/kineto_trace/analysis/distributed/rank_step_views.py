@@ -12,7 +12,8 @@ from kineto_trace.collectives.rank_clocks import RankCollectives
 from kineto_trace.collectives.rank_matching import match, rank_collectives
 from kineto_trace.collectives.rank_waits import missing_waits, waits
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import NOTHING, whole_steps
+from kineto_trace.structure.activity_links import NOTHING
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -23,7 +24,7 @@ WITHOUT_STEPS = "all"  # the name of the only step of a trace without any
 
 @dataclass(frozen=True, slots=True)
 class StepsOfRank:
-    """What one rank contributes. place: for each of `found` the place of its complete step in `steps`; -1: none."""
+    """What one rank contributes. place: for each of `found` the place of its measured step in `steps`; -1: none."""
 
     steps: HostSteps
     found: RankCollectives
@@ -31,7 +32,7 @@ class StepsOfRank:
 
 
 def _steps_of_rank(context: Context) -> StepsOfRank:
-    found, own, whole = context.get(rank_collectives), context.get(rank_steps), context.get(whole_steps)
+    found, own, whole = context.get(rank_collectives), context.get(rank_steps), context.get(paced_steps)
     if own.names == (WITHOUT_STEPS,):
         return StepsOfRank(own, found, np.zeros(len(found), np.int64))
     number = found.step if (found.step != NOTHING).any() else whole.number_at(found.start)
@@ -90,10 +91,11 @@ def _in_order(names: Sequence[str]) -> list[int]:
     nothing="the traces have no complete steps",
 )
 def rank_step_table(context: Context) -> StepsOfRank:
-    """Every complete step of every rank: how long it took on the host, and how long the rank waited in it.
+    """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
 
     Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
     collectives count for the step in which they were launched. Ranks that count their steps differently are mapped to
-    the numbers of the first rank by the times at which steps began. Rows are ordered by rank and step.
+    the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no rows, nor
+    have first ones that do not show the pace (view ranks). Rows are ordered by rank and step.
     """
     return _steps_of_rank(context)

@@ -16,7 +16,8 @@ from kineto_trace.collectives.rank_matching import Matched, match, rank_collecti
 from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import NOTHING, steps, whole_steps
+from kineto_trace.structure.activity_links import NOTHING, steps
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -32,7 +33,7 @@ WAITS = 0.1  # it waits as long as that
 
 @dataclass(frozen=True, slots=True)
 class HostSteps:
-    """The complete steps of one rank on the host, and how many others it has (cut).
+    """The measured steps of one rank on the host, and how many others it has: cut off, or left out.
 
     start: when they began, Unix ns with the measured offset.
     """
@@ -41,13 +42,14 @@ class HostSteps:
     us: Floats
     start: Ints
     cut: int
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
     """One rank. work (us): per step on its GPU, see RankOverlap. computes: whether kernels ran on it.
 
-    in_steps: for each of `found` whether it belongs to a complete step; without any steps all do.
+    in_steps: for each of `found` whether it belongs to a measured step; without any steps all do.
     """
 
     host: str
@@ -61,10 +63,11 @@ class RankFacts:
 
 
 def rank_steps(context: Context) -> HostSteps:
-    """Returns the complete steps of one rank."""
+    """Returns the measured steps of one rank."""
     every, offset = context.get(host_ranges), context.trace.target.clock_offset_ns or 0
-    ranges = every.whole()
-    return HostSteps(ranges.name, (ranges.end - ranges.start) / 1000, ranges.start + offset, len(every.cut))
+    ranges = every.measured()
+    length = (ranges.end - ranges.start) / 1000
+    return HostSteps(ranges.name, length, ranges.start + offset, len(every.cut), len(every.aside))
 
 
 def counted_alike(partials: Sequence[tuple[int, HostSteps]]) -> tuple[list[tuple[int, HostSteps]], list[str]]:
@@ -112,12 +115,12 @@ def _rank_facts(context: Context) -> RankFacts:
 
 
 def _in_whole_steps(context: Context) -> Flags:
-    """Tells for each collective of a rank whether it was launched in a complete step.
+    """Tells for each collective of a rank whether it was launched in a measured step.
 
     If the host is so far ahead that it launched all of them before the first step of the trace, it is when they begin
     that counts.
     """
-    found, every, whole = context.get(rank_collectives), context.get(steps), context.get(whole_steps)
+    found, every, whole = context.get(rank_collectives), context.get(steps), context.get(paced_steps)
     if not len(every):
         return np.ones(len(found), np.bool_)
     number = found.step if (found.step != NOTHING).any() else every.number_at(found.start)
@@ -246,7 +249,11 @@ def _rank_rows(partials: Sequence[tuple[int, RankFacts]]) -> Answer:
         "waited_for_us": caused / counts,
         "about": [_late_host(text, place, paces, waited_for[place]) or None for place, text in enumerate(told)],
     }
-    notes = [*missing_waits(matched, found), *_without_steps(partials)]
+    notes = [
+        *missing_waits(matched, found),
+        *_without_steps(partials),
+        *_left_out(partials),
+    ]
     notes += _outside_of_steps(matched.ranks, waited, counts, found)
     order = np.argsort(-caused / counts, kind="stable").tolist()
     return Answer(
@@ -260,6 +267,15 @@ def _without_steps(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
         for rank, part in partials
         if part.steps.cut and not part.steps.names
     ]
+
+
+def _left_out(partials: Sequence[tuple[int, RankFacts]]) -> list[str]:
+    """Says on which ranks first steps are left out."""
+    listed = [f"{rank} ({part.steps.left_out})" for rank, part in partials if part.steps.left_out]
+    if not listed:
+        return []
+    shown = ", ".join(listed[:MAX_LISTED]) + (", …" if len(listed) > MAX_LISTED else "")
+    return [f"first steps that do not show the pace are left out; view overview says why: of rank {shown}"]
 
 
 def _outside_of_steps(ranks: Sequence[int], waited: Floats, counts: Floats, found: Waits) -> list[str]:
@@ -287,7 +303,7 @@ def _most_waited_for(matched: Matched, found: Waits) -> list[int | None]:
         ("rank", "int", "", "rank of the process in its job"),
         ("host", "text", "", "host name"),
         ("gpu", "text", "", "model of the GPU that it uses"),
-        ("steps", "int", "", "number of its steps"),
+        ("steps", "int", "", "number of its measured steps"),
         ("step_us", "float", "us", "mean length of a step on the host"),
         ("step_p50_us", "float", "us", "median length of a step"),
         ("step_p95_us", "float", "us", "95th percentile of the length of a step"),
@@ -310,7 +326,8 @@ def rank_table(context: Context) -> RankFacts:
     longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
     explains a quarter of the waiting, by how much.
 
-    Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
+    Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
+    collectives that were launched in them. Waiting is
     derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
     rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
     least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then

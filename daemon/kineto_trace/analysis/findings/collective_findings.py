@@ -36,7 +36,7 @@ def small_collectives(context: Context) -> Iterator[Finding]:
     steps, idle = times.steps, times.total(*_CAUSES)
     if not steps.steps or not idle or not len(found):
         return
-    measured = union(steps.start[~steps.warm_up], steps.end[~steps.warm_up])
+    measured = union(steps.start[~steps.left_out], steps.end[~steps.left_out])
     size = np.array([description.bytes or 0 for description in found.descriptions])[found.description]
     rows = np.flatnonzero((containing(*measured, found.launch) >= 0) & (size > 0) & (size < SMALL_BYTES))
     each = len(rows) / steps.steps

@@ -93,14 +93,14 @@ SMALL_GRID_NS = 10_000  # shorter kernels are a matter of launches
 class TraceFindings:
     """The findings of a trace, the largest saving first.
 
-    window_ns: the time of the measured steps. steps: their number; 0: the trace has none. warm_up: what is to be said
+    window_ns: the time of the measured steps. steps: their number; 0: the trace has none. left_out: what is to be said
     of steps that were left out. recording: what is to be said of the cost of recording.
     """
 
     findings: tuple[Finding, ...]
     window_ns: int
     steps: int
-    warm_up: str | None
+    left_out: str | None
     recording: str | None
 
 
@@ -127,7 +127,7 @@ def uncertainty(context: Context, finding: Finding) -> float | None:
     if found.steps.steps < MIN_STEPS or not total:
         return None
     numbers = [CAUSES.index(cause) for cause in causes]
-    of_step = found.time_ns[:, numbers][:, :, ~found.steps.warm_up].sum(axis=(0, 1)) / len(found.devices)
+    of_step = found.time_ns[:, numbers][:, :, ~found.steps.left_out].sum(axis=(0, 1)) / len(found.devices)
     error = NORMAL_95 * float(of_step.std(ddof=1)) * float(np.sqrt(found.steps.steps))
     return min(100 * error * finding.saving_ns / total / found.steps.measured_ns, 100.0)
 
@@ -170,7 +170,7 @@ def exposed_communication(context: Context) -> Iterator[Finding]:
     if not activity.communication.any():
         return
     steps = context.get(time_causes).steps
-    split = communication_split(context, union(steps.start[~steps.warm_up], steps.end[~steps.warm_up]))
+    split = communication_split(context, union(steps.start[~steps.left_out], steps.end[~steps.left_out]))
     seen = f"{ms(split.total)} of collectives, {share(split.exposed, split.total)} of it while the GPU computes nothing"
     kernels = longest(context, activity.communication)
     moving = split.transfer + split.unknown

@@ -49,9 +49,10 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
     allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
     other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
     that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
-    Steps of the warm-up, and findings that would save less than half a per cent, are left out; time of which it is not
-    known how much can be saved comes last. Without a GPU, the view looks for what the host loses time on: the program's
-    own functions, loading, the optimizer, threads that share the GIL or the processors.
+    First steps that do not show the pace of the program, and findings that would save less than half a per cent, are
+    left out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the
+    host loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the
+    processors.
 
     Options:
     - top: the maximum number of findings.
@@ -67,7 +68,7 @@ def findings_view(context: Context, *, top: int = 10) -> Answer:
             for kind, missing in _EVIDENCE.items()
             if not len(context.trace.table(kind))
         ]
-    notes += [note for note in (found.warm_up, found.recording) if note]
+    notes += [note for note in (found.left_out, found.recording) if note]
     if len(chosen) < len(found.findings):
         notes.append(f"{len(found.findings) - len(chosen)} more: kinetoctl report --view findings")
     if len(chosen) > 1:

@@ -22,7 +22,7 @@ Flags = npt.NDArray[np.bool_]
 def measured_times(context: Context) -> Ints:
     """Returns for each GPU activity how much of it (ns) lies in measured steps."""
     activity, steps = context.get(gpu), context.get(measured_steps)
-    chosen = ~steps.warm_up
+    chosen = ~steps.left_out
     return union(steps.start[chosen], steps.end[chosen]).within(activity.start, activity.end)
 
 

@@ -11,7 +11,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import step_names, steps, whole_steps
+from kineto_trace.structure.activity_links import step_names, steps
 from kineto_trace.structure.python.python_samples import sample_period_ns
 from kineto_trace.structure.stacks.call_forests import (
     NOTHING,
@@ -22,6 +22,7 @@ from kineto_trace.structure.stacks.call_forests import (
     python_calls,
     sampled_lines,
 )
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 STEPS = STEP_PREFIX.removesuffix("#")
@@ -70,8 +71,8 @@ class FlameProfile:
 def merged_profile(context: Context, choice: FlameChoice, *, whole_steps_only: bool = False) -> FlameProfile:
     """Returns the calls whose equal stacks are to be merged; training steps have one name.
 
-    whole_steps_only: leaves what lies between the first whole step's start and the last one's end, if there are steps.
-    Raises ViewError for a step that the trace does not have.
+    whole_steps_only: leaves what lies between the first measured step's start and the last one's end, if there are
+    steps. Raises ViewError for a step that the trace does not have.
     """
     start, end, count = _stretch(context, choice.step, whole_steps_only)
     cut = choice.step is not None or (whole_steps_only and count > 0)
@@ -139,7 +140,7 @@ def _stretch(context: Context, step: int | None, only_whole: bool) -> tuple[int,
         if not len(rows):
             raise ViewError(f"the trace has no step {step}; there are: {', '.join(map(str, found.number.tolist()))}")
         return int(found.start[rows].min()), int(found.end[rows].max()), 1
-    whole = context.get(whole_steps)
+    whole = context.get(paced_steps)
     if only_whole and len(whole):
         return int(whole.start.min()), int(whole.end.max()), len(unique_values(whole.number))
     return trace.window_start_ns, trace.window_end_ns, len(unique_values(found.number))

@@ -19,10 +19,11 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import containing, union
 from kineto_trace.arrays.row_groups import in_subtrees, sums
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import gpu, steps, whole_steps
+from kineto_trace.structure.activity_links import gpu, steps
 from kineto_trace.structure.nesting import Nested
 from kineto_trace.structure.python.python_frames import python_tree
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_counts
+from kineto_trace.structure.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000
@@ -36,7 +37,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TrainingSteps:
-    """The time that is looked at (Unix ns), step by step: those that were recorded as a whole, if there are any.
+    """The time that is looked at (Unix ns), step by step: the measured ones, if there are any.
 
     thread: that trains. number: of each step. told: whether the trace has steps.
     """
@@ -83,7 +84,7 @@ class HostMoments:
 
 def host_steps(context: Context) -> TrainingSteps:
     """Returns the steps of the thread that trains."""
-    found, trace, thread = context.get(whole_steps), context.trace, context.get(training_thread)
+    found, trace, thread = context.get(paced_steps), context.trace, context.get(training_thread)
     found = found if len(found) else context.get(steps)
     if not len(found):
         window = np.array([trace.window_start_ns]), np.array([trace.window_end_ns])

@@ -95,7 +95,7 @@ def global_memory(properties: Mapping[str, Any]) -> int | None:
 class Basis:
     """What the figures of GPUs are computed from.
 
-    span: start and end of the complete steps; None: there are no steps. times: returns start and end of the rows of a
+    span: start and end of the measured steps; None: there are no steps. times: returns start and end of the rows of a
     table, in the unit of `span`. kernel_rows, tensor_cores, properties: by GPU. efficiency: returns the SM efficiency
     over time for blocks per multiprocessor, starts and ends of kernels.
     """
@@ -125,7 +125,7 @@ def gpu_figures(context: Context) -> list[GpuFigures]:
     devices = {device for kind in GPU_TABLES for device in unique_values(context.trace.table(kind)["device"]).tolist()}
     ranges = context.get(host_ranges)
     basis = Basis(
-        span=ranges.whole().span() or ranges.span(),
+        span=ranges.measured().span() or ranges.span(),
         times=unix_times,
         kernel_rows=context.get(kernel_rows),
         launches=context.get(launch_figures),

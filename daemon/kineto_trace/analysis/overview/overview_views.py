@@ -65,7 +65,7 @@ _SHARES = (
             "step",
             "text",
             "",
-            'number of the step; "all": the trace has no steps; "average": mean of the complete steps',
+            'number of the step; "all": the trace has no steps; "average": mean of the measured steps',
         ),
         ("start_ns", "int", "ns", "start of the step, Unix time"),
         ("complete", "bool", "", "whether all of it was recorded; if not, total_us is the part that was"),
@@ -74,9 +74,10 @@ _SHARES = (
     ),
 )
 def step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
-    """What each training step spent its time on; the last row is the average of the complete steps.
+    """What each training step spent its time on; the last row is the average of the measured steps.
 
-    A step that had begun before the recording or had not ended in it has a row, but does not count for the average.
+    A step that had begun before the recording or had not ended in it has a row, but does not count for the average. Nor
+    do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
 
     Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
     cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
@@ -139,7 +140,9 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
         notes.append('the trace has no "ProfilerStep#N": the whole trace counts as one step')
     if found.cut:
         longest = float(found.lengths_us[list(found.cut)].max())
-        notes.append(incomplete_note([found.steps[place] for place in found.cut], len(found.whole), longest))
+        notes.append(incomplete_note([found.steps[place] for place in found.cut], len(found.measured), longest))
+    if found.pace_note is not None:
+        notes.append(found.pace_note)
     if found.unrecorded.any():
         notes.append(_unrecorded_note(found))
     if found.dropped:
@@ -150,11 +153,11 @@ def _step_notes(found: Breakdown, without_steps: str) -> list[str]:
 
 
 def _unrecorded_note(found: Breakdown) -> str:
-    count, total = len(found.counted), len(found.whole)
+    count, total = len(found.counted), len(found.measured)
     share = 100 * found.unrecorded.sum() / found.lengths_us.sum()
     text = f"{share:.3g} % of the steps' time is unrecorded: a source does not cover it (view validate)"
     if 0 < count < total:
-        text += f"; shares of the mean step are those of the {count} of {total} complete steps that are recorded wholly"
+        text += f"; shares of the mean step are those of the {count} of {total} measured steps that are recorded wholly"
     return text
 
 
@@ -176,7 +179,7 @@ def _unrecorded_note(found: Breakdown) -> str:
     ),
 )
 def gpu_summary(context: Context) -> Answer:
-    """How busy each GPU was from the start of the first complete step to the end of the last one.
+    """How busy each GPU was from the start of the first measured step to the end of the last one.
 
     Utilization counts the union of kernels only. SM efficiency is the mean of min(blocks per multiprocessor of all
     running kernels, 1); occupancy is the mean of the kernels' estimates weighted by their time. Both are estimates from
@@ -220,8 +223,8 @@ def _mean(values: list[float]) -> float:
 @view(
     "overview",
     columns(
-        ("steps", "int", "", "number of complete steps"),
-        ("step_us", "float", "us", "mean length of a complete step; missing if no step is complete"),
+        ("steps", "int", "", "number of measured steps: complete ones that show the pace of the program"),
+        ("step_us", "float", "us", "mean length of a measured step; missing if no step is complete"),
         *((f"{role}_pct", "float", "%", f"share of the mean step: {title}") for role, title in _TITLES.items()),
         (f"{UNRECORDED}_pct", "float", "%", f"share of the steps' time, no part of those shares: {_UNKNOWN}"),
         ("gpus", "int", "", "number of GPUs that ran kernels"),
@@ -244,8 +247,9 @@ def overview(context: Context, *, step_ends: str = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
-    others, the shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
+    and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
+    that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
+    shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
     GPUs are missing, not zero.
     """
     found = _chosen_breakdown(context, step_ends)
@@ -261,8 +265,8 @@ def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: Tenso
     names = dict.fromkeys(gpu.name for gpu in gpus if gpu.name)
     return Answer(
         {
-            "steps": [len(found.whole)],
-            "step_us": [found.lengths_us[found.whole].mean() if len(found.whole) else None],
+            "steps": [len(found.measured)],
+            "step_us": [found.lengths_us[found.measured].mean() if len(found.measured) else None],
             **{f"{role}_pct": _percent([found.average(role)]) for role in (*ROLES, OTHER)},
             f"{UNRECORDED}_pct": _percent([_unrecorded_share(found)]),
             "gpus": [len(gpus)],

@@ -31,6 +31,7 @@ from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import calls, communication_kernels, gpu, step_names, steps
 from kineto_trace.structure.nesting import last_end
 from kineto_trace.structure.recorded_time import unrecorded
+from kineto_trace.structure.step_pace import step_pace
 
 ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
 OTHER = "other"
@@ -138,8 +139,10 @@ def host_ranges(context: Context) -> StepRanges:
     found = context.get(steps)
     if len(found):
         names = tuple(str(number) for number in found.number.tolist())
-        cut = tuple(np.flatnonzero(~found.complete).tolist())
-        return StepRanges(names, found.start, found.end, np.zeros(len(found), np.int64), cut=cut)
+        cut, whole = np.flatnonzero(~found.complete), np.flatnonzero(found.complete)
+        aside = whole[context.get(step_pace).left_out]
+        launched = np.zeros(len(found), np.int64)
+        return StepRanges(names, found.start, found.end, launched, cut=tuple(cut.tolist()), aside=tuple(aside.tolist()))
     tables = [context.trace.table(kind) for kind in (*OP_TABLES, *API_TABLES, *GPU_TABLES)]
     tables = [table for table in tables if len(table)]
     if not tables:
@@ -159,8 +162,9 @@ def device_ranges(context: Context) -> StepRanges:
 class Breakdown:
     """Steps, and the time (us) of each role of ROLES and of OTHER in each of them: shares_us[role, step].
 
-    dropped: names of the last steps that are left out. cut: places of the steps that the recording cut off.
-    unrecorded_us: time that belongs to no role since a source does not cover it; None: the trace does not state that.
+    dropped: names of the last steps that are left out. cut: places of the steps that the recording cut off. aside:
+    places of others that do not show the pace; pace_note: says why. unrecorded_us: time that belongs to no role since a
+    source does not cover it; None: the trace does not state that.
     """
 
     steps: tuple[str, ...]
@@ -170,6 +174,8 @@ class Breakdown:
     dropped: tuple[str, ...]
     cut: tuple[int, ...] = ()
     unrecorded_us: Floats | None = None
+    aside: tuple[int, ...] = ()
+    pace_note: str | None = None
 
     @property
     def unrecorded(self) -> Floats:
@@ -178,22 +184,22 @@ class Breakdown:
 
     @property
     def counted(self) -> Ints:
-        """The places of the complete steps that means are taken over: if possible of those recorded by all sources."""
-        whole = self.whole
+        """The places of the steps that means are taken over: if possible of those recorded by all sources."""
+        whole = self.measured
         covered = whole[self.unrecorded[whole] <= _NEGLIGIBLE * self.lengths_us[whole]]
         return covered if len(covered) else whole
 
     @property
-    def whole(self) -> Ints:
-        """The places of the steps that were recorded from beginning to end."""
-        return np.delete(np.arange(len(self.steps)), self.cut)
+    def measured(self) -> Ints:
+        """The places of the steps that were recorded from beginning to end and show the pace."""
+        return np.delete(np.arange(len(self.steps)), (*self.cut, *self.aside))
 
     def average(self, role: str) -> float:
         """Returns the share (0 to 1) of a role in the recorded time of the mean step; NaN without steps.
 
         If no step is whole, it is the share of the parts that were recorded.
         """
-        chosen = self.counted if len(self.whole) else slice(None)
+        chosen = self.counted if len(self.measured) else slice(None)
         total = (self.lengths_us - self.unrecorded)[chosen].sum()
         return float(self.shares_us[(*ROLES, OTHER).index(role)][chosen].sum() / total) if total else float("nan")
 
@@ -219,4 +225,5 @@ def _broken_down(context: Context, found: StepRanges) -> Breakdown:
     if len(active) > len(ROLES):
         unknown = shares[[0, 1 + _ON_GPU]].sum(axis=0)
         shares = np.delete(shares, [0, 1 + _ON_GPU], axis=0)
-    return Breakdown(found.name, found.start, lengths, shares, found.dropped, found.cut, unknown)
+    note = context.get(step_pace).note()
+    return Breakdown(found.name, found.start, lengths, shares, found.dropped, found.cut, unknown, found.aside, note)

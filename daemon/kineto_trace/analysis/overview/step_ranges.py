@@ -28,7 +28,8 @@ INCOMPLETE = 0.8  # of the device events of the step before
 class StepRanges:
     """Steps in their order. start, end: in any one unit of time. launched: device events of each.
 
-    dropped: names of the last ones that are left out. cut: places of those that the recording cut off.
+    dropped: names of the last ones that are left out. cut: places of those that the recording cut off. aside: places of
+    others that means leave out, since they do not show the pace (structure/step_pace.py).
     """
 
     name: tuple[str, ...]
@@ -37,6 +38,7 @@ class StepRanges:
     launched: Ints
     dropped: tuple[str, ...] = ()
     cut: tuple[int, ...] = ()
+    aside: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.name)
@@ -45,11 +47,11 @@ class StepRanges:
         """Returns the start of the first step and the end of the last one; None without steps."""
         return (int(self.start[0]), int(self.end[-1])) if len(self) else None
 
-    def whole(self) -> "StepRanges":
-        """Returns the steps that the recording did not cut off."""
-        if not self.cut:
+    def measured(self) -> "StepRanges":
+        """Returns the steps that means are taken over: without those that were cut off, and those put aside."""
+        if not self.cut and not self.aside:
             return self
-        rows = np.delete(np.arange(len(self)), self.cut)
+        rows = np.delete(np.arange(len(self)), (*self.cut, *self.aside))
         names = tuple(self.name[row] for row in rows.tolist())
         return StepRanges(names, self.start[rows], self.end[rows], self.launched[rows], self.dropped)
 
@@ -88,8 +90,9 @@ def on_device(host: StepRanges, launched: DeviceLaunches) -> StepRanges:
         start[number] = max(previous, int(start[number]))
         previous = end[number] = max(int(end[number]), int(start[number]), int(last[number]))
     keep = _complete(events.tolist())
-    cut = tuple(place for place in host.cut if place < keep)
-    return StepRanges(host.name[:keep], start[:keep], end[:keep], events[:keep], dropped=host.name[keep:], cut=cut)
+    cut, aside = (tuple(place for place in places if place < keep) for places in (host.cut, host.aside))
+    dropped = host.name[keep:]
+    return StepRanges(host.name[:keep], start[:keep], end[:keep], events[:keep], dropped, cut, aside)
 
 
 def _step_of_calls(host: StepRanges, start: Ints, end: Ints) -> Ints:

@@ -228,7 +228,7 @@ def _window(steps: MeasuredSteps, starts: Ints) -> tuple[int, int]:
 
     starts: of all activities, ascending. If the first step has more, its time ends where the next activity begins.
     """
-    low, high = steps.start[~steps.warm_up], steps.end[~steps.warm_up]
+    low, high = steps.start[~steps.left_out], steps.end[~steps.left_out]
     if not len(low):
         return 0, 0
     first = int(np.searchsorted(starts, low[0]))

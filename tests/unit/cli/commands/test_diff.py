@@ -65,7 +65,7 @@ def test_a_slower_step_fails_with_an_exit_code_of_its_own(run: Run, traces: Path
     assert result.stderr.startswith("failed: steps: step: ")
     assert run("--fail-on", "40%", traces / "before", traces / "slow").code == 0
     assert run("--fail-on", "5", traces / "slow", traces / "before").code == 0
-    assert run("--fail-on", "1%", traces / "before", traces / "same").code == 0
+    assert run("--fail-on", "2%", traces / "before", traces / "same").code == 0
 
 
 def test_rows_of_a_view_can_have_a_limit(run: Run, traces: Path) -> None:
@@ -77,6 +77,24 @@ def test_rows_of_a_view_can_have_a_limit(run: Run, traces: Path) -> None:
 def test_what_cannot_be_judged_is_an_error(run: Run, traces: Path) -> None:
     result = run("--fail-on", "5%", traces / "before", traces / "short")
     assert (result.code, "error: --fail-on cannot be judged: steps: 1 of 1 rows: " in result.stderr) == (5, True)
+
+
+def test_noise_that_would_hide_the_limit_does_not_pass_in_any_output(
+    run: Run, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    junit, summary = tmp_path / "diff.xml", tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    wanted = ("--fail-on", "1%", "--junit", junit, "--github-summary")
+    result = run(*wanted, "-o", "json", traces / "before", traces / "same")
+    hides = "cannot be judged: the noise would hide a regression of 1 %: record more steps"
+    assert (result.code, f"{hides}\n" in result.stderr) == (5, True)
+    (check,) = result.json()["checks"]["rows"]
+    assert (check["compared"], check["row"], check["outcome"]) == ("steps", "step", "unknown")
+    assert check["message"].endswith(hides)
+    (suite,) = Xml.parse(junit).getroot()
+    assert (suite.attrib["errors"], suite[0][0].tag) == ("1", "error")
+    assert suite[0][0].attrib["message"].endswith(hides)
+    assert f"- **unknown** steps: `step` {check['message'][:5]}" in summary.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "five", "-5%", "5%%", "tree=5%", "ops=", "nan%"])

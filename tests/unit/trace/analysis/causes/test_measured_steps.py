@@ -2,30 +2,11 @@
 
 from typing import Any
 
-import numpy as np
-import pytest
-from kineto_trace.analysis.causes.measured_steps import measured_steps, warm_up_steps
+from kineto_trace.analysis.causes.measured_steps import measured_steps
 from kineto_trace.model.context import Context
 from support.trace_files.traces import START_NS, trace
 
 MS = 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("lengths", "warm_up"),
-    [
-        ([13000, 45, 44, 46], 1),
-        ([900, 400, 45, 44, 46, 45, 44], 2),
-        ([45, 44, 13000, 46, 45], 0),  # not at the beginning: a slow step is no warm-up
-        ([60, 45, 44, 46], 0),  # not twice the median
-        ([100, 20, 90, 25, 80, 30], 0),  # within the spread of the others
-        ([13000, 45, 44], 0),  # too few others
-        ([45], 0),
-    ],
-)
-def test_first_steps_that_last_much_longer_are_warm_up(lengths: list[int], warm_up: int) -> None:
-    found = warm_up_steps(np.array(lengths, np.int64) * MS).tolist()
-    assert found == [True] * warm_up + [False] * (len(lengths) - warm_up)
 
 
 def kernels(*times: tuple[int, int]) -> list[dict[str, Any]]:
@@ -41,7 +22,7 @@ def test_without_steps_what_happens_once_at_the_beginning_is_warm_up() -> None:
     made = trace({"kernel": kernels((5000, 5001), (8001, 8002), *steady)}, length_ns=8600 * MS)
     found = Context(made).get(measured_steps)
     assert (found.start - START_NS).tolist() == [0, 8001 * MS]
-    assert found.warm_up.tolist() == [True, False]
+    assert found.left_out.tolist() == [True, False]
     assert found.measured_ns == 599 * MS
     assert found.note() == "the first 8 s, up to the end of a gap that does not recur, are warm-up and left out"
 

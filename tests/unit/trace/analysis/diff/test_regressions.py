@@ -1,6 +1,6 @@
 import pytest
 from kineto_trace.analysis.diff.diff_views import diff_kernels, diff_ops, diff_steps
-from kineto_trace.analysis.diff.regressions import CheckOutcome, regressions
+from kineto_trace.analysis.diff.regressions import CheckOutcome, checks_result, regressions
 from kineto_trace.model.context import Context
 from support.trace_files.step_traces import context, noisy
 
@@ -20,15 +20,35 @@ def test_a_step_that_is_slower_by_more_than_the_limit_fails() -> None:
 def test_a_smaller_regression_and_one_within_the_noise_pass() -> None:
     (check,) = regressions(diff_steps(side(9000, 1), side(10_000, 5)), 30, only="step")
     assert check.outcome is CheckOutcome.PASSED
-    (check,) = regressions(diff_steps(side(9000, 1), side(9000, 5)), 1e-9, only="step")
+    (check,) = regressions(diff_steps(side(9000, 1), side(9000, 5)), 1, only="step")
     assert check.outcome is CheckOutcome.PASSED
     (check,) = regressions(diff_steps(side(10_000, 1), side(9000, 5)), 5, only="step")
     assert (check.outcome, check.message.endswith(": faster")) == (CheckOutcome.PASSED, True)
 
 
-def test_noise_that_would_hide_the_limit_is_said() -> None:
+def test_noise_that_would_hide_the_limit_cannot_be_judged() -> None:
     (check,) = regressions(diff_steps(side(9000, 1, spread=0.3), side(9000, 5, spread=0.3)), 5, only="step")
-    assert check.message.endswith("the noise would hide a regression of 5 %: record more steps")
+    assert check.outcome is CheckOutcome.UNKNOWN
+    assert check.message.endswith("cannot be judged: the noise would hide a regression of 5 %: record more steps")
+
+
+def test_a_step_that_can_only_be_faster_passes_in_any_noise() -> None:
+    result = diff_steps(side(10_000, 1, spread=0.1), side(8000, 5, spread=0.1))
+    (check,) = regressions(result, 5, only="step")
+    assert (check.outcome, check.message.endswith(": faster")) == (CheckOutcome.PASSED, True)
+
+
+def test_rows_in_which_the_noise_would_hide_the_limit_are_counted() -> None:
+    result = diff_ops(side(9000, 1, spread=0.3, small_us=4), side(9000, 5, spread=0.3, small_us=4))
+    (check,) = regressions(result, 5)
+    assert check.outcome is CheckOutcome.PASSED
+    assert check.message.endswith("; in 1 of them the noise would hide that: record more steps")
+
+
+def test_checks_are_rows_for_programs() -> None:
+    result = diff_steps(side(9000, 1), side(10_000, 5))
+    (row,) = checks_result({"steps": regressions(result, 5, only="step")}).rows()
+    assert (row["compared"], row["row"], row["outcome"]) == ("steps", "step", "failed")
 
 
 def test_a_row_fails_only_if_the_step_notices_it() -> None:

@@ -140,7 +140,7 @@ def test_the_plugin_has_no_view_if_ranks_differ_in_their_operators() -> None:
 def test_a_collective_outside_of_all_steps_is_told() -> None:
     outside = launched(KERNEL, 200, 210, 5, 9, stream=20, **nccl("allreduce", 10, [0, 1], 2))
     found = over(distributed_wait, [*RANK0, *outside], RANK1)
-    assert found.notes[-1] == "1 collectives ran outside of all complete steps and are not counted"
+    assert found.notes[-1] == "1 collectives ran outside of all measured steps and are not counted"
 
 
 def test_a_collective_that_was_launched_before_the_first_step_counts_in_the_step_in_which_it_runs() -> None:

@@ -41,7 +41,7 @@ def test_operators_that_ended_early_are_shares_of_the_time_that_they_cover() -> 
     assert (row["cpu_exec_pct"], row["other_pct"], row["unrecorded_pct"]) == pytest.approx((69, 31, 80))
     note = (
         "80 % of the steps' time is unrecorded: a source does not cover it (view validate); shares of the mean step "
-        "are those of the 4 of 20 complete steps that are recorded wholly"
+        "are those of the 4 of 20 measured steps that are recorded wholly"
     )
     assert overview(context).notes == (note, "the trace has no kernels")
     rows = step_breakdown(context).rows()
