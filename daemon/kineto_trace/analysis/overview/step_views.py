@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kineto_trace.analysis.gpu_time.gpu_events import unknown_without_gpu
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
@@ -38,7 +39,10 @@ def incomplete_note(names: Sequence[str], whole: int, longest_us: float) -> str:
     ),
 )
 def profiler_steps(context: Context) -> Answer:
-    """The host annotations "ProfilerStep#N" in the order of their starts."""
+    """The host annotations "ProfilerStep#N" in the order of their starts.
+
+    Without any GPU activity in the trace, the figures of GPUs are missing, not zero.
+    """
     found, work, called = context.get(steps), context.get(gpu), context.get(calls)
     launched = np.flatnonzero(work.call >= 0)
     launch = called.start[work.call[launched]] if len(launched) else launched
@@ -53,7 +57,8 @@ def profiler_steps(context: Context) -> Answer:
         "gpu_activities": np.bincount(step, minlength=len(found)),
         "gpu_us": sums(step, (work.end - work.start)[launched[inside]], len(found)) / 1000,
     }
-    return Answer(values, _notes(found))
+    answer = Answer(values, _notes(found))
+    return unknown_without_gpu(context, answer, ("gpu_activities", "gpu_us")) if len(found) else answer
 
 
 def _notes(found: Steps) -> list[str]:
