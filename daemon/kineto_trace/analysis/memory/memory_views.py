@@ -101,6 +101,11 @@ def missing(records: Records) -> list[str]:
     return [] if len(records) else [NOT_RECORDED]
 
 
+def missing_blocks(records: Records) -> list[str]:
+    """Returns the notes on a trace without records, or of whose blocks some are unknown."""
+    return [*missing(records), *([] if records.addressed.all() else [NO_ADDRESSES])]
+
+
 def metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count: int) -> dict[str, Ints]:
     """For each owner what its own records sum up to."""
     rows = np.flatnonzero(chosen)
@@ -254,9 +259,7 @@ def memory_events(
     - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
     """
     records = context.get(memory_records)
-    notes = missing(records)
-    if not records.addressed.all():
-        notes.append(NO_ADDRESSES)
+    notes = missing_blocks(records)
     allocating = np.flatnonzero((records.bytes > 0) & records.addressed)
     alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING) & records.addressed)
     first = np.concatenate([np.full(len(alone), NOTHING), allocating])
@@ -363,7 +366,7 @@ def memory_peak(context: Context) -> Answer:
     records = context.get(memory_records)
     names = operator_names(context, records)
     values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
-    notes = missing(records)
+    notes = missing_blocks(records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         top = int(np.argmax(allocated))
