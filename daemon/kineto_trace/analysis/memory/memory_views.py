@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.host_time.op_times import inside_equals
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -64,7 +65,7 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
     """What each operator allocated and released on each device.
 
     An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
-    operators around it. Rows with the largest self_size_increase_bytes come first.
+    operators around it, once for each name. Rows with the largest self_size_increase_bytes come first.
 
     Options:
     - start_ns, end_ns: only records between these times (Unix ns, both included).
@@ -73,12 +74,12 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
     chosen, notes = between(records, start_ns, end_ns), missing(records)
     tree, table = context.get(ops), context.trace.table("cpu_op")
     known = chosen & (records.op >= 0)
-    stop = tree.nested.tree.stop
+    stop, outer = tree.nested.tree.stop, ~inside_equals(context, table["name"])
     calls = sums(table["name"].astype(np.int64), np.ones(len(table)), len(context.trace.strings))
     parts = []
     for device in range(len(records.devices)):
         own = metrics(records, known & (records.device == device), records.op, len(table))
-        total = {name: subtree_sums(values[tree.row], stop)[tree.place] for name, values in own.items()}
+        total = {name: subtree_sums(values[tree.row], stop)[tree.place] * outer for name, values in own.items()}
         parts.append(by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
     lost = int(np.count_nonzero(chosen & (records.op < 0)))
     if lost:
