@@ -236,7 +236,7 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
         results = run_views(requests, sources, executor=executor)
     if of_job:
         top = TOP_FINDINGS if short and not options.views else None
-        results = [each for each in _of_the_job(results, len(sources), top) if each.view in settings]
+        results = [each for each in _of_the_job(results, sources, top) if each.view in settings]
     if not options.views:
         optional = (*OPTIONAL, *OPTIONAL_FOR_PEOPLE) if short else OPTIONAL
         results = [result for result in results if result.view not in optional or len(result) or result.failure]
@@ -248,12 +248,13 @@ def _results(options: ReportOptions, sources: Sequence["Source"], *, short: bool
     }
 
 
-def _of_the_job(results: Sequence["Result"], ranks: int, top: int | None) -> list["Result"]:
+def _of_the_job(results: Sequence["Result"], sources: Sequence["Source"], top: int | None) -> list["Result"]:
     """With the findings of the job instead of those of each rank. top: how many of them; None: all."""
     from kineto_trace.analysis.findings.common_findings import common_findings
 
     by_view = {result.view: result for result in results}
-    every = common_findings(by_view["findings"], ranks, by_view[WHAT_IF])
+    ranks = len({source.rank for source in sources})
+    every = common_findings(by_view["findings"], ranks, by_view[WHAT_IF], traces=len(sources))
     rows = len(every) if top is None else top
     more = [f"{len(every) - rows} more: kinetoctl report --view findings"] if len(every) > rows else []
     by_view["findings"] = replace(every, table=every.table.slice(0, rows), notes=(*more, *every.notes))

@@ -72,6 +72,18 @@ def in_subtrees(chosen: npt.NDArray[np.bool_], stop: npt.NDArray[Any]) -> npt.ND
     return found
 
 
+def below_equals(key: npt.NDArray[Any], stop: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tells for each node of a tree in preorder whether one above it has its key. stop: as of subtree_sums."""
+    count = len(stop)
+    order = np.argsort(key, kind="stable")
+    part = np.zeros(count, np.int64)  # equal keys are one part, in preorder; the parts do not reach into each other
+    np.cumsum(key[order][1:] != key[order][:-1], out=part[1:])
+    reach = np.maximum.accumulate(stop[order] + part * (count + 1))
+    found = np.zeros(count, np.bool_)
+    found[order[1:]] = reach[:-1] > order[1:] + part[1:] * (count + 1)
+    return found
+
+
 def subtree_sums(values: npt.NDArray[Any], stop: npt.NDArray[Any]) -> Ints:
     """Returns for each node of a tree in preorder the sum over its subtree. stop: the node after the subtree."""
     running = np.zeros(len(values) + 1, np.int64)

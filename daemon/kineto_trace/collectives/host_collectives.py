@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, collective_name
-from kineto_trace.collectives.rank_clocks import RankCollectives, clock_of
+from kineto_trace.collectives.rank_clocks import UNKNOWN, RankCollectives, clock_of
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
@@ -48,7 +48,7 @@ def host_collectives(context: Context) -> RankCollectives:
         step=context.get(steps).number_at(start),
         launch=start,
         stream=thread,
-        compute_ns=np.zeros(len(start), np.int64),
+        compute_ns=np.full(len(start), UNKNOWN),
         kernels=np.zeros(len(start), np.int64),
         descriptions=tuple(_named(trace.strings[number]) for number in distinct.tolist()),
     )

@@ -54,6 +54,8 @@ TIMESTAMP_NS = 1_000  # by so much times of GPU activities may be wrong themselv
 
 NO_HOSTS = frozenset({"", "localhost", "localhost.localdomain"})  # names that say nothing
 
+UNKNOWN = -1  # of compute_ns
+
 Method = Literal["none", "given", "trace", "host", "collectives"]
 Ints = npt.NDArray[np.int64]
 
@@ -91,9 +93,9 @@ class Alignment:
 class RankCollectives:
     """The collectives of one rank, in the order of their starts (Unix ns). One value per collective.
 
-    compute_ns: of its time in which other kernels of its device ran. step: number of the step that launched it;
-    NOTHING: none. launch: when it was launched; when it began, if that is unknown. stream: equal numbers for kernels of
-    one stream. kernels: their number; 0: it ran on the host. clock: as the trace says it.
+    compute_ns: of its time in which other kernels of its device ran; UNKNOWN: it ran on the host. step: number of the
+    step that launched it; NOTHING: none. launch: when it was launched; when it began, if that is unknown. stream: equal
+    numbers for kernels of one stream. kernels: their number; 0: it ran on the host. clock: as the trace says it.
     """
 
     host: str

@@ -45,16 +45,17 @@ def view_request(name: str) -> Request:
     return Request(view=name, options={"least": LEAST_SHARE} if name.endswith("time_causes") else {})
 
 
-def first_screen(results: Collection[Result], ranks: int) -> FirstScreen:
-    """Makes the first screen from the results of first_requests()."""
+def first_screen(results: Collection[Result], traces: int) -> FirstScreen:
+    """Makes the first screen from the results of first_requests() for so many traces."""
     by_name = {result.view: result for result in results}
-    findings = by_name["findings"]
-    if ranks > 1 and not findings.failure:
-        findings = common_findings(findings, ranks, by_name["rank_what_if"])
+    findings, recordings = by_name["findings"], by_name["recordings"].rows()
+    ranks = traces - (len(recordings) - len({row["rank"] for row in recordings}))  # some may have several captures
+    if traces > 1 and not findings.failure:
+        findings = common_findings(findings, ranks, by_name["rank_what_if"], traces=traces)
     return FirstScreen(
-        facts=_facts(by_name["recordings"].rows(), ranks),
-        lead=_lead(by_name["overview"].rows(), ranks),
-        time=_cause_first(by_name["rank_time_causes" if ranks > 1 else "time_causes"]),
+        facts=_facts(recordings, ranks),
+        lead=_lead(by_name["overview"].rows(), traces, ranks),
+        time=_cause_first(by_name["rank_time_causes" if traces > 1 else "time_causes"]),
         findings=findings,
         missing=by_name["not_recorded"],
     )
@@ -66,12 +67,13 @@ def _cause_first(result: Result) -> Result:
     return replace(result, columns=tuple(columns), table=result.table.select([column.name for column in columns]))
 
 
-def _lead(rows: Sequence[Mapping[str, Any]], ranks: int) -> str:
+def _lead(rows: Sequence[Mapping[str, Any]], traces: int, ranks: int) -> str:
     steps = [row["step_us"] for row in rows if row["step_us"] is not None and row["steps"]]
     if not steps:
         return ""
     count = times(max(row["steps"] for row in rows if row["steps"]), "step")
-    where = f" on each of {ranks} ranks" if ranks > 1 else ""
+    several = f"on each of {ranks} ranks" if traces == ranks else f"in each of {traces} captures"
+    where = f" {several}" if traces > 1 else ""
     return f"A step takes {time_text(fmean(steps))} on average ({count}{where})."
 
 

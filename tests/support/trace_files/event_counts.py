@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal  # a float does not tell nanoseconds of Unix time apart
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,11 @@ _MESSAGES: dict[str, list[tuple[str, int, int, str]]] = {
 _REPEATED = {"Trace.packet", "Interned.category"} | {
     f"Event.{name}" for name in ("category_iid", "category", "flow", "terminating_flow")
 }
-_BEGIN, _INSTANT = 1, 3
+_BEGIN, _INSTANT, _COUNTER = 1, 3, 4
 
 
 def count_events(path: Path) -> Counts:
-    """Returns the numbers of slices by category, instants, arrows and, of Chrome traces, metadata rows."""
+    """Returns the numbers of slices by category, instants, counters' values, arrows and, of Chrome traces, the rest."""
     return _of_perfetto(path) if path.name.endswith(".pftrace") else _of_chrome(chrome_document(path))
 
 
@@ -93,17 +94,22 @@ def _of_chrome(document: Mapping[str, Any]) -> Counts:
             found[f"metadata {event.get('name')}"] += 1
         else:
             found[f"events of phase {phase}"] += 1
+            found["counter values"] += phase == "C" and sum(map(_is_number, event.get("args", {}).values()))
     found["arrows"] = _arrows(events)
     return +found
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _arrows(events: Iterable[Mapping[str, Any]]) -> int:
     """Returns how often a flow goes on or ends after its start or a step."""
-    flows: dict[tuple[str, str], list[tuple[float, bool, str]]] = defaultdict(list)
+    flows: dict[tuple[str, str], list[tuple[Decimal, bool, str]]] = defaultdict(list)
     for event in events:
         if event.get("ph") in ("s", "t", "f"):
             key = str(event.get("cat")), str(event.get("id"))
-            flows[key].append((float(event["ts"]), event["ph"] == "f", event["ph"]))
+            flows[key].append((Decimal(str(event["ts"])), event["ph"] == "f", event["ph"]))
     number = 0
     for ends in flows.values():
         open_ = False
@@ -135,6 +141,7 @@ def _of_perfetto(path: Path) -> Counts:
     for event, of in _events(path):
         found[f"slices of {of}"] += event.type == _BEGIN
         found["instants"] += event.type == _INSTANT
+        found["counter values"] += event.type == _COUNTER
         ends.update([*event.flow, *event.terminating_flow])
     found["arrows"] = sum(number == 2 for number in ends.values())
     found["arrows without two ends"] = sum(number != 2 for number in ends.values())

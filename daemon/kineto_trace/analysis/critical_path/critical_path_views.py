@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import NO_STRING
-from kineto_trace.structure.activity_links import NOTHING
+from kineto_trace.structure.activity_links import NOTHING, gpu
 from kineto_trace.structure.annotation_window import Instance, Window, find_window
 from kineto_trace.structure.dependency_graph import (
     DATA_LOADING,
@@ -266,7 +267,10 @@ def critical_path_breakdown(
     data_loading: Sequence[str] = DATA_LOADING,
     infer: bool = True,
 ) -> Answer:
-    """The time of the critical path by what bounds it. Options and rules are those of the view critical_path."""
+    """The time of the critical path by what bounds it. Options and rules are those of the view critical_path.
+
+    Without any GPU activity in the trace, what GPUs contributed is missing, not zero.
+    """
     found = find_path(
         context, annotation=annotation, instance=instance, data_loading=patterns_of(data_loading), infer=infer
     )
@@ -281,4 +285,13 @@ def critical_path_breakdown(
         "share_pct": 100 * time[order] / total,
         "edges": edges[order],
     }
-    return Answer(values, found.notes)
+    if len(context.get(gpu)):
+        return Answer(values, found.notes)
+    on_host = order <= LOADING
+    known = {name: _only(values[name], on_host) for name in ("time_us", "share_pct", "edges")}
+    return Answer({**values, **known}, [*found.notes, NO_GPU])
+
+
+def _only(values: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> list[Any]:
+    """The values that are known; None for the others."""
+    return [value if told else None for value, told in zip(values.tolist(), known.tolist(), strict=True)]

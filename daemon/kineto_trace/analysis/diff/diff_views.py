@@ -259,7 +259,7 @@ def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
     come first, those with the largest difference before others.
 
     Options:
-    - total: count the operators inside as well.
+    - total: count the operators inside as well; inside one of the same name an operator adds nothing.
     """
     return operator_samples(context, total=total)
 

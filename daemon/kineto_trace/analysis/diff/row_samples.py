@@ -17,7 +17,7 @@ from kineto_trace.analysis.diff.step_samples import (
     gpu_moments,
     samples,
 )
-from kineto_trace.analysis.host_time.op_times import op_times
+from kineto_trace.analysis.host_time.op_times import inside_equals, op_times
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, partition, roles
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.kernel_traits.kernel_types import short_name
@@ -55,10 +55,11 @@ def role_samples(context: Context) -> StepSamples:
 
 
 def operator_samples(context: Context, *, total: bool) -> StepSamples:
-    """Operators by name. total: with the operators inside them."""
+    """Operators by name. total: with the operators inside them; inside one of its name an operator adds nothing."""
     table, times, activity = context.trace.table("cpu_op"), context.get(op_times), context.get(gpu)
     name = table["name"].astype(np.int64)
-    host = TimedEvents(HOST, name, table["start"], times.host_total if total else times.host_exclusive)
+    outer = ~inside_equals(context, name)
+    host = TimedEvents(HOST, name, table["start"], times.host_total * outer if total else times.host_exclusive)
     outside = len(context.trace.strings)
     owner = context.get(owners)
     is_step = np.append(context.get(step_names), False)
@@ -67,6 +68,7 @@ def operator_samples(context: Context, *, total: bool) -> StepSamples:
     own = TimedEvents(GPU, owner, moment, took)
     if total:
         of, node = _around(activity.op, _op_parents(context))
+        of, node = of[outer[node]], node[outer[node]]
         of, key = np.append(of, np.flatnonzero(activity.op < 0)), np.append(name[node], owner[activity.op < 0])
         own = TimedEvents(GPU, key, moment[of], took[of])
     return samples(context, (host, own), (*context.trace.strings, NO_OPERATOR))

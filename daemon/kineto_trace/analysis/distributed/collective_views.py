@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
-from kineto_trace.collectives.rank_clocks import RankCollectives
+from kineto_trace.collectives.rank_clocks import UNKNOWN, RankCollectives
 from kineto_trace.collectives.rank_matching import (
     Instances,
     Matched,
@@ -85,10 +85,7 @@ def _only(values: Ints, several: npt.NDArray[np.bool_]) -> Floats:
 
 def _compute_pct(matched: Matched, count: int) -> Floats:
     """Over all ranks: how much of a collective's time other kernels ran in as well."""
-    own = np.bincount(matched.instance, matched.end - matched.start, count)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.where(own > 0, 100 * np.bincount(matched.instance, matched.compute_ns, count) / own, np.nan)
-    return found
+    return _compute_of_groups(matched, np.arange(count), count)
 
 
 def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto") -> Answer:
@@ -136,7 +133,12 @@ def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto
         ("end_skew_us", "float", "us", "time between the ends of the first and the last rank"),
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
         ("last_rank", "int", "", "rank that began last; none if that is within the doubt of the clocks"),
-        ("compute_pct", "float", "%", "share of its time on all ranks in which other kernels ran on the same GPU"),
+        (
+            "compute_pct",
+            "float",
+            "%",
+            "share of its time on all ranks in which other kernels ran on the same GPU; missing: on the host",
+        ),
     ),
     reduce=_list,
     nothing=NO_COLLECTIVES,
@@ -296,7 +298,8 @@ def _waits(matched: Matched, found: Instances) -> Ints:
 
 def _compute_of_groups(matched: Matched, group: Ints, count: int) -> Floats:
     own = np.bincount(group[matched.instance], matched.end - matched.start, count) if len(matched) else np.zeros(count)
-    computing = np.bincount(group[matched.instance], matched.compute_ns, count) if len(matched) else own
+    known = np.where(matched.compute_ns == UNKNOWN, np.nan, matched.compute_ns)
+    computing = np.bincount(group[matched.instance], known, count) if len(matched) else own
     with np.errstate(divide="ignore", invalid="ignore"):
         found: Floats = np.where(own > 0, 100 * computing / own, np.nan)
     return found
@@ -340,7 +343,12 @@ def _most_often_last(matched: Matched, found: Instances, group: Ints, count: int
         ("skew_uncertainty_us", "float", "us", "maximum error of the skews due to the clocks, in either direction"),
         ("last_rank", "int", "", "rank that began last most often; none if that is no more often than by chance"),
         ("last_rank_pct", "float", "%", "share of the collectives that it began last"),
-        ("compute_pct", "float", "%", "share of their time on all ranks in which other kernels ran on the same GPU"),
+        (
+            "compute_pct",
+            "float",
+            "%",
+            "share of their time on all ranks in which other kernels ran on the same GPU; missing: on the host",
+        ),
     ),
     reduce=_grouped,
     nothing=NO_COLLECTIVES,

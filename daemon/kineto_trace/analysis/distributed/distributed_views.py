@@ -10,12 +10,12 @@ import numpy.typing as npt
 from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, intersection, union
-from kineto_trace.collectives.rank_clocks import RankCollectives
+from kineto_trace.collectives.rank_clocks import RankCollectives, listed
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
-from kineto_trace.structure.activity_links import communication_kernels, steps
+from kineto_trace.structure.activity_links import communication_kernels, gpu, steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -29,12 +29,13 @@ _KERNEL, _COMMUNICATION = 0, 3  # numbers into step_breakdown.ROLES
 class RankOverlap:
     """What a rank contributes. steps: names; overlap (µs): per step computation, overlapping, communication, other.
 
-    cut: number of its steps that the recording cut off, which are left out.
+    cut: number of its steps that the recording cut off, which are left out. on_gpu: whether the trace has GPU activity.
     """
 
     steps: tuple[str, ...]
     overlap: Floats
     cut: int = 0
+    on_gpu: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def rank_overlap(context: Context) -> RankOverlap:
     if communicates.any():
         communication = union(kernels["start"][communicates], kernels.end()[communicates])
     costs = overlap(parts[_KERNEL], communication, found.start, found.end) / 1000
-    return RankOverlap(found.name, costs, len(every.cut))
+    return RankOverlap(found.name, costs, len(every.cut), len(context.get(gpu)) > 0)
 
 
 def overlap(kernels: Union, communication: Union, start: Ints, end: Ints) -> Floats:
@@ -78,7 +79,16 @@ OVERLAP = ("computation_us", "overlapping_us", "communication_us", "other_us")
 
 def _overlap_rows(partials: Sequence[tuple[int, RankOverlap]]) -> Answer:
     known, notes = _with_steps(partials)
-    return Answer(overlap_columns(known, lambda mean: mean).values, notes)
+    values = dict(overlap_columns(known, lambda mean: mean).values)
+    hosts = [rank for rank, part in known if not part.on_gpu]
+    unknown = np.isin(values["rank"], hosts)
+    for name in OVERLAP[:2]:
+        values[name] = np.where(unknown, np.nan, values[name])
+    if hosts:
+        some = f"rank {hosts[0]} has" if len(hosts) == 1 else f"ranks {listed(hosts)} have"
+        whose = some if len(hosts) < len(known) else "the traces have"
+        notes = [*notes, f"{whose} no GPU activity: communication is that of the host, and computation is unknown"]
+    return Answer(values, notes)
 
 
 def _with_steps(partials: Sequence[tuple[int, Any]]) -> tuple[list[tuple[int, Any]], list[str]]:
@@ -119,7 +129,8 @@ def distributed_overlap(context: Context) -> RankOverlap:
     """How much of each step every rank spent on computation, on communication, and on both at the same time.
 
     A step ends with the last GPU activity that it launched. Communication kernels are recognized by their names; a rank
-    without such kernels communicates while operators such as gloo:all_reduce run.
+    without such kernels communicates while operators such as gloo:all_reduce run. Of ranks without any GPU activity in
+    their traces, computation is missing, not zero.
     """
     return context.get(rank_overlap)
 

@@ -14,7 +14,8 @@ Theory of operation
     A rank that costs the job more than its findings explain is a finding itself, unless another one costs about as
     much: ranks that are late by turns are no slow ranks. Where the same operators take longer on its host, the findings
     about the host's work say so, for that is what the rank has more of than the others. Without a critical path (no row
-    of a rank in rank_what_if), the findings stay as they are.
+    of a rank in rank_what_if), the findings stay as they are. So they do if several captures of a rank are among the
+    traces: captures do not wait for each other, and what one process has in several of them are not several ranks.
 """
 
 from bisect import bisect_left
@@ -91,14 +92,15 @@ class _Gains:
         return max(row["saving_pct"], 0.0) if row else 100.0
 
 
-def common_findings(result: Result, ranks: int, what_if: Result | None = None) -> Result:
+def common_findings(result: Result, ranks: int, what_if: Result | None = None, *, traces: int | None = None) -> Result:
     """Of view findings over the ranks of a job: what several have once, as the rank has it where it costs most.
 
     The largest saving comes first. ranks: how many the job has. what_if: the view rank_what_if of the same ranks; the
-    savings are then those of the job.
+    savings are then those of the job. traces: how many there are, if there are several captures of some ranks.
     """
     rows = result.rows()
-    gains = _gains(what_if)
+    traces = ranks if traces is None else traces
+    gains = _gains(what_if) if traces == ranks else None
     if gains:
         rows = _of_the_job(rows, gains, sorted({row["rank"] for row in rows} | set(gains.ranks)))
     same: dict[tuple[str, str], list[Row]] = {}
@@ -107,9 +109,17 @@ def common_findings(result: Result, ranks: int, what_if: Result | None = None) -
     worst = []
     for each in same.values():
         row = max(each, key=lambda entry: entry["saving_us"] or 0.0)
-        worst.append({**row, "title": f"{row['title']} (on {len(each)} of {ranks} ranks)"} if len(each) > 1 else row)
+        worst.append({**row, "title": f"{row['title']} ({_where(each, ranks, traces)})"} if len(each) > 1 else row)
     worst.sort(key=lambda entry: (bool(entry["guess"]), -(entry["saving_us"] or 0.0)))
     return replace(result, table=pa.Table.from_pylist(worst, schema=result.table.schema))
+
+
+def _where(rows: Sequence[Row], ranks: int, traces: int) -> str:
+    """On how many ranks, or in how many captures of them, a finding is. rows: one of each trace that has it."""
+    on_ranks = f"on {len({row['rank'] for row in rows})} of {ranks} ranks"
+    if traces == ranks:
+        return on_ranks
+    return f"in {len(rows)} of {traces} captures" + (f", {on_ranks}" if ranks > 1 else "")
 
 
 def _gains(what_if: Result | None) -> _Gains | None:

@@ -1,5 +1,6 @@
 """The events that the analyses of the GPU's time work on."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from kineto_trace.kernel_traits.kernel_types import HTA_COMMUNICATION, HTA_COMPUTATION, HTA_MEMORY
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu
+from kineto_trace.view_api.view import Answer
 
 NOTHING = -1
 NO_GPU = "the trace has no GPU activity"
@@ -56,3 +58,11 @@ def gpu_events(context: Context) -> GpuEvents:
         launch=np.where(work.call >= 0, launch, NOTHING),
         activity=np.ones(len(work), np.bool_),
     )
+
+
+def unknown_without_gpu(context: Context, answer: Answer, names: Collection[str], note: str = NO_GPU) -> Answer:
+    """Returns the answer; if the trace has no GPU activity, these columns are missing, not 0, and a note says so."""
+    if len(context.get(gpu)):
+        return answer
+    values = {name: [None] * len(column) if name in names else column for name, column in answer.values.items()}
+    return Answer(values, [*(known for known in answer.notes if known != note), note])

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
+from kineto_trace.analysis.host_time.op_times import inside_equals, op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -35,7 +35,12 @@ Ints = npt.NDArray[np.int64]
         ("input_shape", "text", "", "shapes of its inputs, if recorded; only with group_by=name+shape"),
         ("calls", "int", "", "number of runs"),
         ("device_self_us", "float", "us", "GPU time launched by its own calls, summed"),
-        ("device_total_us", "float", "us", "the same including the operators inside it"),
+        (
+            "device_total_us",
+            "float",
+            "us",
+            "the same including the operators inside it; inside one of the same row an operator adds nothing",
+        ),
         ("host_self_us", "float", "us", "host time minus that of the operators inside it and of its own runtime calls"),
         (
             "host_exclusive_us",
@@ -43,7 +48,12 @@ Ints = npt.NDArray[np.int64]
             "us",
             "host time minus that of the operators inside it (PyTorch's self CPU time)",
         ),
-        ("host_total_us", "float", "us", "host time from start to end"),
+        (
+            "host_total_us",
+            "float",
+            "us",
+            "host time from start to end; inside one of the same row an operator adds nothing",
+        ),
         ("device_self_pct", "float", "%", "share of device_self_us in that of all rows"),
         ("host_self_pct", "float", "%", "share of host_self_us in that of all rows"),
         ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
@@ -57,8 +67,9 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
 
     A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
     identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
-    operators inside it, so totals of different rows must not be added. The rows with the most device_self_us come
-    first; without GPU work, those with the most host_self_us, and the figures of the GPU are missing.
+    operators inside it, so totals of different rows must not be added; where one runs inside another one of its row,
+    the outer one's total has its time, which counts once. The rows with the most device_self_us come first; without GPU
+    work, those with the most host_self_us, and the figures of the GPU are missing.
 
     Options:
     - group_by: "name", or "name+shape" for one row per distinct input shapes.
@@ -73,14 +84,15 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
     if stacks:
         keys.append(context.get(call_stacks).of_op)
     groups = group(keys)
+    outer = ~inside_equals(context, groups.number)
     sums = {
         "device_self_us": groups.sums(times.device_self) / NS_PER_US,
-        "device_total_us": groups.sums(times.device_total) / NS_PER_US,
+        "device_total_us": groups.sums(times.device_total * outer) / NS_PER_US,
         "host_self_us": groups.sums(times.host_self) / NS_PER_US,
         "host_exclusive_us": groups.sums(times.host_exclusive) / NS_PER_US,
-        "host_total_us": groups.sums(times.host_total) / NS_PER_US,
+        "host_total_us": groups.sums(times.host_total * outer) / NS_PER_US,
         "tensor_self": groups.sums(tensor.own) / NS_PER_US,
-        "tensor_total": groups.sums(tensor.total) / NS_PER_US,
+        "tensor_total": groups.sums(tensor.total * outer) / NS_PER_US,
     }
     eligible = groups.sums(tensor.eligible) > 0
     on_gpu = len(context.get(gpu)) > 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
 from kineto_trace.view_api.result import columns
@@ -115,9 +116,14 @@ def launch_summary(
 ) -> Answer:
     """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
 
-    The options are those of launch_stats. A graph launch counts its call once for each kernel.
+    The options are those of launch_stats. A graph launch counts its call once for each kernel. If no
+    launch has both its call and its activity in the trace, all figures are missing, not zero.
     """
-    return summary_columns(_exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
+    answer = summary_columns(_exact_launches(context, include_memory), runtime_cutoff, launch_delay_cutoff)
+    work = context.get(gpu)
+    if (work.call >= 0).any():
+        return answer
+    return Answer({name: [None] for name in answer.values}, [NO_LAUNCHES if len(work) else NO_GPU])
 
 
 def summary_columns(found: Launches, runtime_cutoff: float, launch_delay_cutoff: float) -> Answer:

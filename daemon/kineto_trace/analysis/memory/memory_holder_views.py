@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.memory.memory_views import held_at, missing, operator_names
+from kineto_trace.analysis.memory.memory_views import held_at, missing_blocks, operator_names
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -65,7 +65,7 @@ def memory_holders(context: Context, *, points: int = 120, operators: int = 8) -
             values["time_us"] += ((moments - context.trace.window_start_ns) / 1000).tolist()
             values["operator"] += [text] * points
             values["held_bytes"] += amounts.tolist()
-    return Answer(values, missing(records))
+    return Answer(values, missing_blocks(records))
 
 
 def _held(records: Records, rows: Ints, moments: Ints) -> Ints:
@@ -121,4 +121,4 @@ def memory_peak_blocks(context: Context, *, top: int = 50) -> Answer:
             values["held_bytes"].append(int(held[at]))
             values["blocks"].append(int(counts[at]))
             values["call_stack"].append(stacks.text(context.trace, int(keys[at, 1])))
-    return Answer(values, missing(records))
+    return Answer(values, missing_blocks(records))

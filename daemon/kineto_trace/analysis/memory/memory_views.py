@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.analysis.host_time.op_times import inside_equals
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -64,7 +65,7 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
     """What each operator allocated and released on each device.
 
     An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
-    operators around it. Rows with the largest self_size_increase_bytes come first.
+    operators around it, once for each name. Rows with the largest self_size_increase_bytes come first.
 
     Options:
     - start_ns, end_ns: only records between these times (Unix ns, both included).
@@ -73,12 +74,12 @@ def memory_statistics(context: Context, *, start_ns: int | None = None, end_ns: 
     chosen, notes = between(records, start_ns, end_ns), missing(records)
     tree, table = context.get(ops), context.trace.table("cpu_op")
     known = chosen & (records.op >= 0)
-    stop = tree.nested.tree.stop
+    stop, outer = tree.nested.tree.stop, ~inside_equals(context, table["name"])
     calls = sums(table["name"].astype(np.int64), np.ones(len(table)), len(context.trace.strings))
     parts = []
     for device in range(len(records.devices)):
         own = metrics(records, known & (records.device == device), records.op, len(table))
-        total = {name: subtree_sums(values[tree.row], stop)[tree.place] for name, values in own.items()}
+        total = {name: subtree_sums(values[tree.row], stop)[tree.place] * outer for name, values in own.items()}
         parts.append(by_operator(table["name"], total, own, np.ones(len(table), np.int64)))
     lost = int(np.count_nonzero(chosen & (records.op < 0)))
     if lost:
@@ -99,6 +100,11 @@ def between(records: Records, start_ns: int | None, end_ns: int | None) -> npt.N
 def missing(records: Records) -> list[str]:
     """Returns the note on a trace without records."""
     return [] if len(records) else [NOT_RECORDED]
+
+
+def missing_blocks(records: Records) -> list[str]:
+    """Returns the notes on a trace without records, or of whose blocks some are unknown."""
+    return [*missing(records), *([] if records.addressed.all() else [NO_ADDRESSES])]
 
 
 def metrics(records: Records, chosen: npt.NDArray[np.bool_], owner: Ints, count: int) -> dict[str, Ints]:
@@ -254,9 +260,7 @@ def memory_events(
     - min_bytes, max_bytes: only blocks of at least and at most so many bytes.
     """
     records = context.get(memory_records)
-    notes = missing(records)
-    if not records.addressed.all():
-        notes.append(NO_ADDRESSES)
+    notes = missing_blocks(records)
     allocating = np.flatnonzero((records.bytes > 0) & records.addressed)
     alone = np.flatnonzero((records.bytes <= 0) & (records.other == NOTHING) & records.addressed)
     first = np.concatenate([np.full(len(alone), NOTHING), allocating])
@@ -363,7 +367,7 @@ def memory_peak(context: Context) -> Answer:
     records = context.get(memory_records)
     names = operator_names(context, records)
     values: dict[str, list[Any]] = {column.name: [] for column in memory_peak.columns}
-    notes = missing(records)
+    notes = missing_blocks(records)
     for device, label in enumerate(records.devices):
         time, allocated, reserved, relative = levels(records, device)
         top = int(np.argmax(allocated))

@@ -98,7 +98,7 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
         ("counter", "text", "", "name of the counter"),
         ("unit", "text", "", "of the value; missing: the trace does not state it"),
         ("time_ns", "int", "ns", "Unix time from which on the value holds"),
-        ("time_us", "float", "us", "time since the window of the recording began"),
+        ("time_us", "float", "us", "time since the window of the recording began; negative: sampled before"),
         ("value", "float", "", "its value"),
     ),
     nothing=NO_COUNTERS,
@@ -106,7 +106,9 @@ def _of_file(context: Context) -> Iterator[CounterSeries]:
 def counters(context: Context, *, max_points: int = 0) -> Answer:
     """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
 
-    What the kernel counted is given per second of the interval that begins at the time of the row.
+    What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
+    has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
+    before the window holds at its beginning.
 
     Options:
     - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept

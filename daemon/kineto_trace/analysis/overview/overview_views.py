@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU, unknown_without_gpu
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
 from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, kernel_rows, unix_times
@@ -37,7 +37,12 @@ Floats = npt.NDArray[np.float64]
 STEP_ENDS = ("host", "device")
 AVERAGE = "average"
 
-_OF_GPUS = ("kernel_pct", "memcpy_pct", "memset_pct", "kernels", "kernel_us")  # columns of the overview
+_OF_GPUS = (  # columns of step_breakdown and overview
+    *(f"{role}_{unit}" for role in ("kernel", "memcpy", "memset") for unit in ("us", "pct")),
+    "gpus",
+    "kernels",
+)
+_NO_KERNELS = "the trace has no kernels"
 _NO_EVENTS = "the trace has no events to form a step from"
 _TITLES = {
     "kernel": "kernels, without communication",
@@ -84,14 +89,15 @@ def step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
     recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
     that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
     communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-    "gloo:broadcast".
+    "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not zero.
 
     Options:
     - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:
       the end of each step moves to the last GPU activity that it launched, its start to the end of the step before, and
       steps at the end whose GPU work may be missing are left out.
     """
-    return step_columns(_chosen_breakdown(context, step_ends), _NO_EVENTS)
+    answer = step_columns(_chosen_breakdown(context, step_ends), _NO_EVENTS)
+    return unknown_without_gpu(context, answer, _OF_GPUS) if answer.values["step"] else answer
 
 
 def _chosen_breakdown(context: Context, step_ends: str) -> Breakdown:
@@ -256,7 +262,8 @@ def overview(context: Context, *, step_ends: str = "host") -> Answer:
     answer = overview_columns(found, context.get(gpu_figures), context.get(tensor_use), _NO_EVENTS)
     if len(context.get(gpu)):
         return answer
-    return Answer({**answer.values, **{name: [None] for name in _OF_GPUS}}, answer.notes)
+    notes = [note for note in answer.notes if note != _NO_KERNELS]
+    return unknown_without_gpu(context, Answer(answer.values, notes), _OF_GPUS)
 
 
 def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: TensorUse, without_steps: str) -> Answer:
@@ -279,7 +286,7 @@ def overview_columns(found: Breakdown, figures: Sequence[GpuFigures], use: Tenso
             "kernels": [sum(gpu.kernels for gpu in gpus)],
             "kernel_us": [sum(gpu.kernel_ns for gpu in gpus) / 1000],
         },
-        [*_step_notes(found, without_steps), *([] if gpus else ["the trace has no kernels"])],
+        [*_step_notes(found, without_steps), *([] if gpus else [_NO_KERNELS])],
     )
 
 

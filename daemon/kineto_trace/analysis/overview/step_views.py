@@ -1,9 +1,12 @@
 """The training steps of a trace."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kineto_trace.analysis.gpu_time.gpu_events import unknown_without_gpu
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
@@ -38,14 +41,24 @@ def incomplete_note(names: Sequence[str], whole: int, longest_us: float) -> str:
     ),
 )
 def profiler_steps(context: Context) -> Answer:
-    """The host annotations "ProfilerStep#N" in the order of their starts."""
+    """The host annotations "ProfilerStep#N" in the order of their starts.
+
+    Without any GPU activity in the trace, the figures of GPUs are missing, not zero.
+    """
+    found = context.get(steps)
+    answer = Answer(step_values(context), _notes(found))
+    return unknown_without_gpu(context, answer, ("gpu_activities", "gpu_us")) if len(found) else answer
+
+
+def step_values(context: Context) -> dict[str, npt.NDArray[Any]]:
+    """The columns of the view profiler_steps; without GPU activity its figures are 0."""
     found, work, called = context.get(steps), context.get(gpu), context.get(calls)
     launched = np.flatnonzero(work.call >= 0)
     launch = called.start[work.call[launched]] if len(launched) else launched
     at = found.at(launch)
     inside = at >= 0
     step = at[inside]
-    values = {
+    return {
         "step": found.number,
         "start_ns": found.start,
         "complete": found.complete,
@@ -53,7 +66,6 @@ def profiler_steps(context: Context) -> Answer:
         "gpu_activities": np.bincount(step, minlength=len(found)),
         "gpu_us": sums(step, (work.end - work.start)[launched[inside]], len(found)) / 1000,
     }
-    return Answer(values, _notes(found))
 
 
 def _notes(found: Steps) -> list[str]:

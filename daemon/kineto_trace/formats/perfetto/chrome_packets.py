@@ -7,7 +7,8 @@ Theory of operation
     A tid is the same as a text and as a number: old files have "7" at operators and 7 at flows.
     Of the rows that are not activities, complete events, pairs of begin and end, instants and counters are shown;
     metadata rows provide the names of tracks, also of those without events. A note states the number of the remaining
-    rows (asynchronous events, objects, …). What is not shown is kept (kept_rows.py).
+    rows (asynchronous events, objects, …). What is not shown is kept (kept_rows.py), and so are the events of a counter
+    that have not exactly one number each: a sample of a track cannot tell which others are of its event.
 """
 
 import json
@@ -305,7 +306,7 @@ class FileParts:
         return rows[first[fits]], rows[second[fits]]
 
     def _counters(self, table: Table) -> list[PacketPart]:
-        """Returns one track for each counter and each member of its arguments."""
+        """Returns one track for each counter and each member of its arguments; those of one member are read back."""
         if not len(table):
             return []
         values: dict[tuple[int, int, str], list[tuple[int, float]]] = {}
@@ -319,16 +320,23 @@ class FileParts:
             table["start"].tolist(),
             strict=True,
         )
+        counters, single = [], {}
         for track, name, args, start in columns:
-            for key, value in members.get(args, {}).items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    values.setdefault((track, name, key), []).append((start, value))
+            found = {key: value for key, value in members.get(args, {}).items() if _is_number(value)}
+            for key, value in found.items():
+                values.setdefault((track, name, key), []).append((start, value))
+            counters.append((track, name))
+            single[track, name] = single.get((track, name), True) and len(found) == len(members.get(args, {})) == 1
+        kept = np.array([not single[counter] for counter in counters], np.bool_)
+        if kept.any():
+            self.kept.append(table.take(np.flatnonzero(kept)))
         parts = []
         for (track, name, key), points in values.items():
             title = self._strings[name] if name >= 0 else "counter"
             shown = title if key in ("value", title) else f"{title} {key}"
             number = self._tracks.counter(track, shown, Counter())
-            self.ids[number] = [*self.ids[track], json.dumps(title), json.dumps(key)]
+            if single[track, name]:
+                self.ids[number] = [*self.ids[track], json.dumps(title), json.dumps(key)]
             start = np.array([point[0] for point in points], np.int64)
             amounts = [point[1] for point in points]
             whole = all(isinstance(value, int) and abs(value) < 2**63 for value in amounts)
@@ -344,6 +352,10 @@ class FileParts:
                 )
             )
         return parts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _column(table: Table, name: str) -> AnyArray:

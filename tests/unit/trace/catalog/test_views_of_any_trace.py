@@ -13,11 +13,12 @@ from support.trace_files.public_traces import trace_paths, unpacked
 ROUNDING = 1e-6
 NOTHING_SAID = "the trace has nothing that this view shows"
 SIGNED = {
+    ("counters", "time_us"),
     ("event_selection", "time_us"),
     ("ranks", "slower_pct"),
     ("rank_what_if", "saving_us"),
     ("rank_what_if", "saving_pct"),
-}  # differences, and times from the start of the window
+}  # differences, and times from the start of the window, which begins with the first activity if the file has none
 
 
 def impossible(result: Result) -> list[str]:

@@ -1,6 +1,7 @@
 """What a reader sees first."""
 
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -54,3 +55,11 @@ def test_facts_that_differ_over_the_ranks_are_listed_and_the_first_ones_of_many(
 def test_the_text_of_a_fact_stays_on_its_line(tmp_path: Path) -> None:
     facts = dict(screen(*job(tmp_path, {"host": "a\n\x1b[2J"})).facts)
     assert facts["host"] == r"a\x0a\x1b[2J"
+
+
+def test_several_captures_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
+    one = sorted((H200 / "ddp4").iterdir())[0]
+    found = screen(*(copy(one, tmp_path / f"{number}.json.gz") for number in range(3)))
+    titles = found.findings.values("title")
+    assert titles and all("in 3 of 3 captures" in title for title in titles)
+    assert found.lead == "A step takes 19.9 ms on average (4 steps in each of 3 captures)."

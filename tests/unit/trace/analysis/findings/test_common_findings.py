@@ -179,3 +179,14 @@ def calls_for(ranks: int) -> int:
 
 def test_the_work_for_twice_as_many_ranks_is_twice_as_much() -> None:
     assert calls_for(200) < 2.5 * calls_for(100)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "where"), [((0, 0, 0), "in 3 of 4 captures"), ((0, 0, 1), "in 3 of 4 captures, on 2 of 2 ranks")]
+)
+def test_captures_of_one_process_are_no_ranks(ranks: tuple[int, ...], where: str) -> None:
+    finding = {"finding": "host_sleep", "title": "publish sleeps", "saving_us": 9.0, "saving_pct": 90.0}
+    losses = result(findings_view, *({**finding, "rank": rank} for rank in ranks))
+    slow = {"rank": 0, "saving_us": 18.0, "saving_pct": 18.0, "more_work_us": 18.0, "change": "", "about": ""}
+    (found,) = common_findings(losses, len(set(ranks)), result(rank_what_if, slow), traces=4).rows()
+    assert (found["title"], found["saving_pct"]) == (f"publish sleeps ({where})", 90.0)

@@ -228,3 +228,22 @@ def test_the_plug_in_hangs_backward_operators_below_modules_or_loses_them() -> N
     with_module = by_name(trace({"cpu_op": ops, "python_function": [module]}), compat=Compat.PLUGIN)
     assert sorted(with_module) == sorted(["aten::mm", evaluate, "MmBackward0", accumulate])
     assert len(by_name(trace({"cpu_op": ops}), compat=Compat.PLUGIN)) == 6  # without modules nothing moves
+
+
+def test_an_operator_inside_one_of_its_name_counts_once_in_the_totals() -> None:
+    rows: Rows = {
+        "cpu_op": [op(0, 10_000, "aten::sum", 1), op(1_000, 8_000, "aten::b", 2), op(2_000, 6_000, "aten::sum", 3)],
+        "cuda_runtime": [call(3_000, 500, 11, 3)],
+        "kernel": [gpu(5_000, 4_000, 11)],
+    }
+    found = by_name(trace(rows))["aten::sum"]
+    assert (found["calls"], found["host_total_us"], found["host_exclusive_us"]) == (2, 10, 8)
+    assert (found["device_total_us"], found["device_self_us"]) == (4, 4)
+    assert by_name(trace(rows))["aten::b"]["device_total_us"] == 4
+
+
+def test_shapes_are_rows_of_their_own_also_inside_one_of_the_same_name() -> None:
+    rows: Rows = {"cpu_op": [op(0, 10_000, "aten::sum", 1), op(2_000, 6_000, "aten::sum", 2)]}
+    shaped = with_inputs(rows, ['"Input Dims": [[2, 3]]', '"Input Dims": [[3]]'])
+    found = operators(Context(shaped), group_by="name+shape").values("host_total_us")
+    assert sorted(found) == [6, 10]

@@ -2,12 +2,16 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.memory.memory_holder_views import memory_holders, memory_peak_blocks
+from kineto_trace.analysis.memory.memory_views import NO_ADDRESSES, memory_peak
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.view_api.view import View
+from support.trace_files.chrome_files import event, load_events
 from support.trace_files.traces import START_NS, trace
 
 Row = dict[str, Any]
 A, B = 0x1000, 0x2000
+OLD = ((10, 512), (30, -512))  # time and size
 
 
 def op(start: int, duration: int, name: str, number: int) -> Row:
@@ -73,3 +77,13 @@ def test_a_trace_without_allocations_says_so() -> None:
 def test_a_curve_needs_two_moments() -> None:
     with pytest.raises(ViewError, match="points=1"):
         memory_holders(context(), points=1)
+
+
+@pytest.mark.parametrize("view", [memory_holders, memory_peak, memory_peak_blocks])
+def test_allocations_without_addresses_are_told(view: View) -> None:
+    old = {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "pid": 1, "tid": 1, "ts": 10, "s": "t"}
+    events = [
+        event("cpu_op", "aten::empty", 5, 20),
+        *({**old, "ts": ts, "args": {"Device Type": 0, "Device Id": -1, "Bytes": size}} for ts, size in OLD),
+    ]
+    assert NO_ADDRESSES in view(Context(load_events(*events))).notes

@@ -199,3 +199,9 @@ def test_a_trace_without_allocations_says_how_to_get_them() -> None:
         assert (len(answer), "profile_memory" in answer.notes[0]) == (0, True)
     for view in (memory_statistics, memory_curve, memory_events):
         assert len(view(Context(trace({})), compat=Compat.PLUGIN)) == 0
+
+
+def test_what_an_operator_inside_one_of_its_name_allocated_counts_once() -> None:
+    nested = [op(0, 100, "aten::sum", 1), op(10, 50, "aten::sum", 2)]
+    (row,) = memory_statistics(Context(made([record(15, 100, A, 160)], nested))).rows()
+    assert (row["size_increase_bytes"], row["allocation_count"], row["self_allocation_bytes"]) == (100, 1, 100)

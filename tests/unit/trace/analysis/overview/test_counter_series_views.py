@@ -82,3 +82,14 @@ def test_long_series_can_be_thinned() -> None:
 
 def test_a_trace_without_counters_says_which_option_records_them() -> None:
     assert counters(Context(trace(NOTHING))).notes == (NO_COUNTERS,)
+
+
+def test_samples_from_before_the_first_activity_have_negative_times(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    samples = [{"ph": "C", "name": "HBM", "pid": 9, "tid": 0, "ts": ts, "args": {"KB": ts}} for ts in (40, 140)]
+    work = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 100, "dur": 20, "args": {}}
+    path.write_text(json.dumps({"traceEvents": [*samples, work]}))
+    assert [(row["time_us"], row["value"]) for row in counters(Context(open_trace(path))).rows()] == [
+        (-60, 40),
+        (40, 140),
+    ]

@@ -43,7 +43,7 @@ def test_operators_that_ended_early_are_shares_of_the_time_that_they_cover() -> 
         "80 % of the steps' time is unrecorded: a source does not cover it (view validate); shares of the mean step "
         "are those of the 4 of 20 measured steps that are recorded wholly"
     )
-    assert overview(context).notes == (note, "the trace has no kernels")
+    assert overview(context).notes == (note, "the trace has no GPU activity")
     rows = step_breakdown(context).rows()
     assert [(row["cpu_exec_pct"], row["other_pct"], row["unrecorded_pct"]) for row in (rows[3], rows[4], rows[-1])] == [
         pytest.approx((69, 31, 0)),

@@ -138,7 +138,7 @@ def test_figures_of_gpus_are_missing_from_an_overview_without_gpu_activity() -> 
     on_host = traces.trace({"cpu_op": [{"start": 10, "duration": 40, "name": "aten::mm", "thread": 1}]})
     (row,) = overview(Context(on_host)).rows()
     assert (row["kernel_pct"], row["memcpy_pct"], row["memset_pct"]) == (None, None, None)
-    assert (row["kernels"], row["kernel_us"], row["gpus"]) == (None, None, 0)
+    assert (row["kernels"], row["kernel_us"], row["gpus"]) == (None, None, None)
 
 
 def test_utilization_and_efficiency_over_time() -> None:

@@ -64,3 +64,16 @@ def test_a_block_that_is_cut_off_gives_what_it_has() -> None:
 def test_a_damaged_block_is_an_error() -> None:
     with pytest.raises(ValueError, match="header"):
         list(unpacked(b"no zlib"))
+
+
+def test_counters_of_several_numbers_come_back_as_the_events_that_they_were(tmp_path: Path) -> None:
+    samples: list[dict[str, Any]] = [
+        {"ph": "C", "name": "read", "pid": 1, "tid": 0, "ts": ts, "args": {"value": ts, "acc_id": number}}
+        for ts in (10, 20)
+        for number in (0, 1)
+    ]
+    samples.append({"ph": "C", "name": "power", "pid": 1, "tid": 0, "ts": 10, "args": {"W": 7}})
+    samples.append({"ph": "C", "name": "state", "pid": 1, "tid": 0, "ts": 10, "args": {"text": "on"}})
+    path = path_of(tmp_path, event("cpu_op", "op", 10, 5), *samples)
+    again = [row for row in json.loads(written(load_perfetto(path)))["traceEvents"] if row["ph"] == "C"]
+    assert sorted(again, key=str) == sorted(samples, key=str)
