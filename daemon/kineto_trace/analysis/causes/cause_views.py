@@ -39,8 +39,9 @@ def time_causes_view(context: Context, *, detail: bool = False, warm_up: bool = 
     it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
     queue. What the trace does not show is called unknown, with the reason. First steps that do not show the pace of the
     program (warm-up, and those in which the host ran ahead of the GPU) are left out.
-    kineto_trace.analysis.idle.idle_pieces describes the rules in full. In a trace without GPU activity each moment of the
-    host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own code.
+    kineto_trace.analysis.idle.idle_pieces describes the rules in full. In a trace without GPU activity each moment of
+    the host's steps is in one part, as in view step_phases: loading, forward, backward, optimizer, or the program's own
+    code.
 
     Options:
     - detail: one row for each operator, function and so on of the GPU's idle time.
