@@ -402,10 +402,10 @@ class Views:
         """The time of a training step in two traces, and which parts of it changed.
 
         The first row is the whole step on the host. Below it are the roles of the view `step_breakdown`, which sum up to
-        it. Every view that compares traces takes whole steps only. The verdict tells a difference from the noise over the
-        steps: at most 5 % of the rows that are called changed are so by chance, and the interval of such a row excludes 0.
-        Two recordings of the same program may still differ, because of clocks, placement or other programs: the noise is
-        that within each recording.
+        it. Every view that compares traces takes the measured steps only (view overview). The verdict tells a difference
+        from the noise over the steps: at most 5 % of the rows that are called changed are so by chance, and the interval of
+        such a row excludes 0. Two recordings of the same program may still differ, because of clocks, placement or other
+        programs: the noise is that within each recording.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -559,9 +559,10 @@ class Views:
         allocations and small kernels would save is found by running the host and the GPU of the steps again without them;
         other savings are no larger than the time that view time_causes gives to their cause. All are shares of the time
         that the steps take without being recorded, if that is known. The advice is what the GPUs of the trace can follow.
-        Steps of the warm-up, and findings that would save less than half a per cent, are left out; time of which it is not
-        known how much can be saved comes last. Without a GPU, the view looks for what the host loses time on: the program's
-        own functions, loading, the optimizer, threads that share the GIL or the processors.
+        First steps that do not show the pace of the program, and findings that would save less than half a per cent, are
+        left out; time of which it is not known how much can be saved comes last. Without a GPU, the view looks for what the
+        host loses time on: the program's own functions, loading, the optimizer, threads that share the GIL or the
+        processors.
 
         Options:
         - top: the maximum number of findings.
@@ -666,7 +667,7 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """How busy each GPU was from the start of the first complete step to the end of the last one.
+        """How busy each GPU was from the start of the first measured step to the end of the last one.
 
         Utilization counts the union of kernels only. SM efficiency is the mean of min(blocks per multiprocessor of all
         running kernels, 1); occupancy is the mean of the kernels' estimates weighted by their time. Both are estimates from
@@ -1218,8 +1219,9 @@ class Views:
         """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
         The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,
-        and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count; if there are no
-        others, the shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
+        and the tensor-core figures those of tensor_core_use. Steps that the recording cut off do not count, nor first steps
+        that do not show the pace: warm-up, and those in which the host ran ahead of the GPU. If no step is complete, the
+        shares are those of the parts that were recorded. Without any GPU activity in the trace, the figures of
         GPUs are missing, not zero.
 
         compat=plugin: the figures are those of these views with compat=plugin.
@@ -1322,11 +1324,12 @@ class Views:
         *,
         executor: Executor | None = None,
     ) -> Result:
-        """Every complete step of every rank: how long it took on the host, and how long the rank waited in it.
+        """Every measured step of every rank: how long it took on the host, and how long the rank waited in it.
 
         Waiting is that of the view ranks, step by step: it is derived from durations alone, so clocks do not matter, and
         collectives count for the step in which they were launched. Ranks that count their steps differently are mapped to
-        the numbers of the first rank by the times at which steps began. Rows are ordered by rank and step.
+        the numbers of the first rank by the times at which steps began. Steps that the recording cut off have no rows, nor
+        have first ones that do not show the pace (view ranks). Rows are ordered by rank and step.
 
         Columns: rank, step, start_ns, step_us, waiting_us.
         """
@@ -1409,7 +1412,8 @@ class Views:
         longer than they do, is late on its host: if the same operators take longer there than on the other ranks, which
         explains a quarter of the waiting, by how much.
 
-        Steps that the recording cut off do not count, nor do the collectives that were launched in them. Waiting is
+        Steps that the recording cut off do not count, nor do first steps that do not show the pace (view overview), nor the
+        collectives that were launched in them. Waiting is
         derived from durations alone (view rank_waits), so clocks do not matter; other kernels may have run meanwhile. A
         rank is called slow or late if the others wait for it for at least 2 % of a step: slow if its computation takes at
         least 3 % longer than the median rank's, otherwise late, unless it waits for more than half as long itself: then
@@ -1506,9 +1510,10 @@ class Views:
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
-        """What each training step spent its time on; the last row is the average of the complete steps.
+        """What each training step spent its time on; the last row is the average of the measured steps.
 
-        A step that had begun before the recording or had not ended in it has a row, but does not count for the average.
+        A step that had begun before the recording or had not ended in it has a row, but does not count for the average. Nor
+        do first steps that do not show the pace of the program: warm-up, and those in which the host ran ahead of the GPU.
 
         Each moment of a step counts for one role: the first of kernel, memcpy, memset, communication, runtime, dataloader,
         cpu_exec that is active then, otherwise other. Where a source did not record (view validate), what it might have
@@ -1704,12 +1709,13 @@ class Views:
         computation hides. While it is idle, also before its first and after its last activity in a step, what the host did
         counts: it waited for data, for the GPU, in a collective or for memory; it was in an operator or a launching call;
         it ran a Python function, slept, logged, or waited for a lock, the GIL or a file; or the launched work waited in its
-        queue. What the trace does not show is called unknown, with the reason. First steps that last much longer than the
-        others are warm-up. kineto_trace.analysis.idle.idle_pieces describes the rules in full.
+        queue. What the trace does not show is called unknown, with the reason. First steps that do not show the pace of the
+        program (warm-up, and those in which the host ran ahead of the GPU) are left out.
+        kineto_trace.analysis.idle.idle_pieces describes the rules in full.
 
         Options:
         - detail: one row for each operator, function and so on of the idle time.
-        - warm_up: count the steps of the warm-up too.
+        - warm_up: count the first steps that are left out too.
         - least: causes with less than this share (in %) are one row together.
 
         Columns: rank, device, share_pct, step_us, meaning, what, part_us, total_us, cause.
