@@ -156,8 +156,8 @@ class NotComparable(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = (
-        "Both traces need at least two whole steps, and more of them the more they vary: `kinetoctl trace "
-        "--iterations 50` records that many. A larger limit can be judged with fewer."
+        "Both traces need two whole steps, or more if they vary: `kinetoctl trace --iterations 50` records that many.\n"
+        "A larger limit can be judged with fewer."
     )
 
 

@@ -24,7 +24,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_STRING, OP_TABLES
 from kineto_trace.structure.captured_graphs import captured_operators
 from kineto_trace.structure.nesting import Nested, nest_tables
-from kineto_trace.structure.step_completeness import began_before, is_marked_incomplete, is_rest
+from kineto_trace.structure.steps.step_completeness import began_before, is_marked_incomplete, is_rest
 
 NOTHING = -1
 KERNEL, MEMCPY, MEMSET = range(3)  # Gpu.kind, numbers into GPU_TABLES
@@ -82,7 +82,7 @@ class Calls:
 class Steps:
     """Training steps ("ProfilerStep#N") in the order of their starts (Unix ns); may be empty.
 
-    complete: recorded from beginning to end (structure/step_completeness.py).
+    complete: recorded from beginning to end (structure/steps/step_completeness.py).
     """
 
     number: Ints

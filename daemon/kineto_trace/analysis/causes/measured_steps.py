@@ -1,7 +1,7 @@
 """The ranges over which figures are averaged: complete steps that show the pace, or the window without warm-up.
 
 Theory of operation
-    structure/step_pace.py has the rules by which first steps are left out.
+    structure/steps/step_pace.py has the rules by which first steps are left out.
 
     A trace without complete steps has one range, the whole window. There, a gap of a GPU (the time before its first
     activity too) of at least 100 ms that takes more than a quarter of the window, in the first half of the GPU's
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kineto_trace.analysis.idle.idle_gaps import IdleGaps, idle_gaps, idle_window
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import gpu, whole_steps
-from kineto_trace.structure.step_pace import StepPace, length_text, step_pace
+from kineto_trace.structure.steps.step_pace import StepPace, length_text, step_pace
 
 ONCE_SHARE = 0.25  # of the window
 ONCE_NS = 100_000_000

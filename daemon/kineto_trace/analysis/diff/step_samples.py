@@ -21,7 +21,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import Steps, calls, gpu, steps
 from kineto_trace.structure.recorded_time import unrecorded
-from kineto_trace.structure.step_pace import step_pace
+from kineto_trace.structure.steps.step_pace import step_pace
 
 HOST, GPU = "host", "gpu"
 NS_PER_US = 1000
@@ -76,8 +76,8 @@ class StepSamples:
 def compared_steps(context: Context) -> Steps:
     """Returns the steps that show the pace of the program. Every diff chooses its steps here.
 
-    These are the measured steps of all views (structure/step_pace.py), without those that a source did not cover. If
-    the host ran ahead in all of them, there are none.
+    These are the measured steps of all views (structure/steps/step_pace.py), without those that a source did not cover.
+    If the host ran ahead in all of them, there are none.
     """
     found = context.get(steps)
     missing = sum(_uncovered(context, found, kinds) for kinds in (GPU_TABLES, HOST_KINDS))

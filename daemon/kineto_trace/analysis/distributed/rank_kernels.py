@@ -17,7 +17,7 @@ import numpy as np
 
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 
 MORE_CALLS = 1.05  # times as many
 MORE_BLOCKS = 1.03  # times as many in one call

@@ -32,7 +32,7 @@ from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import MEMCPY, NOTHING, calls, gpu, ops
 from kineto_trace.structure.fwd_bwd import EVALUATE_FUNCTION
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 Ints = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from kineto_trace.collectives.rank_matching import match, rank_collectives
 from kineto_trace.collectives.rank_waits import missing_waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 

@@ -17,7 +17,7 @@ from kineto_trace.collectives.rank_waits import Waits, missing_waits, waits
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import NOTHING, steps
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 

@@ -22,7 +22,7 @@ from kineto_trace.structure.stacks.call_forests import (
     python_calls,
     sampled_lines,
 )
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 STEPS = STEP_PREFIX.removesuffix("#")

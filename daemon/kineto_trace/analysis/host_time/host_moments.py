@@ -23,7 +23,7 @@ from kineto_trace.structure.activity_links import gpu, steps
 from kineto_trace.structure.nesting import Nested
 from kineto_trace.structure.python.python_frames import python_tree
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, state_counts
-from kineto_trace.structure.step_pace import paced_steps
+from kineto_trace.structure.steps.step_pace import paced_steps
 from kineto_trace.structure.training_thread import training_thread
 
 EXACT_NS = 100_000

@@ -31,7 +31,7 @@ from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES
 from kineto_trace.structure.activity_links import calls, communication_kernels, gpu, step_names, steps
 from kineto_trace.structure.nesting import last_end
 from kineto_trace.structure.recorded_time import unrecorded
-from kineto_trace.structure.step_pace import step_pace
+from kineto_trace.structure.steps.step_pace import step_pace
 
 ROLES = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec")  # by priority
 OTHER = "other"

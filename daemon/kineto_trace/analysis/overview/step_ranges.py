@@ -29,7 +29,7 @@ class StepRanges:
     """Steps in their order. start, end: in any one unit of time. launched: device events of each.
 
     dropped: names of the last ones that are left out. cut: places of those that the recording cut off. aside: places of
-    others that means leave out, since they do not show the pace (structure/step_pace.py).
+    others that means leave out, since they do not show the pace (structure/steps/step_pace.py).
     """
 
     name: tuple[str, ...]

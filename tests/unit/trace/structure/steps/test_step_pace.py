@@ -12,7 +12,7 @@ from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.analysis.host_time.host_moments import host_steps
 from kineto_trace.analysis.overview.overview_views import gpu_summary, overview, step_breakdown
 from kineto_trace.model.context import Context
-from kineto_trace.structure.step_pace import step_pace, warm_up_steps
+from kineto_trace.structure.steps.step_pace import step_pace, warm_up_steps
 from support.trace_files.step_traces import queued
 
 MS = 1_000_000
