@@ -158,7 +158,9 @@ class Views:
     ) -> Result:
         """Every counter of the trace over time: what the kernel counted for the process, the allocator's, and a file's own.
 
-        What the kernel counted is given per second of the interval that begins at the time of the row.
+        What the kernel counted is given per second of the interval that begins at the time of the row. Samples that a file
+        has from before or after the window of its events (hardware counters that run longer) have rows, too: the last one
+        before the window holds at its beginning.
 
         Options:
         - max_points: the maximum number of rows per counter; the rows that show the shape of the curve best are kept
@@ -232,6 +234,8 @@ class Views:
         executor: Executor | None = None,
     ) -> Result:
         """The time of the critical path by what bounds it. Options and rules are those of the view critical_path.
+
+        Without any GPU activity in the trace, what GPUs contributed is missing, not zero.
 
         compat=hta: the figures of CPGraph.summary().
 
@@ -371,7 +375,7 @@ class Views:
         come first, those with the largest difference before others.
 
         Options:
-        - total: count the operators inside as well.
+        - total: count the operators inside as well; inside one of the same name an operator adds nothing.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
@@ -459,7 +463,8 @@ class Views:
         """How much of each step every rank spent on computation, on communication, and on both at the same time.
 
         A step ends with the last GPU activity that it launched. Communication kernels are recognized by their names; a rank
-        without such kernels communicates while operators such as gloo:all_reduce run.
+        without such kernels communicates while operators such as gloo:all_reduce run. Of ranks without any GPU activity in
+        their traces, computation is missing, not zero.
 
         compat=plugin: the figures of the TensorBoard profiler plug-in.
 
@@ -944,7 +949,8 @@ class Views:
     ) -> Result:
         """The number of conspicuous launches: activities shorter than their call, long calls, long delays.
 
-        The options are those of launch_stats. A graph launch counts its call once for each kernel.
+        The options are those of launch_stats. A graph launch counts its call once for each kernel. If no
+        launch has both its call and its activity in the trace, all figures are missing, not zero.
 
         compat=hta: the same launches as in launch_stats. The counts are those of the values in HTA's histograms.
 
@@ -1099,7 +1105,7 @@ class Views:
         """What each operator allocated and released on each device.
 
         An allocation or release counts for the innermost operator that runs on its thread at that time, and for all
-        operators around it. Rows with the largest self_size_increase_bytes come first.
+        operators around it, once for each name. Rows with the largest self_size_increase_bytes come first.
 
         Options:
         - start_ns, end_ns: only records between these times (Unix ns, both included).
@@ -1187,8 +1193,9 @@ class Views:
 
         A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
         identifies. Times are sums over all calls; overlapping work counts each time. The total of an operator includes all
-        operators inside it, so totals of different rows must not be added. The rows with the most device_self_us come
-        first; without GPU work, those with the most host_self_us, and the figures of the GPU are missing.
+        operators inside it, so totals of different rows must not be added; where one runs inside another one of its row,
+        the outer one's total has its time, which counts once. The rows with the most device_self_us come first; without GPU
+        work, those with the most host_self_us, and the figures of the GPU are missing.
 
         Options:
         - group_by: "name", or "name+shape" for one row per distinct input shapes.
@@ -1251,6 +1258,8 @@ class Views:
         executor: Executor | None = None,
     ) -> Result:
         """The host annotations "ProfilerStep#N" in the order of their starts.
+
+        Without any GPU activity in the trace, the figures of GPUs are missing, not zero.
 
         compat=hta: the steps of get_profiler_steps.
 
@@ -1515,7 +1524,7 @@ class Views:
         recorded is unknown: such time is unrecorded. A row therefore sums to the length of the step, and the average is
         that of the steps without unrecorded time, if there are any. Kernels are those that do not communicate;
         communication is NCCL's kernels, recognized by names or arguments, and host ranges such as "nccl:all_reduce" and
-        "gloo:broadcast".
+        "gloo:broadcast". Without any GPU activity in the trace, times of kernels, copies and fills are missing, not zero.
 
         Options:
         - step_ends: "host" takes the steps as the host saw them ("ProfilerStep#N"). "device" applies the plug-in's rule:

@@ -320,7 +320,8 @@ class FileParts:
             table["start"].tolist(),
             strict=True,
         )
-        counters, single = [], {}
+        counters: list[tuple[int, int]] = []
+        single: dict[tuple[int, int], bool] = {}
         for track, name, args, start in columns:
             found = {key: value for key, value in members.get(args, {}).items() if _is_number(value)}
             for key, value in found.items():

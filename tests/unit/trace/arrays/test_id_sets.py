@@ -1,8 +1,10 @@
 import ast
 from pathlib import Path
+from typing import Any
 
 import kineto_trace
 import numpy as np
+import numpy.typing as npt
 import pytest
 from kineto_trace.arrays.id_sets import distinct, is_in, lookup, unique_values
 
@@ -15,7 +17,7 @@ def test_distinct_values_in_order_of_appearance() -> None:
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint8, np.bool_, np.float64])
 @pytest.mark.parametrize("shape", [(0,), (1,), (500,), (20, 30)])
 def test_unique_values_agree_with_numpys(kind: type, shape: tuple[int, ...]) -> None:
-    values = np.random.default_rng(1).integers(0, 200, shape).astype(kind)
+    values: npt.NDArray[Any] = np.random.default_rng(1).integers(0, 200, shape).astype(kind)
     found = unique_values(values)
     assert found.dtype == kind
     assert (found == np.unique(values)).all()
