@@ -59,7 +59,7 @@ def test_the_text_of_a_fact_stays_on_its_line(tmp_path: Path) -> None:
 
 def test_several_captures_of_a_rank_are_no_ranks(tmp_path: Path) -> None:
     one = sorted((H200 / "ddp4").iterdir())[0]
-    found = screen(*(copy(one, tmp_path / f"{number}.json.gz") for number in range(3)))
+    found = screen(*(Path(copy(one, tmp_path / f"{number}.json.gz")) for number in range(3)))
     titles = found.findings.values("title")
     assert titles and all("in 3 of 3 captures" in title for title in titles)
     assert found.lead == "A step takes 19.9 ms on average (4 steps in each of 3 captures)."
