@@ -30,7 +30,8 @@ _MAX_REASONS = 4  # in the notes
 class CollectiveRows:
     """The collectives of all ranks under each other. rank: place in `ranks`. start, end: with the known offsets (ns).
 
-    apart: for each two ranks by how much their clocks may differ at most (ns; inf: unknown).
+    on_host: whether it ran on the host. apart: for each two ranks by how much their clocks may differ at most (ns; inf:
+    unknown).
     """
 
     ranks: Sequence[int]
@@ -40,6 +41,7 @@ class CollectiveRows:
     step: Ints
     start: Ints
     end: Ints
+    on_host: npt.NDArray[np.bool_]
     descriptions: Sequence[CollectiveDescription]
     apart: Floats
 
@@ -154,7 +156,14 @@ class _Lanes:
     def _lane(self, own: Ints) -> Lane:
         of = self._rows.description[own]
         rows = self._rows
-        return Lane(rows.start[own], rows.end[own], self._name[of], rows.step[own], self._meets[of])
+        return Lane(
+            rows.start[own],
+            rows.end[own],
+            self._name[of],
+            rows.step[own],
+            self._meets[of],
+            bool(rows.on_host[own].any()),
+        )
 
     def _number(self, own: Ints, lane: tuple[int, int], place: Ints) -> None:
         keys = self._keys
@@ -168,7 +177,8 @@ def _proof_note(count: int, unnumbered: int, proved: list[tuple[int, LaneMatch]]
     residual = float(np.average([match.residual_ns for _, match in proved], weights=weights)) / 1e3
     moved = sum(match.place[match.fits][0] != np.flatnonzero(match.fits)[0] for _, match in proved if match.fits.any())
     following = min(match.next_ns for _, match in proved) / 1e3
-    odd = sum(len(match.fits) - number for number, match in proved)
+    refused = sum(match.refused for _, match in proved)
+    odd = sum(len(match.fits) - number for number, match in proved) - refused
     return [
         f"{unnumbered} of {count} collectives have no sequence number in the traces: they are matched over ranks by "
         f"order and time. Their ends differ by {residual:.1f} us on average"
@@ -176,6 +186,8 @@ def _proof_note(count: int, unnumbered: int, proved: list[tuple[int, LaneMatch]]
            "; no other way to match them is possible")
         + (f"; {moved} windows begin at another collective than the first rank's" if moved else "")
         + (f"; {odd} collectives fit none of the other rank and are left alone" if odd else "")
+        + (f"; {refused} are left alone since their ends differ far more than those of the others, or do not tell two "
+           "collectives apart where records were lost" if refused else "")
     ]  # fmt: skip
 
 

@@ -16,7 +16,11 @@ Theory of operation
     the match is not proved, and there is none. Single collectives that do not fit the proved shift stay alone.
 
     Where records were lost, one shift does not fit all. If the clocks are known, the halves are then matched apart, and
-    their halves, as long as they have LEAST_PIECE collectives. What lies around the loss stays alone.
+    their halves, as long as they have LEAST_PIECE collectives. What lies around the loss stays alone: a piece may reach
+    past it by a few collectives, which its shift puts wrongly. On GPUs the ends tell. A pair whose ends differ far more
+    than those of the others is refused. So are those from a gap or a change of the shift on, up to the first one of
+    which no neighbour in the reference ends about as near. Collectives on the host end when their threads get a
+    processor: their ends refuse nothing.
 
     The cost is linear. If the clocks are known, only shifts count at which one of PROBES collectives meets another one
     in time. Every shift that counts is judged by SAMPLES collectives, and the best few by all of them.
@@ -24,11 +28,13 @@ Theory of operation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.collectives.rank_clocks import ODD_NS, ODD_SPREADS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -43,6 +49,7 @@ NOISE_NS = 2_000  # residuals below this are equal: times of GPU activities are 
 SLACK_SPREADS = 3.0  # intervals may miss each other by so many residuals
 LEAST_PIECE = 8  # collectives that are matched apart from the others
 MIN_UNKNOWN = 8  # collectives that two ranks must share if nothing is known of their clocks
+_NEIGHBOURS = (-2, -1, 1, 2)  # places that a pair may be off by next to a loss
 _CHUNK = 1 << 16  # shifts that are judged at once
 
 
@@ -51,7 +58,7 @@ class Lane:
     """Collectives of one rank that all ranks of a group run in the same order. Times in ns, by its own clock's offset.
 
     name: equal numbers for equal names. step: number of the step that launched it, below 0: none. meets: whether no
-    rank leaves it before all others have entered.
+    rank leaves it before all others have entered. on_host: whether they run on the host.
     """
 
     start: Ints
@@ -59,13 +66,15 @@ class Lane:
     name: Ints
     step: Ints
     meets: Flags
+    on_host: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
 
     def part(self, piece: slice) -> "Lane":
         """Returns some of the collectives in a row."""
-        return Lane(self.start[piece], self.end[piece], self.name[piece], self.step[piece], self.meets[piece])
+        name, step, meets = self.name[piece], self.step[piece], self.meets[piece]
+        return Lane(self.start[piece], self.end[piece], name, step, meets, self.on_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +83,14 @@ class LaneMatch:
 
     place: of each collective in the reference, which may not reach there; fits: whether it is that one. residual_ns:
     the mean distance of the ends; next_ns: that of the second best match, infinity if no other one is possible.
+    refused: number of collectives that do not fit because their ends alone refute it, or leave it open.
     """
 
     place: Ints
     fits: Flags
     residual_ns: float
     next_ns: float
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +103,20 @@ class _Judged:
 
 def match_lanes(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMatch | str:
     """Returns the proved match, or why there is none. uncertainty_ns: by how much the clocks may differ; may be inf."""
+    found = _match_pieces(reference, other, uncertainty_ns)
+    if isinstance(found, str) or reference.on_host or other.on_host:
+        return found
+    return _without_refuted(reference, other, found)
+
+
+def _match_pieces(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMatch | str:
+    """Matches with one shift for all collectives, or else with one for each half, and so on."""
     found = _match_whole(reference, other, uncertainty_ns)
     if isinstance(found, LaneMatch) or not np.isfinite(uncertainty_ns) or len(other) < 2 * LEAST_PIECE:
         return found
     middle = len(other) // 2
     parts = [
-        match_lanes(reference, other.part(piece), uncertainty_ns) for piece in (slice(middle), slice(middle, None))
+        _match_pieces(reference, other.part(piece), uncertainty_ns) for piece in (slice(middle), slice(middle, None))
     ]
     if not any(isinstance(part, LaneMatch) for part in parts):
         return found
@@ -120,6 +139,63 @@ def _joined(parts: Sequence[LaneMatch | str], lengths: Sequence[int]) -> LaneMat
     weights = [max(int(part.fits.sum()), 1) for part in known]
     residual = float(np.average([part.residual_ns for part in known], weights=weights))
     return LaneMatch(np.concatenate(place), np.concatenate(fits), residual, min(part.next_ns for part in known))
+
+
+def _without_refuted(reference: Lane, other: Lane, found: LaneMatch) -> LaneMatch | str:
+    """Returns the match without the pairs that their ends refute, or leave open."""
+    ends = _Ends(reference, other, found)
+    fits = found.fits.copy()
+    fits[ends.far()] = False
+    fits[ends.open(np.flatnonzero(fits & ends.inside))] = False
+    refused = int(found.fits.sum() - fits.sum())
+    if not refused:
+        return found
+    left = ends.distance[fits & ends.judged]
+    if not len(left):
+        return "their ends differ too much"
+    return LaneMatch(found.place, fits, float(left.mean()), found.next_ns, refused)
+
+
+class _Ends:
+    """How far the ends of pairs are from the distance that they have in the middle, which is the clocks' error.
+
+    inside: whether the reference reaches to the pair. judged: whether both ranks end it together, of those that fit.
+    distance: in ns, of all pairs inside.
+    """
+
+    def __init__(self, reference: Lane, other: Lane, found: LaneMatch) -> None:
+        self._reference, self._other = reference, other
+        self._place = found.place
+        self.inside = (found.place >= 0) & (found.place < len(reference))
+        mine = np.clip(found.place, 0, len(reference) - 1)
+        self.judged = found.fits & self.inside & other.meets & reference.meets[mine]
+        apart = reference.end[mine] - other.end
+        self._middle = float(np.median(apart[self.judged])) if self.judged.any() else 0.0
+        self.distance = np.abs(apart - self._middle)
+        self._spread = float(np.median(self.distance[self.judged])) if self.judged.any() else 0.0
+
+    def far(self) -> Flags:
+        """Tells for each pair whether its ends differ far more than those of the others."""
+        found: Flags = self.judged & (self.distance > max(ODD_SPREADS * self._spread, ODD_NS))
+        return found
+
+    def open(self, rows: Ints) -> list[int]:
+        """Returns those of the rows that may as well be another collective, from each gap or change of the shift on."""
+        shift = self._place[rows] - rows
+        found: list[int] = []
+        for at in np.flatnonzero((np.diff(rows) > 1) | (np.diff(shift) != 0)).tolist():
+            for side in (rows[: at + 1][::-1], rows[at + 1 :]):
+                found += takewhile(self._is_open, side.tolist())
+        return found
+
+    def _is_open(self, row: int) -> bool:
+        """Whether another collective of the reference ends about as near as the one that was found."""
+        mine = int(self._place[row]) + np.array(_NEIGHBOURS)
+        mine = mine[(mine >= 0) & (mine < len(self._reference))]
+        mine = mine[self._reference.name[mine] == self._other.name[row]]
+        distance = np.abs(self._reference.end[mine] - self._other.end[row] - self._middle)
+        near = CLEARER * max(float(self.distance[row]), self._spread, NOISE_NS)
+        return bool((distance <= near).any())
 
 
 def _match_whole(reference: Lane, other: Lane, uncertainty_ns: float) -> LaneMatch | str:

@@ -150,7 +150,9 @@ def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> 
     offset, apart = _known_clocks(ranks, [part for _, part in partials])
     moved = offset[rank] if len(rank) else rank
     step = _joined([part.step for _, part in partials])
-    rows = CollectiveRows(ranks, rank, description, sequence, step, start + moved, end + moved, descriptions, apart)
+    on_host = _joined([part.kernels for _, part in partials]) == 0
+    times = (start + moved, end + moved)
+    rows = CollectiveRows(ranks, rank, description, sequence, step, *times, on_host, descriptions, apart)
     instance, notes = instance_numbers(rows)
     matched = Matched(
         ranks,

@@ -12,12 +12,14 @@ Theory of operation
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup, unique_values
 from kineto_trace.arrays.intervals import containing
+from kineto_trace.arrays.row_groups import below_equals
 from kineto_trace.kernel_traits.kernel_types import communication_names, matches
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -119,6 +121,12 @@ def ops(context: Context) -> Ops:
     place = np.empty(len(row), np.int64)
     place[row] = np.arange(len(row))
     return Ops(nested, place, row)
+
+
+def inside_equals(context: Context, key: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Tells for each row of cpu_op whether it runs inside one of the same key, whose totals have its time already."""
+    tree = context.get(ops)
+    return below_equals(key[tree.row], tree.nested.tree.stop)[tree.place]
 
 
 def calls(context: Context) -> Calls:

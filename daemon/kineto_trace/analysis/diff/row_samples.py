@@ -17,13 +17,13 @@ from kineto_trace.analysis.diff.step_samples import (
     gpu_moments,
     samples,
 )
-from kineto_trace.analysis.host_time.op_times import inside_equals, op_times
+from kineto_trace.analysis.host_time.op_times import op_times
 from kineto_trace.analysis.overview.step_breakdown import OTHER, ROLES, partition, roles
 from kineto_trace.arrays.row_groups import sums
 from kineto_trace.kernel_traits.kernel_types import short_name
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import NOTHING, calls, gpu, ops, owners, step_names
+from kineto_trace.structure.activity_links import NOTHING, calls, gpu, inside_equals, ops, owners, step_names
 from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.module_calls import LIGHTNING_MODULE, TORCH_PREFIX, backward_roots, module_calls, paths
 

@@ -85,6 +85,12 @@ def _rows(partials: Sequence[tuple[int, JobRank]]) -> Answer:
         f"of {ms(simulation.measured_ns)} from the first collective to the last one, the model of the job reproduces "
         f"{ms(simulation.model_ns)}; savings overlap and must not be added up"
     )
+    alone = int(np.count_nonzero(simulation.found.seen[matched.instance[simulation.rows]] == 1))
+    if alone:
+        notes.append(
+            f"{alone} collectives are matched with none of another rank: they take as long as they did whatever is "
+            "changed, so savings may be too low"
+        )
     return _answer(changes, simulation.model_ns, _steps(matched, simulation.rows), notes)
 
 

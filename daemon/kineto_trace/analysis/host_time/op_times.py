@@ -11,13 +11,12 @@ Theory of operation
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.codec import Events
-from kineto_trace.arrays.row_groups import below_equals, subtree_sums, sums
+from kineto_trace.arrays.row_groups import subtree_sums, sums
 from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, NOTHING, calls, gpu, ops
@@ -57,12 +56,6 @@ def op_times(context: Context) -> OpTimes:
         device_self=device,
         device_total=subtree_sums(device[tree.row], nest.stop)[tree.place],
     )
-
-
-def inside_equals(context: Context, key: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tells for each row of cpu_op whether it runs inside one of the same key, whose totals have its time already."""
-    tree = context.get(ops)
-    return below_equals(key[tree.row], tree.nested.tree.stop)[tree.place]
 
 
 def _own_calls(context: Context, count: int) -> Ints:

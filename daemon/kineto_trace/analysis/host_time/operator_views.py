@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.op_times import inside_equals, op_times, tensor_times
+from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import captured_ops, gpu
+from kineto_trace.structure.activity_links import captured_ops, gpu, inside_equals
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.host_time.op_times import inside_equals
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import ops
+from kineto_trace.structure.activity_links import inside_equals, ops
 from kineto_trace.structure.allocations import NOTHING, Records, largest_triangles, levels, memory_records
 from kineto_trace.structure.module_calls import shown_names
 from kineto_trace.view_api.result import columns

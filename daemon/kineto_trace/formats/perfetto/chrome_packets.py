@@ -321,7 +321,7 @@ class FileParts:
             strict=True,
         )
         counters: list[tuple[int, int]] = []
-        single: dict[tuple[int, int], bool] = {}  # whether each of its events has one number and nothing else
+        single: dict[tuple[int, int], bool] = {}
         for track, name, args, start in columns:
             found = {key: value for key, value in members.get(args, {}).items() if _is_number(value)}
             for key, value in found.items():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from kineto_trace.collectives.order_matching import LEAST_PIECE, Lane, LaneMatch, match_lanes
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
@@ -110,3 +111,51 @@ def test_many_collectives_are_matched_in_time_that_grows_with_their_number() -> 
     found = match_lanes(lane, other, float("inf"))
     assert isinstance(found, LaneMatch)
     assert (found.place.tolist(), found.residual_ns) == (list(range(700, 100_000)), 0.0)
+
+
+US = 1_000
+
+
+def lossy(seed: int, *, on_host: bool = False) -> tuple[Lane, Lane, npt.NDArray[np.int64]]:
+    """Lanes of two ranks of which the first one waits in every collective, and the second one lost twelve records.
+
+    Returns them, and of each collective of the second one its place in the first one.
+    """
+    random = np.random.default_rng(seed)
+    end = np.cumsum(random.integers(1_900, 2_400, 364)) * US
+    start = np.concatenate([[end[0] - 2_000 * US], end[:-1] + 2 * US])  # one after the other
+    name, flags = np.zeros(len(end), np.int64), np.ones(len(end), np.bool_)
+    left = np.setdiff1d(np.arange(len(end)), random.choice(len(end), 12, replace=False))
+    ends = (end + (random.normal(0, 8, len(end)) * US).astype(np.int64))[left]
+    other = Lane(ends - 160 * US, ends, name[left], name[left], flags[left], on_host)
+    return Lane(start, end, name, name, flags, on_host), other, left
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pairs_whose_ends_are_far_apart_are_refused_one_by_one(seed: int) -> None:
+    reference, other, truth = lossy(seed)
+    found = match_lanes(reference, other, 2_000)
+    assert isinstance(found, LaneMatch)
+    assert (found.place[found.fits] == truth[found.fits]).all()
+    assert found.fits.sum() > 200
+    assert found.residual_ns < 20 * US
+
+
+def test_refused_pairs_are_counted() -> None:
+    every = [match_lanes(*lossy(seed)[:2], 2_000) for seed in range(6)]
+    assert sum(found.refused for found in every if isinstance(found, LaneMatch)) > 0
+
+
+def test_collectives_of_the_host_are_not_refused_by_their_ends() -> None:
+    reference, other, _ = lossy(0, on_host=True)
+    found = match_lanes(reference, other, 2_000)
+    assert isinstance(found, LaneMatch)
+    assert found.refused == 0
+
+
+def test_ends_that_differ_by_the_clocks_alone_refuse_nothing() -> None:
+    reference, _, _ = lossy(0)
+    start, end = reference.end + 8_840 * US, reference.end + 9_000 * US
+    found = match_lanes(reference, replace(reference, start=start, end=end), float("inf"))
+    assert isinstance(found, LaneMatch)
+    assert (found.refused, int(found.fits.sum())) == (0, len(reference))

@@ -230,3 +230,20 @@ def test_four_real_ranks_are_reproduced_and_hide_their_transfers() -> None:
         in (found.notes[-1])
     )
     assert all(abs(row["saving_pct"]) < 0.5 for row in found.rows())
+
+
+def test_collectives_that_one_rank_alone_has_are_told() -> None:
+    partials = []
+    for rank, missing in ((0, 0), (1, 6)):
+        events: list[Event] = []
+        for number in range(1, 12):
+            arguments = nccl("allreduce", 1000, [0, 1], number)
+            if number != missing:
+                events += launched(
+                    "ncclDevKernel_AllReduce", 1000 * number, 1000 * number + 20, 80, number, **arguments
+                )
+        partials.append((rank, rank_what_if.partial(context(events, rank=rank))))
+    assert (
+        "1 collectives are matched with none of another rank: they take as long as they did whatever is changed, so "
+        "savings may be too low"
+    ) in rank_what_if.combine(partials).notes
