@@ -80,6 +80,7 @@ from kineto_trace.structure.python.python_frames import python_frames
 HOST_BOUND, GRAPH_BREAKS, GIL = "host_bound", "graph_breaks", "gil"
 PARTS_OF_LAUNCHES = (SMALL_COLLECTIVES, GRAPH_BREAKS, GIL, "host_without_cores")
 COMPILING = ("recompilation", "compiled_in_the_loop")
+BY_SAMPLES = 1.5  # times what few samples say of compiling may be what it takes
 LEAST = 0.005  # of the time of the measured steps
 SPEED_UP = 4.0  # of matrix products by tensor cores: half of what the peaks of their GPUs differ by
 MIN_STEPS = 3  # for an uncertainty
@@ -145,14 +146,26 @@ def _without_parts(findings: Iterable[Finding]) -> list[Finding]:
     return found
 
 
-def _without_compiling(context: Context, every: Sequence[Finding]) -> Iterator[Finding]:
-    """Yields the findings but those of idle time in functions that another one says to compile meanwhile."""
+def _without_compiling(context: Context, every: Sequence[Finding]) -> list[Finding]:
+    """Returns the findings but those of idle time in functions that another one says to compile meanwhile.
+
+    Samples tell the time of compiling, so it is as long as the GPU is idle in that function, if that is about as much.
+    """
     names, strings = context.trace.table("python_function")["name"], context.trace.strings
     compiling = {finding.where: finding.saving_ns for finding in every if finding.name in COMPILING and finding.where}
+    kept, idle = [], dict[str, int]()
     for finding in every:
         where = str(code_place(strings[int(names[finding.frame])])) if finding.frame >= 0 and compiling else ""
-        if finding.saving_ns > 1.05 * compiling.get(where, 0):
-            yield finding
+        if finding.saving_ns > BY_SAMPLES * compiling.get(where, 0):
+            kept.append(finding)
+        else:
+            idle[where] = max(idle.get(where, 0), finding.saving_ns)
+    return [
+        replace(finding, saving_ns=max(finding.saving_ns, idle.get(finding.where, 0)))
+        if finding.name in COMPILING
+        else finding
+        for finding in kept
+    ]
 
 
 def _capped(context: Context, finding: Finding) -> Finding:

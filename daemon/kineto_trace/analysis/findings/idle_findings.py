@@ -91,7 +91,7 @@ _IN_FUNCTION = {
     ),
     "python": (
         "it runs Python",
-        "Make this function faster, do its work ahead on another thread or process, or move it to the GPU.",
+        "Make this function faster, do its work ahead on another thread or process, or do it on the GPU.",
     ),
 }
 _NAMED = (*_IN_FUNCTION, "annotation")
