@@ -152,7 +152,7 @@ def _waiting_names(context: Context) -> Flags:
     """Tells for each string whether something of that name waits, by its name or since it did in this trace."""
     called, names = context.get(calls), context.trace.table("cpu_op")["name"]
     found = matches(context.trace.strings, _WAITS)
-    waited = np.union1d(np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for))
+    waited = np.concatenate([np.flatnonzero(context.get(blocking_calls)), context.get(copies_waited_for)])
     inside = called.op[waited]
     found[called.name[waited]] = True
     found[names[inside[inside >= 0]]] = True
