@@ -51,8 +51,10 @@ class HostCauses(NamedTuple):
 
 def host_causes(context: Context) -> HostCauses:
     """Returns the causes of a trace without GPU activity."""
+    if len(context.get(gpu)):
+        return HostCauses((), 0)
     window, found = context.get(host_steps), context.get(moments)
-    if len(context.get(gpu)) or not window.total_ns or not (len(context.trace.table("cpu_op")) or len(found)):
+    if not window.total_ns or not (len(context.trace.table("cpu_op")) or len(found)):
         return HostCauses((), 0)
     kind = context.get(moment_classes).kind
     causes = []
