@@ -32,15 +32,16 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
 from kineto_trace.analysis.kernels import (  # noqa: F401
     counter_views,
-    flop_views,
     graph_views,
     kernel_sequence_views,
     kernel_views,
+    precision_views,
 )
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import memory_holder_views, memory_views, tensor_views  # noqa: F401
 from kineto_trace.analysis.overview import (  # noqa: F401
     counter_series_views,
+    flop_views,
     not_recorded_views,
     overview_views,
     recording_views,

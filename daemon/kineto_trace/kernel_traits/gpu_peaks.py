@@ -17,9 +17,9 @@ class GpuPeaks:
 
 
 def _peaks(
-    memory: float, fp64: float, fp32: float, tf32: float, half: float, *, bf16: bool = True, fp8: float = 0, int8: float
+    memory: float, *, fp64: float, fp32: float, tf32: float, half: float, bf16: float = 1, fp8: float = 0, int8: float
 ) -> GpuPeaks:
-    """half: fp16, and bf16 where the GPU has it. tf32, fp8: 0 if the GPU has none."""
+    """half: fp16, and bf16 unless that is 0. What is 0, the GPU does not have."""
     tflops = {"fp64": fp64, "fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half * bf16, "fp8": fp8, "int8": int8}
     return GpuPeaks(tflops={name: value for name, value in tflops.items() if value}, memory=memory)
 
@@ -41,9 +41,9 @@ _BY_NAME: tuple[tuple[tuple[str, ...], GpuPeaks], ...] = (
     (("A10",), _peaks(600, fp64=0.49, fp32=31.2, tf32=62.5, half=125, int8=250)),
     (("L40S",), _peaks(864, fp64=1.4, fp32=91.6, tf32=183, half=362, fp8=733, int8=733)),
     (("L4",), _peaks(300, fp64=0.47, fp32=30.3, tf32=60, half=121, fp8=242.5, int8=242.5)),
-    (("V100", "SXM"), _peaks(900, fp64=7.8, fp32=15.7, tf32=0, half=125, bf16=False, int8=62.8)),
-    (("V100", "PCI"), _peaks(900, fp64=7, fp32=14, tf32=0, half=112, bf16=False, int8=56)),
-    (("T4",), _peaks(320, fp64=0.25, fp32=8.1, tf32=0, half=65, bf16=False, int8=130)),
+    (("V100", "SXM"), _peaks(900, fp64=7.8, fp32=15.7, tf32=0, half=125, bf16=0, int8=62.8)),
+    (("V100", "PCI"), _peaks(900, fp64=7, fp32=14, tf32=0, half=112, bf16=0, int8=56)),
+    (("T4",), _peaks(320, fp64=0.25, fp32=8.1, tf32=0, half=65, bf16=0, int8=130)),
     (("MI325X",), _peaks(6000, fp64=163.4, fp32=163.4, tf32=653.7, half=1307.4, fp8=2614.9, int8=2614.9)),
     (("MI300X",), _peaks(5300, fp64=163.4, fp32=163.4, tf32=653.7, half=1307.4, fp8=2614.9, int8=2614.9)),
     (("MI210",), _peaks(1638, fp64=45.3, fp32=45.3, tf32=0, half=181, int8=181)),

@@ -15,7 +15,7 @@ _BY_NAME: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for precision, pattern in (  # the narrowest first
         ("fp4", r"e2m1|nvf4|mxf4|fp4"),
         ("fp8", r"e4m3|e5m2|fp8|[Ff]loat8|nvjet_\w*q"),
-        ("int8", r"int8|i8i8|s8s8|imma(?![a-z])|\bi\d+gemm"),
+        ("int8", r"int8|i8i8|s8s8|imma(?![a-z])|(?<![a-z\d])i\d+gemm"),
         ("bf16", r"bf16|[Bb][Ff]loat16|nvjet_\w*?t[a-z]{2}_"),
         ("fp16", r"fp16|(?<![a-z\d])f16|[Hh]alf(?![a-z])|(?<![a-z\d])h\d{3,5}(?!\d)|hgemm|nvjet_\w*?h[a-z]{2}_"),
         ("tf32", r"tf32|s1688(?!\d)|nvjet_\w*?s[a-z]{2}_"),

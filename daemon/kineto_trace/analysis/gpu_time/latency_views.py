@@ -81,7 +81,7 @@ def _gpu_work(context: Context, nested: Nested) -> tuple[Ints, Ints]:
     rows = np.flatnonzero(activity.call >= 0)
     if not len(rows):
         return last, took
-    place = nested.innermost(called.thread, called.start)[activity.call[rows]]
+    place = nested.innermost(called.thread, called.start)[activity.call[rows]].astype(np.int64)
     rows, place = rows[place >= 0], place[place >= 0]
     np.maximum.at(last, place, activity.end[rows])
     took = subtree_sums(sums(place, activity.end[rows] - activity.start[rows], len(last)), tree.stop)

@@ -43,8 +43,8 @@ class _Call:
     """What was recorded of a call's inputs: sizes of tensors, and texts of other values."""
 
     def __init__(self, recorded: Mapping[str, Any]) -> None:
-        self._sizes = recorded.get("Input Dims", recorded.get("Input dims"))
-        self._texts = recorded.get("Concrete Inputs")
+        self._sizes: Any = recorded.get("Input Dims", recorded.get("Input dims"))
+        self._texts: Any = recorded.get("Concrete Inputs")
 
     def sizes(self, at: int) -> Sizes:
         """Raises ValueError if the input is no tensor."""
@@ -211,6 +211,7 @@ def operator_work(context: Context) -> OperatorWork:
         if work is not None and work.flop < MAX_FLOP:
             size = work.elements * BITS[precision] // 8 if precision else 0
             found[at] = work.flop, size, precisions.index(precision) if precision else UNKNOWN
-    flop, size, number = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64), np.full(len(table), UNKNOWN)
-    flop[rows], size[rows], number[rows] = found[groups.number].T
-    return OperatorWork(flop, size, number, precisions, products)
+    work_of_row = np.tile(np.array([0, 0, UNKNOWN]), (len(table), 1))
+    work_of_row[rows] = found[groups.number]
+    flop, size, precision_of_row = work_of_row.T
+    return OperatorWork(flop, size, precision_of_row, precisions, products)

@@ -1,11 +1,11 @@
-"""Speed of products beside what the GPU can do, and the precision of kernels."""
+"""Speed of products beside what the GPU can do."""
 
 import json
 from typing import Any
 
 import pytest
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.analysis.kernels.flop_views import flops_utilization, kernel_precision, operator_flops
+from kineto_trace.analysis.overview.flop_views import flops_utilization, operator_flops
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from support.trace_files import traces
@@ -128,24 +128,3 @@ def test_utilization_is_what_the_operations_would_take_at_their_peak() -> None:
     assert row["work_tflop"] == pytest.approx(flop / 1e12)
     assert row["utilization_pct"] == pytest.approx(100 * flop / 989.4e12 / 600e-6)
     assert row["known_pct"] == pytest.approx(75)  # 300 of 400 us
-
-
-def test_kernels_are_told_apart_by_precision_and_unknown_ones_by_their_operators_inputs() -> None:
-    rows = kernel_precision(Context(trained())).rows()
-    assert [(row["precision"], row["bits"], row["calls"], row["total_us"]) for row in rows] == [
-        ("bf16", 16, 2, 300),
-        (None, None, 1, 100),
-    ]
-    assert [row["share_pct"] for row in rows] == [75, 25]
-    assert rows[0]["tensor_core_us"] == 200
-
-
-def test_a_kernel_whose_name_does_not_tell_has_the_precision_of_its_inputs() -> None:
-    ops = [{"name": "aten::relu", "start": 0, "duration": 1_000, "finished": 1, "inputs": inputs([[4]], "c10::Half")}]
-    calls = [{"name": "cudaLaunchKernel", "start": 100, "duration": 100, "correlation": 1}]
-    kernels = [
-        {"name": "relu_kernel", "start": 5_000, "duration": 1_000, "correlation": 1},
-        {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "start": 7_000, "duration": 1_000, "correlation": 2},
-    ]
-    context = Context(traces.trace({"cpu_op": ops, "cuda_runtime": calls, "kernel": kernels}))
-    assert [(row["precision"], row["share_pct"]) for row in kernel_precision(context).rows()] == [("fp16", 100)]
