@@ -32,14 +32,14 @@ MAX_FLOP = 1 << 50  # of one call: ten minutes of the fastest GPU
 UNKNOWN = -1
 
 
-class Work(NamedTuple):
+class CallWork(NamedTuple):
     """Of one call. elements: of the operands and the result."""
 
     flop: int
     elements: int
 
 
-class _Call:
+class _CallInputs:
     """What was recorded of a call's inputs: sizes of tensors, and texts of other values."""
 
     def __init__(self, recorded: Mapping[str, Any]) -> None:
@@ -75,23 +75,25 @@ class _Call:
         return list(found) * (count if len(found) == 1 else 1)
 
 
-def _product(first: int, second: int) -> Callable[[_Call], Work]:
+def _product(first: int, second: int) -> Callable[[_CallInputs], CallWork]:
     """A product of the matrices, or of stacks of them, at these places."""
 
-    def work(call: _Call) -> Work:
+    def work(call: _CallInputs) -> CallWork:
         left, right = call.sizes(first), call.sizes(second)
         if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
             raise ValueError
         result = math.prod(left[:-1]) * right[-1]
-        return Work(2 * result * left[-1], math.prod(left) + math.prod(right) + result)
+        return CallWork(2 * result * left[-1], math.prod(left) + math.prod(right) + result)
 
     return work
 
 
-def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Callable[[_Call], Work]:
+def _convolution(
+    stride: int, padding: int, dilation: int, transposed: int | None = None
+) -> Callable[[_CallInputs], CallWork]:
     """A convolution of the first input with the second one, its other inputs at these places."""
 
-    def work(call: _Call) -> Work:
+    def work(call: _CallInputs) -> CallWork:
         image, weight = call.sizes(0), call.sizes(1)
         kernel = weight[2:]
         if len(image) != len(weight) or not kernel:
@@ -110,12 +112,12 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
     return work
 
 
-def _convolved(image: Sizes, placed: Sizes, weight: Sizes) -> Work:
+def _convolved(image: Sizes, placed: Sizes, weight: Sizes) -> CallWork:
     """placed: each of its elements meets the weights of one channel: the result, or the input of a transposed one."""
-    return Work(2 * math.prod(placed) * math.prod(weight[1:]), sum(map(math.prod, (image, placed, weight))))
+    return CallWork(2 * math.prod(placed) * math.prod(weight[1:]), sum(map(math.prod, (image, placed, weight))))
 
 
-def _convolution_backward(call: _Call) -> Work:
+def _convolution_backward(call: _CallInputs) -> CallWork:
     gradient, image, weight = (call.sizes(at) for at in range(3))
     wanted = call.value(10)
     if not isinstance(wanted, list) or len(wanted) != 3 or len(image) != len(weight):
@@ -123,13 +125,13 @@ def _convolution_backward(call: _Call) -> Work:
     one = _convolved(image, image if call.flag(7) else gradient, weight)
     times = int(bool(wanted[0])) + int(bool(wanted[1]))
     moved = sum(math.prod(sizes) for sizes in (gradient, image, weight))
-    return Work(one.flop * times, moved + math.prod(image) * bool(wanted[0]) + math.prod(weight) * bool(wanted[1]))
+    return CallWork(one.flop * times, moved + math.prod(image) * bool(wanted[0]) + math.prod(weight) * bool(wanted[1]))
 
 
-def _attention(query: int, causal: int, *, backward: bool = False) -> Callable[[_Call], Work]:
+def _attention(query: int, causal: int, *, backward: bool = False) -> Callable[[_CallInputs], CallWork]:
     """Attention of the input at `query` with the next two, its flag for a causal mask at `causal`."""
 
-    def work(call: _Call) -> Work:
+    def work(call: _CallInputs) -> CallWork:
         asked, keys, values = (call.sizes(query + at) for at in range(3))
         if not len(asked) == len(keys) == len(values) == 4 or asked[3] != keys[3] or keys[2] != values[2]:
             raise ValueError
@@ -139,14 +141,14 @@ def _attention(query: int, causal: int, *, backward: bool = False) -> Callable[[
         result = math.prod(asked[:3]) * values[3]
         own = math.prod(asked) + math.prod(keys) + math.prod(values)
         if backward:  # scores again, gradients of scores and values, of queries and keys
-            return Work(2 * scores * (3 * asked[3] + 2 * values[3]), 2 * own + 2 * result)
-        return Work(2 * scores * (asked[3] + values[3]), own + result)
+            return CallWork(2 * scores * (3 * asked[3] + 2 * values[3]), 2 * own + 2 * result)
+        return CallWork(2 * scores * (asked[3] + values[3]), own + result)
 
     return work
 
 
 _SDPA = "aten::_scaled_dot_product_"
-_WORK: Mapping[str, Callable[[_Call], Work]] = {
+_WORK: Mapping[str, Callable[[_CallInputs], CallWork]] = {
     "aten::mm": _product(0, 1),
     "aten::bmm": _product(0, 1),
     "aten::addmm": _product(1, 2),
@@ -171,13 +173,13 @@ _WORK: Mapping[str, Callable[[_Call], Work]] = {
 }
 
 
-def work_of(name: str, recorded: Mapping[str, Any]) -> Work | None:
+def work_of(name: str, recorded: Mapping[str, Any]) -> CallWork | None:
     """The work of one call with these arguments (Kineto's); None: it is unknown."""
     compute = _WORK.get(name)
     if compute is None:
         return None
     try:
-        return compute(_Call(recorded))
+        return compute(_CallInputs(recorded))
     except (ValueError, TypeError, IndexError, AttributeError, RecursionError):
         return None
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.kernels.operator_work import Work, work_of
+from kineto_trace.analysis.kernels.operator_work import CallWork, work_of
 
 IMAGE, WEIGHT = [2, 3, 8, 8], [4, 3, 3, 3]
 HEADS = [2, 4, 16, 8]
@@ -80,7 +80,7 @@ def recorded(*inputs: Any) -> dict[str, Any]:
     ],
 )
 def test_operations_and_elements_of_a_call(name: str, inputs: tuple[Any, ...], flop: int, elements: int) -> None:
-    assert work_of(name, recorded(*inputs)) == Work(flop, elements)
+    assert work_of(name, recorded(*inputs)) == CallWork(flop, elements)
 
 
 @pytest.mark.parametrize(
