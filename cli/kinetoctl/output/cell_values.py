@@ -14,7 +14,10 @@ from kinetoctl.output import units
 NOTHING = "-"
 US = 1000  # ns
 # Unit -> the suffix of the names of columns with that unit.
-SUFFIXES = {"us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gbps"}
+SUFFIXES = {
+    "us": "_us", "ns": "_ns", "%": "_pct", "bytes": "_bytes", "GB/s": "_gb_s", "GFLOP": "_gflop", "TFLOP": "_tflop",
+    "TFLOP/s": "_tflop_s", "FLOP/byte": "_flop_byte",
+}  # fmt: skip
 KINDS = {"us": "TIME", "bytes": "SIZE"}
 MAX_WHOLE = 1 << 53  # larger integers are ids or times, so their digits are not grouped
 

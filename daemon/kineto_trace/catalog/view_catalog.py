@@ -14,7 +14,13 @@ from kineto_trace.analysis.distributed import (  # noqa: F401
 from kineto_trace.analysis.events import event_filter_views  # noqa: F401
 from kineto_trace.analysis.findings import finding_views, recommendation_views  # noqa: F401
 from kineto_trace.analysis.flame import flame_views  # noqa: F401
-from kineto_trace.analysis.gpu_time import annotation_views, bandwidth_views, kernel_breakdown_views, temporal_views  # noqa: F401
+from kineto_trace.analysis.gpu_time import (  # noqa: F401
+    annotation_views,
+    bandwidth_views,
+    kernel_breakdown_views,
+    latency_views,
+    temporal_views,
+)
 from kineto_trace.analysis.host_time import (  # noqa: F401
     module_views,
     operator_views,
@@ -24,11 +30,18 @@ from kineto_trace.analysis.host_time import (  # noqa: F401
     thread_views,
 )
 from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F401
-from kineto_trace.analysis.kernels import counter_views, graph_views, kernel_sequence_views, kernel_views  # noqa: F401
+from kineto_trace.analysis.kernels import (  # noqa: F401
+    counter_views,
+    graph_views,
+    kernel_sequence_views,
+    kernel_views,
+    precision_views,
+)
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
 from kineto_trace.analysis.memory import memory_holder_views, memory_views, tensor_views  # noqa: F401
 from kineto_trace.analysis.overview import (  # noqa: F401
     counter_series_views,
+    flop_views,
     not_recorded_views,
     overview_views,
     recording_views,

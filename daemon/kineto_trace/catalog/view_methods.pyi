@@ -25,6 +25,22 @@ class Views:
     def __call__(self) -> Mapping[str, View]:
         """Returns all analyses by name, sorted by name."""
 
+    def annotation_latency(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The latency of each annotation, such as a request or a batch of inference, by percentile; the slowest come first.
+
+        Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
+        was launched in it, whichever is later. A number behind # at the end of a name, as of steps, does not tell rows
+        apart. Percentiles between two values are interpolated: of fewer than 100 values,
+        the 99th is close to the longest.
+
+        Columns: rank, name, count, p50_us, p90_us, p95_us, p99_us, p99_9_us, max_us, mean_host_us, mean_gpu_us.
+        """
+
     def blocked_on_full_queue(
         self,
         sources: Sources,
@@ -604,6 +620,24 @@ class Views:
         Columns: rank, stack, name, kind, self_us, self_pct, samples, stacks.
         """
 
+    def flops_utilization(
+        self,
+        sources: Sources,
+        *,
+        peak_tflop_s: float = 0.0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of what the GPU can compute the model used (model FLOPs utilization, MFU).
+
+        Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran; those computed
+        again by activation checkpointing count, too.
+
+        Options:
+        - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+
+        Columns: rank, gpu, time_us, work_tflop, speed_tflop_s, precision, peak_tflop_s, utilization_pct, known_pct.
+        """
+
     def frequent_sequences(
         self,
         sources: Sources,
@@ -825,6 +859,20 @@ class Views:
         statistics are then those of the sums.
 
         Columns: rank, kernel_type, name, count, sum_us, max_us, min_us, mean_us, std_us.
+        """
+
+    def kernel_precision(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """In which precision the kernels compute, those with the most time first. Collectives do not compute.
+
+        The narrowest type in a kernel's name counts, since wider ones beside it are those of sums and results; where a name
+        has none (compiled and fused kernels), the narrowest type of the operator's inputs, if they were recorded.
+
+        Columns: rank, precision, bits, calls, total_us, share_pct, tensor_core_us.
         """
 
     def kernel_type_breakdown(
@@ -1179,6 +1227,29 @@ class Views:
         fails, are left out. Delays are rounded to three digits.
 
         Columns: rank, op, kernels, kernel_count, count, launch_delay_us, runtime_delay_us.
+        """
+
+    def operator_flops(
+        self,
+        sources: Sources,
+        *,
+        peak_tflop_s: float = 0.0,
+        memory_gb_s: float = 0.0,
+        executor: Executor | None = None,
+    ) -> Result:
+        """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
+
+        Counted are products of matrices, convolutions and attention, by the recorded sizes of their inputs, two operations
+        for a multiplication and an addition; of attention with a causal mask, half. Bytes are those that must move at
+        least, so that "memory" is certain, and "arithmetic" what could be with perfect caches. The rows with the most GPU
+        time come first.
+
+        Options:
+        - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - memory_gb_s: bandwidth of the GPU's memory, GB/s; 0: by the GPU's data sheet.
+
+        Columns: rank, name, input_shape, precision, calls, call_gflop, device_us, host_us, speed_tflop_s, peak_tflop_s,
+        peak_pct, intensity_flop_byte, bound, roof_tflop_s, roof_pct.
         """
 
     def operators(

@@ -28,7 +28,7 @@ _WORDS: Mapping[str, str] = {  # of names of columns, as people write them
     "busbw": "bus bandwidth",
     "std": "standard deviation",
 }
-_UNIT_SUFFIXES = ("_us", "_ns", "_pct", "_bytes", "_gb_s")
+_UNIT_SUFFIXES = ("_us", "_ns", "_pct", "_bytes", "_gb_s", "_tflop_s", "_tflop", "_gflop", "_flop_byte")
 
 
 def heading(column: ResultColumn) -> str:

@@ -77,6 +77,7 @@ SHARES = (
 )
 
 SHAPES: Mapping[str, Shape] = {
+    "annotation_latency": Parts(("rank", "name"), ("p50_us",), whole="p99_us"),
     "call_tree": Parts(("rank", "name"), _SELF_TIMES),
     "collective_summary": Parts(("collective", "bytes"), ("total_us",)),
     "collectives": Histogram("duration_us"),
@@ -86,6 +87,7 @@ SHAPES: Mapping[str, Shape] = {
     "distributed_overlap": Parts(_STEP, ("computation_us", "overlapping_us", "communication_us", "other_us")),
     "distributed_wait": Parts(_STEP, ("transfer_us", "synchronizing_us")),
     "findings": Parts(("title",), ("saving_pct",)),
+    "flops_utilization": Parts(("rank",), ("utilization_pct",)),
     "gpu_annotations": Parts(("rank", "name"), ("sum_us",)),
     "gpu_utilization": Curve("start_ns", ("utilization_pct",), _GPU),
     "hot_lines": Parts(("rank", "function", "line"), ("time_us",)),
@@ -93,6 +95,7 @@ SHAPES: Mapping[str, Shape] = {
     "idle_causes": NamedParts(_GPU, "cause", "window_pct"),
     "idle_gaps": Histogram("idle_us"),
     "kernel_breakdown": Parts(("rank", "kernel_type", "name"), ("sum_us",)),
+    "kernel_precision": NamedParts(("rank",), "precision", "total_us"),
     "kernel_type_breakdown": NamedParts(("rank",), "kernel_type", "sum_us"),
     "kernels": Parts(("rank", "name"), ("total_us",)),
     "kernels_by_op": Parts(("rank", "name"), ("total_us",)),
@@ -102,6 +105,7 @@ SHAPES: Mapping[str, Shape] = {
     "memory_peak": Parts((*_GPU, "operator"), ("held_bytes",)),
     "memory_statistics": Parts((*_GPU, "operator"), ("self_size_increase_bytes",)),
     "modules": Parts(("rank", "path"), _SELF_TIMES),
+    "operator_flops": Parts(("rank", "name", "input_shape"), ("speed_tflop_s",), whole="roof_tflop_s"),
     "operators": Parts(("rank", "name"), _SELF_TIMES),
     "overview": Parts(("rank",), SHARES),
     "profiler_steps": Parts(_STEP, ("duration_us",)),

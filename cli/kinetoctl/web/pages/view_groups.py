@@ -8,9 +8,10 @@ from kineto_trace.html.view_heads import view_sentence
 # A view belongs to the first group that one of whose words begins its name; all others are in the last one.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Where the time goes": ("overview", "time_causes", "step", "profiler_steps", "findings", "recommendations",
-                            "critical_path", "flame_graph", "recordings", "settings", "not_recorded", "validate"),
-    "GPU": ("kernel", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked", "launch", "op_kernel",
-            "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
+                            "critical_path", "flame_graph", "annotation", "recordings", "settings", "not_recorded",
+                            "validate"),
+    "GPU": ("kernel", "operator_flops", "flops", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked",
+            "launch", "op_kernel", "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
     "Memory": ("memory", "tensors"),
     "Host and Python": ("operators", "modules", "call_tree", "python", "hot_lines", "thread", "process", "child",
                         "data_loading", "frequent", "event"),

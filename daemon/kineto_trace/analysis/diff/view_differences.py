@@ -94,6 +94,12 @@ COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
     "gpu_summary": ComparedRows(("rank", "device"), ("kernel_us", "kernels"), ("utilization_pct", "peak_memory_bytes")),
     "temporal_breakdown": ComparedRows(("rank", "device"), ("idle_us", "compute_us", "non_compute_us"), ("idle_pct",)),
     "comm_comp_overlap": ComparedRows(("rank", "device"), ("communication_us", "overlapped_us"), ("overlap_pct",)),
+    "kernel_precision": ComparedRows(("rank", "precision"), ("total_us", "calls"), ("share_pct",)),
+    "operator_flops": ComparedRows(
+        ("rank", "name", "input_shape", "precision"), ("device_us", "calls"), ("speed_tflop_s", "roof_pct")
+    ),
+    "flops_utilization": ComparedRows(("rank",), ("work_tflop",), ("speed_tflop_s", "utilization_pct")),
+    "annotation_latency": ComparedRows(("rank", "name"), ("count",), ("p50_us", "p99_us")),
     "tensor_core_use": ComparedRows(("rank", "figure"), (), ("used_pct",)),
     "idle_causes": ComparedRows(("rank", "device", "cause"), ("idle_us", "gaps"), ("window_pct",)),
     "idle_breakdown": ComparedRows(("rank", "device", "stream", "category"), ("idle_us", "count"), ("mean_us",)),

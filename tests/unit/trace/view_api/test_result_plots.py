@@ -113,7 +113,9 @@ def test_a_text_of_a_trace_is_drawn_as_it_is() -> None:
 
 
 def test_a_view_without_a_shape_says_which_views_have_one() -> None:
-    with pytest.raises(ViewError, match=r"^view settings has no shape that can be drawn; these have one: call_"):
+    with pytest.raises(
+        ViewError, match=r"^view settings has no shape that can be drawn; these have one: annotation_latency, call_"
+    ):
         result("settings").plot()
 
 

@@ -1,0 +1,40 @@
+"""The precision of kernels, by their names and their operators."""
+
+import json
+
+from kineto_trace.analysis.kernels.precision_views import kernel_precision
+from kineto_trace.model.context import Context
+from support.trace_files import traces
+
+HALF = json.dumps({"Input Dims": [[4]], "Input type": ["c10::Half"], "Concrete Inputs": [""]})[1:-1]
+
+
+def test_kernels_are_told_apart_by_precision() -> None:
+    kernels = [
+        {"name": "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTN", "start": 0, "duration": 200_000},
+        {"name": "gemv2T_kernel_val<int, int, __nv_bfloat16>", "start": 300_000, "duration": 100_000},
+        {"name": "triton_poi_fused_relu_0", "start": 500_000, "duration": 100_000},
+    ]
+    rows = kernel_precision(Context(traces.trace({"kernel": kernels}))).rows()
+    assert [(row["precision"], row["bits"], row["calls"], row["total_us"]) for row in rows] == [
+        ("bf16", 16, 2, 300),
+        (None, None, 1, 100),
+    ]
+    assert [row["share_pct"] for row in rows] == [75, 25]
+    assert rows[0]["tensor_core_us"] == 200
+
+
+def test_unnamed_kernels_have_the_precision_of_their_operators_inputs_and_collectives_do_not_count() -> None:
+    ops = [{"name": "aten::relu", "start": 0, "duration": 1_000, "finished": 1, "inputs": HALF}]
+    calls = [{"name": "cudaLaunchKernel", "start": 100, "duration": 100, "correlation": 1}]
+    kernels = [
+        {"name": "relu_kernel", "start": 5_000, "duration": 1_000, "correlation": 1},
+        {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "start": 7_000, "duration": 1_000, "correlation": 2},
+    ]
+    context = Context(traces.trace({"cpu_op": ops, "cuda_runtime": calls, "kernel": kernels}))
+    assert [(row["precision"], row["share_pct"]) for row in kernel_precision(context).rows()] == [("fp16", 100)]
+
+
+def test_a_trace_without_a_gpu_says_so() -> None:
+    found = kernel_precision(Context(traces.trace({})))
+    assert (found.rows(), len(found.notes)) == ([], 1)

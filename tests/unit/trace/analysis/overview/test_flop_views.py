@@ -1,0 +1,130 @@
+"""Speed of products beside what the GPU can do."""
+
+import json
+from typing import Any
+
+import pytest
+from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
+from kineto_trace.analysis.overview.flop_views import flops_utilization, operator_flops
+from kineto_trace.model.context import Context
+from kineto_trace.model.trace import Trace
+from support.trace_files import traces
+
+H200 = {**traces.H100, "name": "NVIDIA H200"}
+SIZES = [[4096, 4096], [4096, 4096]]
+FLOP = 2 * 4096**3
+BYTES = 3 * 2 * 4096**2
+
+
+def inputs(sizes: list[list[int]], kind: str = "c10::BFloat16") -> str:
+    return json.dumps({"Input Dims": sizes, "Input type": [kind] * len(sizes), "Concrete Inputs": [""] * len(sizes)})[
+        1:-1
+    ]
+
+
+def trained(*, shapes: bool = True, gpu: bool = True, kind: str = "c10::BFloat16", **changes: Any) -> Trace:
+    """A product of 0.2 ms, one of a matrix with a vector of 0.1 ms, and a kernel of no product, 0.1 ms each."""
+    ops = [
+        {"name": "aten::matmul", "start": 0, "duration": 20_000, "finished": 1},
+        {"name": "aten::mm", "start": 1_000, "duration": 9_000, "finished": 1, "inputs": inputs(SIZES, kind)},
+        {
+            "name": "aten::mm",
+            "start": 11_000,
+            "duration": 8_000,
+            "finished": 1,
+            "inputs": inputs([[1, 4096], [4096, 4096]], kind),
+        },
+        {"name": "aten::relu", "start": 30_000, "duration": 1_000, "finished": 1},
+    ]
+    if not shapes:
+        ops = [{name: value for name, value in op.items() if name != "inputs"} for op in ops]
+    starts = (2_000, 12_000, 30_100)
+    rows: dict[str, list[dict[str, Any]]] = {"cpu_op": ops}
+    if gpu:
+        rows["cuda_runtime"] = [
+            {"name": "cudaLaunchKernel", "start": start, "duration": 100, "correlation": at + 1}
+            for at, start in enumerate(starts)
+        ]
+        rows["kernel"] = [
+            {"name": "nvjet_tst_128x256", "start": 50_000, "duration": 200_000, "correlation": 1},
+            {
+                "name": "gemv2T_kernel_val<int, int, __nv_bfloat16>",
+                "start": 300_000,
+                "duration": 100_000,
+                "correlation": 2,
+            },
+            {"name": "triton_poi_fused_relu_0", "start": 500_000, "duration": 100_000, "correlation": 3},
+        ]
+    return traces.trace(rows, **{"devices": (H200,), **changes})
+
+
+def test_the_speed_of_a_product_stands_beside_the_peak_and_what_memory_allows() -> None:
+    large, small = operator_flops(Context(trained())).rows()
+    assert (large["name"], large["input_shape"], large["precision"]) == ("aten::mm", str(SIZES), "bf16")
+    assert (large["calls"], large["call_gflop"], large["device_us"]) == (1, FLOP / 1e9, 200)
+    assert large["speed_tflop_s"] == pytest.approx(FLOP / 200e-6 / 1e12)
+    assert (large["peak_tflop_s"], large["bound"]) == (989.4, "arithmetic")
+    assert large["peak_pct"] == pytest.approx(large["roof_pct"])
+    assert large["intensity_flop_byte"] == pytest.approx(FLOP / BYTES)
+    assert small["bound"] == "memory"
+    assert small["roof_tflop_s"] == pytest.approx(4.8 * small["intensity_flop_byte"])
+    assert small["roof_pct"] == pytest.approx(100 * small["speed_tflop_s"] / small["roof_tflop_s"])
+
+
+def test_an_operator_around_the_product_does_not_count_it_again() -> None:
+    ops = [
+        {"name": "aten::convolution", "start": 0, "duration": 9_000, "finished": 1},
+        {"name": "aten::cudnn_convolution", "start": 1_000, "duration": 5_000, "finished": 1},
+    ]
+    sizes: list[Any] = [[1, 8, 8, 8], [8, 8, 3, 3]]
+    outer = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+    inner = ["", "", "[1, 1]", "[1, 1]", "[1, 1]", "1"]
+    for op, texts in zip(ops, (outer, inner), strict=True):
+        dims = sizes + [[]] * (len(texts) - 2)
+        op["inputs"] = json.dumps({"Input Dims": dims, "Input type": ["float"] * 2, "Concrete Inputs": texts})[1:-1]
+    (row,) = operator_flops(Context(traces.trace({"cpu_op": ops}))).rows()
+    assert row["name"] == "aten::cudnn_convolution"
+
+
+def test_float32_on_tensor_cores_is_tf32() -> None:
+    precisions = operator_flops(Context(trained(kind="float"))).values("precision")
+    assert precisions == ["tf32", "fp32"]  # nvjet uses tensor cores, gemv does not
+
+
+def test_without_a_gpu_the_speed_is_that_of_the_host() -> None:
+    found = operator_flops(Context(trained(gpu=False)))
+    (large, _) = found.rows()
+    assert large["speed_tflop_s"] == pytest.approx(FLOP / 9e-6 / 1e12)
+    assert (large["device_us"], large["peak_pct"], large["bound"]) == (None, None, None)
+    assert found.notes == (NO_GPU,)
+
+
+def test_an_unknown_gpu_is_named_and_its_peaks_can_be_given() -> None:
+    context = Context(trained(devices=({**H200, "name": "Quadro X"},)))
+    found = operator_flops(context)
+    assert found.values("peak_tflop_s") == [None, None]
+    assert "how fast Quadro X can be" in found.notes[0]
+    given = operator_flops(context, peak_tflop_s=500.0, memory_gb_s=1000.0)
+    assert given.values("peak_tflop_s") == [500, 500]
+    assert given.values("bound") == ["arithmetic", "memory"]
+    assert given.notes == ()
+
+
+def test_a_trace_without_shapes_says_how_to_record_them() -> None:
+    for found in (operator_flops(Context(trained(shapes=False))), flops_utilization(Context(trained(shapes=False)))):
+        assert found.rows() == []
+        assert "--record-shapes" in found.notes[0]
+
+
+def test_a_trace_without_products_says_so() -> None:
+    assert "no operators whose floating-point operations" in operator_flops(Context(traces.trace({}))).notes[0]
+
+
+def test_utilization_is_what_the_operations_would_take_at_their_peak() -> None:
+    (row,) = flops_utilization(Context(trained())).rows()
+    assert (row["gpu"], row["precision"], row["peak_tflop_s"]) == ("NVIDIA H200", "bf16", 989.4)
+    assert row["time_us"] == 600  # from the first operator to the end of the last kernel
+    flop = FLOP + 2 * 4096**2
+    assert row["work_tflop"] == pytest.approx(flop / 1e12)
+    assert row["utilization_pct"] == pytest.approx(100 * flop / 989.4e12 / 600e-6)
+    assert row["known_pct"] == pytest.approx(75)  # 300 of 400 us

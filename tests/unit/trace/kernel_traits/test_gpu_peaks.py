@@ -1,0 +1,36 @@
+"""Published peaks by the names that drivers give GPUs."""
+
+import pytest
+from kineto_trace.kernel_traits.gpu_peaks import gpu_peaks
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "memory"),
+    [
+        ("NVIDIA H200", 989.4, 4800),
+        ("NVIDIA H100 80GB HBM3", 989.4, 3352),
+        ("NVIDIA H100 PCIe", 756, 2039),
+        ("NVIDIA H100 NVL", 835.5, 3938),
+        ("NVIDIA A100-SXM4-80GB", 312, 2039),
+        ("NVIDIA A100-SXM4-40GB", 312, 1555),
+        ("NVIDIA A100 80GB PCIe", 312, 1935),
+        ("NVIDIA L4", 121, 300),
+        ("NVIDIA L40S", 362, 864),
+        ("AMD Instinct MI300X", 1307.4, 5300),
+    ],
+)
+def test_the_peaks_are_those_of_the_data_sheets(name: str, bf16: float, memory: float) -> None:
+    peaks = gpu_peaks(name)
+    assert peaks is not None
+    assert (peaks.tflops["bf16"], peaks.memory) == (bf16, memory)
+
+
+def test_a_gpu_without_a_precision_has_no_peak_in_it() -> None:
+    peaks = gpu_peaks("Tesla V100-SXM2-32GB")
+    assert peaks is not None
+    assert not {"bf16", "tf32", "fp8"} & set(peaks.tflops)
+
+
+@pytest.mark.parametrize("name", [None, "", "NVIDIA GeForce RTX 4090", "NVIDIA L40", "Quadro T400"])
+def test_other_gpus_have_none(name: str | None) -> None:
+    assert gpu_peaks(name) is None
