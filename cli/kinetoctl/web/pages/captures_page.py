@@ -1,11 +1,12 @@
-"""The first page: the captures of the daemon, or the files of the command line."""
+"""The first page: the captures of the daemons, or the files of the command line."""
+
+from typing import Any
 
 from kinetoctl.errors import CliError
-from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.capture_facts import row_of
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.capture_facts import listed, row_of
+from kinetoctl.web.pages.json_answers import hosts_answer
 from kinetoctl.web.pages.page_context import PageContext, render, with_help
 
 MAX_CAPTURES = 100
@@ -13,11 +14,12 @@ MAX_CAPTURES = 100
 
 def captures_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The list of captures, newest first."""
-    captures, failure = [], ""
+    rows: list[dict[str, Any]] = []
+    found, failure = None, ""
     if not context.files:
         try:
-            with context.client() as client:
-                captures = [row_of(capture) for capture in client.captures({}, limit=MAX_CAPTURES)]
+            found = context.daemons.captures(MAX_CAPTURES)
+            rows = [row_of(capture_id, parts) for capture_id, parts in listed(found.items)[:MAX_CAPTURES]]
         except CliError as exc:
             failure = with_help(exc)
     return render(
@@ -25,7 +27,10 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
         context,
         request,
         session,
-        captures=captures,
+        captures=rows,
+        several=context.daemons.several,
+        unanswered=found.unanswered if found else (),
+        most_of_one=found.most_of_one if found else 0,
         failure=failure,
         traces=list(context.library.files.items()),
         command=context.command("captures", "list"),
@@ -33,6 +38,5 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
 
 
 def captures_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:
-    """The same as JSON: the messages of the daemon. Raises the client's errors."""
-    with context.client() as client:
-        return json_answer([plain(capture) for capture in client.captures({}, limit=MAX_CAPTURES)])
+    """The same as JSON: the messages of the daemons. Raises the client's errors."""
+    return hosts_answer(context.daemons.captures(MAX_CAPTURES), "captures", several=context.daemons.several)

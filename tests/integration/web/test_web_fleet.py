@@ -1,0 +1,186 @@
+"""kinetod-web for several hosts, each with a real daemon: what they have together, and what is said of a dead one."""
+
+import gzip
+import html
+import json
+import os
+import pwd
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.upload_manifest import FLEET_LABEL
+from kinetoctl.web.shared.fleet_hosts import hosts_of_lists
+from kinetoctl.web.shared.page_user import PageUser
+from kinetod.store.capture_store import Store
+from support.service.daemon import Daemon, running_daemon
+from support.service.kept import ended_capture, file_path
+from support.service.shared_web import SharedWeb, sharing
+from support.trace_files import synthetic
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for captures of two other users"),
+]
+
+ADA, BEA = "daemon", "bin"  # users whom every host has
+HOSTS = ("gpu-1", "gpu-2")
+FLEET = "20260101-000009-abcdef"
+OF_BEA = "20260101-000003-000-cccccc"
+SETTINGS = """
+[access]
+web_proxies = {proxies}
+audit_file = "{folder}/audit"
+"""
+
+
+def own(host: str) -> str:
+    """The id of Ada's own capture on this host."""
+    return f"20260101-00000{HOSTS.index(host) + 1}-000-aaaaaa"
+
+
+def part(host: str) -> str:
+    """The id of this host's part of the capture of both."""
+    return f"20260101-000009-000-bbbbb{HOSTS.index(host)}"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Two hosts and the pages of both. file: the list of hosts."""
+
+    web: SharedWeb
+    daemons: dict[str, Daemon]
+    file: Path
+
+    def audited(self, host: str) -> list[dict[str, object]]:
+        """The audit log of a host."""
+        return [json.loads(line) for line in (self.file.parent / host / "audit").read_text().splitlines()]
+
+    def secret(self, user: str) -> str:
+        """What a form of this user must repeat."""
+        self.web.ask("/live", user)
+        with self.web.running.spaces.entered(PageUser(user=user)) as space:
+            return space.session.form_secret
+
+
+def put(store: Store, number: int, capture_id: str, user: str, rank: int, fleet: str = "") -> None:
+    """Stores an ended capture of one process with this rank."""
+    content = gzip.compress(synthetic.text(2_000, rank=rank).encode())
+    capture = ended_capture(number, content, uid=pwd.getpwnam(user).pw_uid, name=capture_id)
+    capture.targets[0].process.rank = rank
+    if fleet:
+        capture.spec.labels[FLEET_LABEL] = fleet
+    store.insert(capture, key="", request_hash="h")
+    file_path(store, capture).write_bytes(content)
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Bea has a capture on the second host only, where Ada's part of the capture of both has rank 1."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        root, now_ns, daemons = Path(name), time.time_ns(), {}
+        for number, host in enumerate(HOSTS):
+            folder = root / host
+            folder.mkdir()
+            store = Store(folder / "state")
+            put(store, now_ns + number, own(host), ADA, 0)
+            put(store, now_ns + 10, part(host), ADA, number, fleet=FLEET)
+            if number:
+                put(store, now_ns + 5, OF_BEA, BEA, 0)
+            store.close()
+            config = folder / "config.toml"
+            config.write_text(SETTINGS.format(folder=folder, proxies='["root"]'))
+            daemons[host] = stack.enter_context(
+                running_daemon("--config", str(config), state_dir=folder / "state")
+            )
+        file = root / "hosts"
+        file.write_text("".join(f"{host} {daemon.address}\n" for host, daemon in daemons.items()))
+        web = stack.enter_context(sharing("", hosts=hosts_of_lists([f"@{file}"])))
+        yield Fleet(web, daemons, file)
+
+
+def listed(text: str) -> list[tuple[str, str]]:
+    """Id and host of each capture of the list."""
+    return re.findall(r'<a href="/c/([\w-]+)">[\w-]+</a></td><td title="([^"]*)">', text)
+
+
+def test_the_list_has_the_captures_of_all_hosts_newest_first(fleet: Fleet) -> None:
+    page = fleet.web.ask("/", ADA)
+    assert listed(page.text) == [(FLEET, "gpu-1, gpu-2"), (own("gpu-2"), "gpu-2"), (own("gpu-1"), "gpu-1")]
+    assert f"kinetoctl captures list --hosts @{fleet.file}" in html.unescape(page.text)
+    assert "unanswered" not in page.text
+
+
+def test_each_daemon_decides_what_a_user_sees(fleet: Fleet) -> None:
+    assert listed(fleet.web.ask("/", BEA).text) == [(OF_BEA, "gpu-2")]
+    assert fleet.web.ask(f"/c/{OF_BEA}", ADA).status == 404
+    assert fleet.web.ask(f"/c/{FLEET}", BEA).status == 404
+    for host in HOSTS:
+        line = [each for each in fleet.audited(host) if each["call"] == "ListCaptures"][-1]
+        assert (line["user"], line["proxy"]["user"]) == (BEA, "root")  # type: ignore[index]
+
+
+def test_a_capture_of_many_hosts_has_the_verdicts_and_ranks_of_all(fleet: Fleet) -> None:
+    page = fleet.web.shown(f"/c/{FLEET}", ADA)
+    assert page.status == 200
+    assert re.findall(r'<section aria-label="(\S+) ', page.text) == list(HOSTS)
+    view = json.loads(fleet.web.shown(f"/c/{FLEET}/view/ranks.json", ADA).text)["ranks"]
+    assert [row[0] for row in view["rows"]] == [0, 1], view
+    command = f"kinetoctl captures fetch --hosts {','.join(each.address for each in fleet.daemons.values())} {FLEET}"
+    assert f"{command} && kinetoctl report kineto-{FLEET}" in html.unescape(page.text)
+    captures = json.loads(fleet.web.ask(f"/c/{FLEET}.json", ADA).text)
+    assert [(each["host"], each["id"]) for each in captures["captures"]] == [(host, part(host)) for host in HOSTS]
+
+
+def test_a_dead_host_is_named_and_the_others_are_shown(fleet: Fleet) -> None:
+    fleet.web.shown(f"/c/{FLEET}/view/ranks.json", ADA)
+    fleet.daemons["gpu-2"].kill()
+    began = time.monotonic()
+    page = fleet.web.ask("/", ADA)
+    assert time.monotonic() - began < 30
+    assert listed(page.text) == [(FLEET, "gpu-1"), (own("gpu-1"), "gpu-1")]
+    assert re.search(r"1 host is missing below:\s*<ul><li><b>gpu-2</b>: no daemon at unix:", page.text)
+    (silent,) = json.loads(fleet.web.ask("/captures.json", ADA).text)["unanswered"]
+    assert silent["host"] == "gpu-2"
+    for path in ("/live", f"/c/{FLEET}", f"/c/{FLEET}/view/ranks"):
+        assert "<b>gpu-2</b>: no daemon at" in fleet.web.shown(path, ADA).text
+    view = json.loads(fleet.web.shown(f"/c/{FLEET}/view/ranks.json", ADA).text)["ranks"]
+    assert [row[0] for row in view["rows"]] == [0], "what was fetched of a host that cannot be asked is not shown"
+    missing = fleet.web.ask(f"/c/{own('gpu-2')}", ADA)
+    assert missing.status == 502 and "gpu-2: no daemon at" in missing.text
+
+
+def test_a_host_that_comes_back_is_shown_again(fleet: Fleet) -> None:
+    fleet.daemons["gpu-2"].kill()
+    assert len(listed(fleet.web.ask("/", ADA).text)) == 2
+    fleet.daemons["gpu-2"].start()
+    assert (own("gpu-2"), "gpu-2") in listed(fleet.web.ask("/", ADA).text)
+
+
+def test_what_a_user_may_not_see_any_more_on_one_host_is_not_shown_from_what_was_kept(fleet: Fleet) -> None:
+    path = f"/c/{FLEET}/view/ranks.json"
+    assert len(json.loads(fleet.web.shown(path, ADA).text)["ranks"]["rows"]) == 2
+    fleet.daemons["gpu-2"].stub().DeleteCapture(pb.DeleteCaptureRequest(id=part("gpu-2")), timeout=20)
+    assert len(json.loads(fleet.web.shown(path, ADA).text)["ranks"]["rows"]) == 1
+
+
+def test_a_process_is_traced_on_its_own_host(fleet: Fleet) -> None:
+    address = fleet.daemons["gpu-2"].address
+    fields = {"pid": f"{os.getpid()}@{address}", "duration": "1s", "form_secret": fleet.secret(ADA)}
+    assert fleet.web.ask("/live/trace", ADA, "POST", fields).status == 403
+    asked = [each for each in fleet.audited("gpu-2") if each["call"] == "CreateCapture"]
+    assert [(each["user"], each["reason"]) for each in asked] == [(ADA, "NOT_YOUR_PROCESS")]
+    assert not [each for each in fleet.audited("gpu-1") if each["call"] == "CreateCapture"]
+
+
+@pytest.mark.parametrize("address", ["unix:/elsewhere.sock", "169.254.169.254:80", ""])
+def test_no_other_address_is_asked(fleet: Fleet, address: str) -> None:
+    fields = {"pid": f"{os.getpid()}@{address}", "duration": "1s", "form_secret": fleet.secret(ADA)}
+    found = fleet.web.ask("/live/trace", ADA, "POST", fields)
+    assert found.status == 404 and "do not show a host" in found.text
