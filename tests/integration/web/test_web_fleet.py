@@ -97,9 +97,7 @@ def fleet() -> Iterator[Fleet]:
             store.close()
             config = folder / "config.toml"
             config.write_text(SETTINGS.format(folder=folder, proxies='["root"]'))
-            daemons[host] = stack.enter_context(
-                running_daemon("--config", str(config), state_dir=folder / "state")
-            )
+            daemons[host] = stack.enter_context(running_daemon("--config", str(config), state_dir=folder / "state"))
         file = root / "hosts"
         file.write_text("".join(f"{host} {daemon.address}\n" for host, daemon in daemons.items()))
         web = stack.enter_context(sharing("", hosts=hosts_of_lists([f"@{file}"])))

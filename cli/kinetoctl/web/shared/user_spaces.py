@@ -1,8 +1,8 @@
 """What the server keeps for each of its users, and what each of them may take.
 
 Theory of operation
-    A user has clients of the daemons that call for that user, a folder with downloaded traces, a secret for forms,
-    and limits: MAX_RUNNING pages are made at a time, MAX_WAITING more may wait, and REQUESTS_PER_SECOND come on average.
+    A user has clients of the daemons that call for that user, a folder with downloaded traces, a secret for forms, and
+    limits: MAX_RUNNING pages are made at a time, MAX_WAITING more may wait, and REQUESTS_PER_SECOND come on average.
     There are MAX_USERS such spaces; who was not seen for IDLE_S, or longest if there are too many, loses it.
 """
 
