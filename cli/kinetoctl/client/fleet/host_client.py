@@ -21,6 +21,7 @@ from kinetoctl.client.fleet.clock_offsets import RoundTrip
 from kinetoctl.client.retry import Patience
 from kinetoctl.errors import TimedOut, Unreachable
 
+HostConnection = DaemonConnection[grpc.aio.Channel]
 RETRY_S = 2.0
 CLOCK_DEADLINE_S = 2.0
 
@@ -33,13 +34,13 @@ def _keep_grpc() -> None:
     grpc.aio.init_grpc_aio()
 
 
-def connected(address: str, environ: Mapping[str, str] = os.environ) -> DaemonConnection[grpc.aio.Channel]:
+def connected(address: str, environ: Mapping[str, str] = os.environ) -> HostConnection:
     """The way to the daemon at this address, for clients on the running event loop. Raises UsageProblem."""
     _keep_grpc()
     return open_async_connection(address, CHANNEL_OPTIONS, environ)
 
 
-async def close_connection(connection: DaemonConnection[grpc.aio.Channel], grace_s: float | None = None) -> None:
+async def close_connection(connection: HostConnection, grace_s: float | None = None) -> None:
     """Closes it on its event loop. Running calls have grace_s seconds to end, then they are cancelled."""
     for channel in connection.channels:
         await channel.close(grace_s)
@@ -51,7 +52,7 @@ class HostClient:
 
     def __init__(
         self,
-        connection: DaemonConnection[grpc.aio.Channel],
+        connection: HostConnection,
         *,
         timeout_s: float,
         metadata: Sequence[tuple[str, str]] = (),

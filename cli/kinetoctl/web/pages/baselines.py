@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import Held
+    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_COMMAND = 60  # characters
 
@@ -35,11 +35,11 @@ def baselines(context: PageContext, trace_id: str) -> list[tuple[str, str]]:
     ]
 
 
-def _jobs(parts: "Sequence[Held[pb.Capture]]") -> set[str]:
+def _jobs(parts: "Sequence[OfHost[pb.Capture]]") -> set[str]:
     return {target.process.job_id for part in parts for target in part.item.targets if target.process.job_id}
 
 
-def _title(capture_id: str, parts: "Sequence[Held[pb.Capture]]") -> str:
+def _title(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> str:
     first = parts[0].item
     command = units.shortened(next(iter(commands(first)), ""), MAX_COMMAND)
     jobs = [f"job {job}" for job in sorted(_jobs(parts))[:1]]

@@ -18,30 +18,30 @@ from kinetoctl.output.lists.capture_table import commands, stored
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import Held
+    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_HOSTS = 300  # characters of their names
 _MIXED = "PARTIAL"
 _ELSEWHERE = ("analyse", "open with", "snapshot in")  # what is printed for terminals alone
 
 
-def listed(found: "Sequence[Held[pb.Capture]]") -> "list[tuple[str, list[Held[pb.Capture]]]]":
+def listed(found: "Sequence[OfHost[pb.Capture]]") -> "list[tuple[str, list[OfHost[pb.Capture]]]]":
     """The captures, newest first, each with its id and its parts: those of one capture of many hosts are together."""
-    parts: dict[str, list[Held[pb.Capture]]] = {}
+    parts: dict[str, list[OfHost[pb.Capture]]] = {}
     for each in sorted(found, key=lambda each: (-each.item.created_ns, each.place.host)):
         fleet = each.item.spec.labels.get(FLEET_LABEL, "") if each.place.host else ""
         parts.setdefault(fleet if CAPTURE_ID.fullmatch(fleet) else each.item.id, []).append(each)
     return list(parts.items())
 
 
-def status_of(parts: "Sequence[Held[pb.Capture]]") -> str:
+def status_of(parts: "Sequence[OfHost[pb.Capture]]") -> str:
     """The status of a capture: that of all its parts, or of one that has not ended."""
     running_parts = [part.item for part in parts if not has_ended(part.item)]
     found = {enum_names.capture_status(each.status) for each in running_parts or [part.item for part in parts]}
     return found.pop() if len(found) == 1 else _MIXED
 
 
-def row_of(capture_id: str, parts: "Sequence[Held[pb.Capture]]") -> dict[str, Any]:
+def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, Any]:
     """A capture in the list."""
     first = parts[0].item
     targets = [target for part in parts for target in part.item.targets]
@@ -62,7 +62,7 @@ def row_of(capture_id: str, parts: "Sequence[Held[pb.Capture]]") -> dict[str, An
     }
 
 
-def facts(parts: "Sequence[Held[pb.Capture]]") -> list[tuple[str, str]]:
+def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
     """Figures of the whole capture."""
     captures = [part.item for part in parts]
     hosts = list(dict.fromkeys(part.place.host or part.item.host for part in parts))
@@ -80,7 +80,7 @@ def facts(parts: "Sequence[Held[pb.Capture]]") -> list[tuple[str, str]]:
     return found + ([("pinned", "yes")] if any(each.pinned for each in captures) else [])
 
 
-def target_facts(parts: "Sequence[Held[pb.Capture]]") -> list[dict[str, Any]]:
+def target_facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[dict[str, Any]]:
     """Of each process: its verdict, and the lines that `kinetoctl captures show` prints of it."""
     return [
         {
@@ -94,12 +94,12 @@ def target_facts(parts: "Sequence[Held[pb.Capture]]") -> list[dict[str, Any]]:
     ]
 
 
-def running(parts: "Sequence[Held[pb.Capture]]") -> bool:
+def running(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
     """Whether a part of a capture has not ended."""
     return not all(has_ended(part.item) for part in parts)
 
 
-def has_trace(parts: "Sequence[Held[pb.Capture]]") -> bool:
+def has_trace(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
     """Whether there is anything to analyse."""
     return any(target.files for part in parts for target in part.item.targets)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 PROGRAM = "kinetoctl"
 
 
-class Held(NamedTuple, Generic[T]):
+class OfHost(NamedTuple, Generic[T]):
     """Something that a daemon has. place: which daemon."""
 
     place: Place
@@ -34,7 +34,7 @@ class Unanswered(NamedTuple):
 class HostsFound(NamedTuple, Generic[T]):
     """What the daemons have, and which of them did not answer."""
 
-    items: Sequence[Held[T]]
+    items: Sequence[OfHost[T]]
     unanswered: Sequence[Unanswered] = ()
     most_of_one: int = 0  # items that each host was asked for, if that may be fewer than it has
 
@@ -126,4 +126,4 @@ class OneDaemon:
         return shlex.join((PROGRAM, words[0], "--address", self._place.address, *words[1:]))
 
     def _found(self, items: "Sequence[T] | Iterator[T]") -> HostsFound[T]:
-        return HostsFound([Held(self._place, item) for item in items])
+        return HostsFound([OfHost(self._place, item) for item in items])

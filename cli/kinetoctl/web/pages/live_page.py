@@ -14,7 +14,7 @@ from kinetoctl.output.lists.listing import ListColumn, shown_columns
 from kinetoctl.output.lists.process_table import PROCESSES, traceable
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
-from kinetoctl.web.pages.daemons import Held, HostsFound
+from kinetoctl.web.pages.daemons import HostsFound, OfHost
 from kinetoctl.web.pages.json_answers import hosts_answer
 from kinetoctl.web.pages.page_context import PageContext, render, with_help
 
@@ -108,7 +108,7 @@ def _every(request: WebRequest) -> bool:
     return request.first("all") == "1"
 
 
-def _process(held: Held[pb.Process], *, several: bool) -> str:
+def _process(held: OfHost[pb.Process], *, several: bool) -> str:
     """What the form calls a process: its pid, and the daemon if there are several."""
     return f"{held.item.pid}@{held.place.address}" if several else str(held.item.pid)
 

@@ -18,7 +18,7 @@ from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.daemons import PROGRAM, Daemons, Held
+from kinetoctl.web.pages.daemons import PROGRAM, Daemons, OfHost
 from kinetoctl.web.pages.timeline_links import places_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PageContext:
         """Whether the pages are about files alone."""
         return bool(self.library.files)
 
-    def parts(self, capture_id: str) -> "Sequence[Held[pb.Capture]]":
+    def parts(self, capture_id: str) -> "Sequence[OfHost[pb.Capture]]":
         """The capture, in parts if it is one of several hosts; nothing for a file. Raises as Daemons.parts does."""
         if self.files:
             self.library.find(capture_id)

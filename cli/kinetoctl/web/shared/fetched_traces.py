@@ -23,7 +23,7 @@ from kinetoctl.web.analyses.trace_library import FIND_S, TraceLibrary, TraceSet
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
-    from kinetoctl.web.pages.daemons import Daemons, Held
+    from kinetoctl.web.pages.daemons import Daemons, OfHost
 
 
 class FetchedTraces(TraceLibrary):
@@ -62,7 +62,7 @@ class FetchedTraces(TraceLibrary):
             fetched = pool.map(partial(self._fetched, folder), range(len(parts)), parts)
             return tuple(str(path) for paths in fetched for path in paths)
 
-    def _fetched(self, folder: Path, number: int, part: "Held[pb.Capture]") -> list[Path]:
+    def _fetched(self, folder: Path, number: int, part: "OfHost[pb.Capture]") -> list[Path]:
         """The traces of one host, in a folder of their own."""
         own = folder / f"{number:05}"
         own.mkdir()
@@ -91,7 +91,7 @@ class FetchedTraces(TraceLibrary):
             found.stack.close()
 
 
-def _described(parts: "Sequence[Held[pb.Capture]]") -> str:
+def _described(parts: "Sequence[OfHost[pb.Capture]]") -> str:
     """What tells whether a capture has the same parts, with the same files, as before."""
     return "\n".join(
         f"{part.place.address} {part.item.id} {sum(len(target.files) for target in part.item.targets)}"

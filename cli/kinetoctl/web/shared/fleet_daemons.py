@@ -20,7 +20,7 @@ from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
-from kinetoctl.web.pages.daemons import PROGRAM, Held, HostsFound, Unanswered
+from kinetoctl.web.pages.daemons import PROGRAM, HostsFound, OfHost, Unanswered
 from kinetoctl.web.shared.fleet_hosts import ANSWER_S, FleetHosts, Metadata
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class FleetDaemons:
 
 def _found(answers: Sequence[HostAnswer[list[T]]]) -> HostsFound[T]:
     return HostsFound(
-        [Held(answer.place, item) for answer in answers for item in answer.value or ()],
+        [OfHost(answer.place, item) for answer in answers for item in answer.value or ()],
         [Unanswered(answer.place.host, str(answer.error)) for answer in answers if answer.error is not None],
     )
 

@@ -23,19 +23,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kineto_protos import endpoints
 
 from kinetoctl.client.fleet.broadcast import HostAnswer
-from kinetoctl.client.fleet.host_client import HostClient, close_connection, connected
+from kinetoctl.client.fleet.host_client import HostClient, HostConnection, close_connection, connected
 from kinetoctl.client.hosts.host_targets import Place, distinct, parse_hosts, template
 from kinetoctl.errors import CliError, TimedOut, Unreachable
-
-if TYPE_CHECKING:
-    import grpc
-
-    from kinetoctl.client.channel import DaemonConnection
 
 T = TypeVar("T")
 Metadata = Sequence[tuple[str, str]]
@@ -101,7 +96,7 @@ class FleetHosts:
         self._looking: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._names: dict[str, str] = {}  # by address, of hosts that were asked for them
-        self._connections: dict[str, DaemonConnection[grpc.aio.Channel]] = {}
+        self._connections: dict[str, HostConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._stamps: tuple[int, ...] = ()
         self._at_once = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -196,7 +191,7 @@ class FleetHosts:
 
     # ------------------------------------------------------------ connections, on the event loop
 
-    def _connection(self, address: str) -> "DaemonConnection[grpc.aio.Channel]":
+    def _connection(self, address: str) -> HostConnection:
         """Raises UsageProblem."""
         if address not in self._connections:
             self._connections[address] = connected(address, self.source.environ)

@@ -5,7 +5,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.upload_manifest import FLEET_LABEL
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.web.pages.capture_facts import facts, listed, row_of, running, status_of, target_facts
-from kinetoctl.web.pages.daemons import Held
+from kinetoctl.web.pages.daemons import OfHost
 from support.service.captures import done_target
 
 FLEET = "20260101-000000-abcdef"
@@ -13,7 +13,7 @@ FLEET = "20260101-000000-abcdef"
 
 def part(
     host: str, number: int, *, fleet: str = "", status: pb.CaptureStatus = pb.CAPTURE_STATUS_DONE
-) -> Held[pb.Capture]:
+) -> OfHost[pb.Capture]:
     """A capture of a host; the larger the number, the newer."""
     found = pb.Capture(
         id=f"20260101-00000{number}-000-{host}", created_ns=number, ended_ns=number + 5, status=status, host="own name"
@@ -22,7 +22,7 @@ def part(
     found.spec.labels["team"] = "vision"
     if fleet:
         found.spec.labels[FLEET_LABEL] = fleet
-    return Held(Place(host, f"{host}:1"), found)
+    return OfHost(Place(host, f"{host}:1"), found)
 
 
 def test_captures_of_many_hosts_are_in_one_order_and_the_parts_of_one_are_one() -> None:

@@ -36,7 +36,7 @@ def page(client: Asked, **query: str) -> str:
         settings=settings,
         library=TraceLibrary(settings),
         queue=None,  # type: ignore[arg-type]
-        daemons=OneDaemon(lambda: nullcontext(client), settings.address),  # type: ignore[arg-type,return-value]
+        daemons=OneDaemon(lambda: nullcontext(client), settings.address),  # type: ignore[arg-type]
         ui_origin="",
     )
     request = WebRequest(method="GET", path="/live", query=tuple(query.items()))

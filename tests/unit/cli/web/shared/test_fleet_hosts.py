@@ -185,7 +185,7 @@ def test_users_share_a_connection_and_a_host_that_has_gone_loses_it() -> None:
 class Named(profiler_pb2_grpc.ProfilerServicer):
     """Answers with the user for whom it is asked."""
 
-    def GetHost(self, _request: pb.GetHostRequest, context: Any) -> pb.Host:  # type: ignore[override]
+    def GetHost(self, _request: pb.GetHostRequest, context: Any) -> pb.Host:
         asked = dict(context.invocation_metadata())
         return pb.Host(hostname=str(asked.get("kineto-for-user", "")))
 

@@ -12,7 +12,7 @@ from kinetoctl.errors import NotFound, Refused
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
 from kinetoctl.web.http.web_messages import WebError
-from kinetoctl.web.pages.daemons import Held, HostsFound
+from kinetoctl.web.pages.daemons import HostsFound, OfHost
 from kinetoctl.web.shared.fetched_traces import FetchedTraces
 from kinetoctl.web.shared.page_user import PageUser
 from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, UserAnalyses, UserSpaces
@@ -148,7 +148,7 @@ class Daemons:
             raise NotFound(f"there is no capture {capture_id}")
         found = capture(done_target(content=self.content))
         found.id = capture_id
-        return HostsFound([Held(Place(host, host), found) for host in self.hosts])
+        return HostsFound([OfHost(Place(host, host), found) for host in self.hosts])
 
     def client(self, place: Place) -> Any:
         return nullcontext(place.host)
