@@ -39,4 +39,6 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
 
 def captures_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:
     """The same as JSON: the messages of the daemons. Raises the client's errors."""
-    return hosts_answer(context.daemons.captures(MAX_CAPTURES), "captures", several=context.daemons.several)
+    found = context.daemons.captures(MAX_CAPTURES)
+    newest = [part for _, parts in listed(found.items)[:MAX_CAPTURES] for part in parts]
+    return hosts_answer(found._replace(items=newest), "captures", several=context.daemons.several)
