@@ -3,8 +3,8 @@
 Theory of operation
     Calls run on one event loop in a thread of its own, at most CALLS_AT_ONCE at a time. A connection belongs to a host,
     not to a user: whom a call is made for goes with each call. Whoever asks many hosts waits ANSWER_S for each of them
-    and for all together, and is told which did not answer. Connections are not waited for again and again: gRPC keeps
-    trying on its own, and until it has connected, a call fails at once.
+    and for all together, and is told which did not answer. A host that was late is not waited for again and again: for
+    LATE_S it is told at once. Nor is one that cannot be reached: gRPC keeps trying on its own.
 
     Which hosts there are is looked up when somebody asks and the last answer is older than LOOK_UP_S. That may take
     WAIT_S; then the hosts of before are asked, and the new ones next time. A host that has gone loses its connection.
@@ -36,6 +36,7 @@ T = TypeVar("T")
 Metadata = Sequence[tuple[str, str]]
 CALLS_AT_ONCE = 256
 ANSWER_S = 2.0  # of a page
+LATE_S = 5.0
 LOOK_UP_S = 5.0
 WAIT_S = 1.0
 GRACE_S = 60.0  # for calls on a connection that is to be closed
@@ -96,6 +97,7 @@ class FleetHosts:
         self._looking: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._names: dict[str, str] = {}  # by address, of hosts that were asked for them
+        self._late: dict[str, float] = {}  # until when a host is not asked, by address
         self._connections: dict[str, HostConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._stamps: tuple[int, ...] = ()
@@ -146,19 +148,24 @@ class FleetHosts:
         timeout_s: float = ANSWER_S,
         retry_s: float = 0.0,
     ) -> list[HostAnswer[T]]:
-        """The answer or error of each of these hosts, within timeout_s seconds. retry_s: as of HostClient."""
+        """The answer or error of each of these hosts, within timeout_s seconds.
+
+        retry_s: as of HostClient; where it is 0, hosts that were late a moment ago are not asked.
+        """
 
         async def answer(place: Place) -> HostAnswer[T]:
+            if not retry_s and self._clock() < self._late.get(place.address, float("-inf")):
+                return HostAnswer(place, None, _too_late(place, timeout_s))
             try:
                 async with asyncio.timeout(timeout_s), self._at_once:
                     connection = self._connection(place.address)
                     client = HostClient(connection, timeout_s=timeout_s, metadata=metadata, retry_s=retry_s)
                     return HostAnswer(await self._named(place, client), await question(client, place), None)
-            except CliError as exc:
-                return HostAnswer(place, None, exc)
-            except TimeoutError:
-                late = TimedOut(f"the daemon at {place.address} did not answer within {timeout_s:g} s")
-                return HostAnswer(place, None, late)
+            except (CliError, TimeoutError) as exc:
+                error = exc if isinstance(exc, CliError) else _too_late(place, timeout_s)
+                if isinstance(error, TimedOut):
+                    self._late[place.address] = self._clock() + LATE_S
+                return HostAnswer(place, None, error)
 
         async def all_of_them() -> list[HostAnswer[T]]:
             self._renew()
@@ -214,6 +221,7 @@ class FleetHosts:
         """Closes the connections to all other addresses, once their calls have ended."""
         for address in self._connections.keys() - set(there):
             self._names.pop(address, None)
+            self._late.pop(address, None)
             closing = self._loop.create_task(close_connection(self._connections.pop(address), GRACE_S))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
@@ -223,3 +231,7 @@ class FleetHosts:
         for task in closing:
             task.cancel()
         await asyncio.gather(*closing, *map(close_connection, self._connections.values()), return_exceptions=True)
+
+
+def _too_late(place: Place, timeout_s: float) -> TimedOut:
+    return TimedOut(f"the daemon at {place.address} did not answer within {timeout_s:g} s")

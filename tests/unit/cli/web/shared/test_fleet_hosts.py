@@ -22,6 +22,7 @@ from kinetoctl.errors import TimedOut, Unreachable
 from kinetoctl.web.shared import fleet_hosts
 from kinetoctl.web.shared.fleet_hosts import (
     CALLS_AT_ONCE,
+    LATE_S,
     LOOK_UP_S,
     FleetHosts,
     HostSource,
@@ -144,6 +145,26 @@ def test_a_host_that_says_nothing_is_told_of_in_time_and_the_others_have_answere
     assert isinstance(late.error, TimedOut) and "within 0.5 s" in str(late.error)
     assert there.value == "x"
     assert "no daemon at unix:/nowhere" in str(gone.error)
+
+
+def test_a_host_that_was_late_is_not_waited_for_by_the_next_pages() -> None:
+    clock, asked = Clock(), 0
+
+    async def question(_client: HostClient, _place: Place) -> str:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.0 if asked > 1 else scaled(60))
+        return "here"
+
+    places = [Place("slow", "127.0.0.1:1")]
+    with fleet(HostSource(find=lambda: places, name="one"), clock) as hosts:
+        for _ in range(2):
+            (answer,) = hosts.ask(places, question, metadata=FOR_ADA, timeout_s=0.05)
+            assert isinstance(answer.error, TimedOut)
+        assert asked == 1
+        assert hosts.ask(places, question, metadata=FOR_ADA, retry_s=1.0)[0].value == "here"  # a capture is made
+        clock.now = LATE_S
+        assert hosts.ask(places, question, metadata=FOR_ADA)[0].value == "here"
 
 
 def test_many_hosts_are_asked_so_many_at_a_time_whoever_asks() -> None:
