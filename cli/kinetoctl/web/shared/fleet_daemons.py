@@ -21,7 +21,7 @@ from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
 from kinetoctl.web.pages.daemons import PROGRAM, HostsFound, OfHost, Unanswered
-from kinetoctl.web.shared.fleet_hosts import ANSWER_S, FleetHosts, Metadata
+from kinetoctl.web.shared.fleet_hosts import ANSWER_S, FleetHosts, UserCalls
 
 T = TypeVar("T")
 LISTED = 2048  # captures of all hosts that are listed before the newest ones are chosen
@@ -44,9 +44,9 @@ class FleetDaemons:
 
     several = True
 
-    def __init__(self, hosts: FleetHosts, metadata: Metadata, timeout_s: float) -> None:
+    def __init__(self, hosts: FleetHosts, metadata: Sequence[tuple[str, str]], timeout_s: float) -> None:
         self._hosts = hosts
-        self._metadata = metadata
+        self._user = UserCalls(metadata)
         self._program = (*hosts.source.before, PROGRAM)
         self._timeout_s = timeout_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -123,9 +123,7 @@ class FleetDaemons:
         async def create(client: HostClient, _place: Place) -> pb.Capture:
             return await client.create(spec, key)
 
-        (answer,) = self._hosts.ask(
-            [place], create, metadata=self._metadata, timeout_s=self._timeout_s, retry_s=RETRY_S
-        )
+        (answer,) = self._hosts.ask([place], create, user=self._user, timeout_s=self._timeout_s, retry_s=RETRY_S)
         if answer.value is None:
             raise answer.error or Unreachable(f"the daemon at {address} did not answer")
         return answer.value
@@ -133,7 +131,7 @@ class FleetDaemons:
     def client(self, place: Place) -> AbstractContextManager[Client]:
         """A client of one host, for files."""
         environ = self._hosts.source.environ
-        return Client(place.address, timeout_s=self._timeout_s, metadata=self._metadata, environ=environ)
+        return Client(place.address, timeout_s=self._timeout_s, metadata=self._user.metadata, environ=environ)
 
     def command(self, *words: str) -> str:
         """The command line that asks the same hosts.
@@ -158,7 +156,7 @@ class FleetDaemons:
         self, places: Sequence[Place], question: Callable[[HostClient, Place], Awaitable[T]]
     ) -> list[HostAnswer[T]]:
         limit_s = min(ANSWER_S, self._timeout_s)
-        return self._hosts.ask(places, question, metadata=self._metadata, timeout_s=limit_s)
+        return self._hosts.ask(places, question, user=self._user, timeout_s=limit_s)
 
     def _every(self, answers: Sequence[HostAnswer[list[T]]]) -> HostsFound[T]:
         """What all hosts have; with them, why there may be hosts that are not known."""

@@ -1,10 +1,11 @@
 """The hosts of a fleet, looked up again and again, and the connections to their daemons that all users share.
 
 Theory of operation
-    Calls run on one event loop in a thread of its own, at most CALLS_AT_ONCE at a time. A connection belongs to a host,
-    not to a user: whom a call is made for goes with each call. Whoever asks many hosts waits ANSWER_S for each of them
-    and for all together, and is told which did not answer. A host that was late is not waited for again and again: for
-    LATE_S it is told at once. Nor is one that cannot be reached: gRPC keeps trying on its own.
+    Calls run on one event loop in a thread of its own, at most CALLS_AT_ONCE at a time, CALLS_OF_USER of one user. A
+    connection belongs to a host, not to a user: whom a call is made for goes with each call. Whoever asks many hosts
+    waits ANSWER_S for each of them and for all together, and is told which did not answer. A host that was late is not
+    waited for again and again: for LATE_S it is told at once. Nor is one that cannot be reached: gRPC keeps trying on
+    its own.
 
     Which hosts there are is looked up when somebody asks and the last answer is older than LOOK_UP_S. That may take
     WAIT_S; then the hosts of before are asked, and the new ones next time. A host that has gone loses its connection.
@@ -33,8 +34,7 @@ from kinetoctl.client.hosts.host_targets import Place, distinct, parse_hosts, te
 from kinetoctl.errors import CliError, TimedOut, Unreachable
 
 T = TypeVar("T")
-Metadata = Sequence[tuple[str, str]]
-CALLS_AT_ONCE = 256
+CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256
 ANSWER_S = 2.0  # of a page
 LATE_S = 5.0
 LOOK_UP_S = 5.0
@@ -84,6 +84,18 @@ def hosts_of_service(name: str, port: int) -> HostSource:
     return HostSource(find=find, name=f"{name}:{port}", before=before, named=False, environ=environ)
 
 
+@dataclass(frozen=True, slots=True)
+class UserCalls:
+    """What is known of the calls for one user. metadata: goes with each call.
+
+    late: until when a host that was late is not asked, by address: for this user alone, who may be why it was.
+    """
+
+    metadata: Sequence[tuple[str, str]]
+    at_once: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_OF_USER))
+    late: dict[str, float] = field(default_factory=dict)
+
+
 class FleetHosts:
     """The hosts and the connections to them. Thread-safe; `close` ends the connections."""
 
@@ -97,7 +109,6 @@ class FleetHosts:
         self._looking: Future[None] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._names: dict[str, str] = {}  # by address, of hosts that were asked for them
-        self._late: dict[str, float] = {}  # until when a host is not asked, by address
         self._connections: dict[str, HostConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._stamps: tuple[int, ...] = ()
@@ -144,7 +155,7 @@ class FleetHosts:
         places: Sequence[Place],
         question: Callable[[HostClient, Place], Awaitable[T]],
         *,
-        metadata: Metadata,
+        user: UserCalls,
         timeout_s: float = ANSWER_S,
         retry_s: float = 0.0,
     ) -> list[HostAnswer[T]]:
@@ -154,17 +165,17 @@ class FleetHosts:
         """
 
         async def answer(place: Place) -> HostAnswer[T]:
-            if not retry_s and self._clock() < self._late.get(place.address, float("-inf")):
+            if not retry_s and self._clock() < user.late.get(place.address, float("-inf")):
                 return HostAnswer(place, None, _too_late(place, timeout_s))
             try:
-                async with asyncio.timeout(timeout_s), self._at_once:
+                async with asyncio.timeout(timeout_s), user.at_once, self._at_once:
                     connection = self._connection(place.address)
-                    client = HostClient(connection, timeout_s=timeout_s, metadata=metadata, retry_s=retry_s)
+                    client = HostClient(connection, timeout_s=timeout_s, metadata=user.metadata, retry_s=retry_s)
                     return HostAnswer(await self._named(place, client), await question(client, place), None)
             except (CliError, TimeoutError) as exc:
                 error = exc if isinstance(exc, CliError) else _too_late(place, timeout_s)
                 if isinstance(error, TimedOut):
-                    self._late[place.address] = self._clock() + LATE_S
+                    user.late[place.address] = self._clock() + LATE_S
                 return HostAnswer(place, None, error)
 
         async def all_of_them() -> list[HostAnswer[T]]:
@@ -221,7 +232,6 @@ class FleetHosts:
         """Closes the connections to all other addresses, once their calls have ended."""
         for address in self._connections.keys() - set(there):
             self._names.pop(address, None)
-            self._late.pop(address, None)
             closing = self._loop.create_task(close_connection(self._connections.pop(address), GRACE_S))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
