@@ -156,7 +156,6 @@ def pod() -> Iterator[WebPod]:
 
 def test_the_pod_shows_a_user_with_a_certificate_what_the_nodes_have(pod: WebPod) -> None:
     with pod.running():
-        assert CAPTURE in pod.shown("/")
-        assert "unanswered" not in pod.shown("/")
+        until(lambda: CAPTURE in (text := pod.shown("/")) and "unanswered" not in text, "the node is shown")
         assert "gemm" in pod.shown(f"/c/{CAPTURE}/view/kernels.json")  # by a process that it has confined
         assert "KINETO_TLS_NAME=kinetod.kineto.svc kinetoctl report --address 127.0.0.1" in pod.shown(f"/c/{CAPTURE}")

@@ -35,7 +35,7 @@ from kinetoctl.errors import CliError, TimedOut, Unreachable
 
 T = TypeVar("T")
 CALLS_AT_ONCE, CALLS_OF_USER = 1024, 256
-ANSWER_S = 2.0  # of a page
+ANSWER_S = 3.0  # of a page
 LATE_S = 5.0
 LOOK_UP_S = 5.0
 WAIT_S = 1.0

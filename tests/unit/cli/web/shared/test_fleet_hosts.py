@@ -125,10 +125,10 @@ def test_each_address_of_a_service_is_a_host_with_the_name_that_it_gives_itself(
     with serve(FakeProfiler(host=pb.Host(hostname="gpu-1"))) as server:
         source = HostSource(find=lambda: [Place("10.0.0.1", server.address)], name="service", named=False)
         with fleet(source) as hosts:
-            (answer,) = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA))
+            (answer,) = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))
             assert answer.place.host == "gpu-1"
             assert names(hosts) == ["gpu-1"]
-            hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA))
+            hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))
             assert len(server.profiler.requests) == 3  # its name is asked for once
 
 
@@ -141,9 +141,9 @@ def test_a_host_that_says_nothing_is_told_of_in_time_and_the_others_have_answere
         ]
         with fleet(HostSource(find=lambda: places, name="three")) as hosts:
             began = time.monotonic()
-            late, there, gone = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=0.5)
-            assert time.monotonic() - began < scaled(5)
-    assert isinstance(late.error, TimedOut) and "within 0.5 s" in str(late.error)
+            late, there, gone = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(2))
+            assert time.monotonic() - began < scaled(10)
+    assert isinstance(late.error, Unreachable) and "not answer" in str(late.error)
     assert there.value == "x"
     assert "no daemon at unix:/nowhere" in str(gone.error)
 
@@ -198,7 +198,7 @@ def test_users_share_a_connection_and_a_host_that_has_gone_loses_it() -> None:
         found = [Place("gpu-1", server.address)]
         with fleet(HostSource(find=lambda: list(found), name="list"), clock) as hosts:
             for user in ("ada", "bea"):
-                hosts.ask(hosts.places(), who, user=UserCalls((("kineto-for-user", user),)))
+                hosts.ask(hosts.places(), who, user=UserCalls((("kineto-for-user", user),)), timeout_s=scaled(10))
             assert list(hosts._connections) == [server.address]
             found[:] = [Place("gpu-2", "unix:/nowhere/kinetod.sock")]
             clock.now = LOOK_UP_S
