@@ -21,7 +21,7 @@ from kinetoctl.client.tracing import has_ended
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable
 from kinetoctl.options.trace_arguments import CAPTURE_ID
 from kinetoctl.web.pages.daemons import PROGRAM, HostsFound, OfHost, Unanswered
-from kinetoctl.web.shared.fleet_hosts import ANSWER_S, FleetHosts, UserCalls
+from kinetoctl.web.shared.fleet_hosts import ANSWER_S, FleetHosts, FleetUser
 
 T = TypeVar("T")
 LISTED = 2048  # captures of all hosts that are listed before the newest ones are chosen
@@ -46,7 +46,7 @@ class FleetDaemons:
 
     def __init__(self, hosts: FleetHosts, metadata: Sequence[tuple[str, str]], timeout_s: float) -> None:
         self._hosts = hosts
-        self._user = UserCalls(metadata)
+        self._user = FleetUser(metadata)
         self._program = (*hosts.source.before, PROGRAM)
         self._timeout_s = timeout_s
         self._known: OrderedDict[str, _Known] = OrderedDict()

@@ -85,7 +85,7 @@ def hosts_of_service(name: str, port: int) -> HostSource:
 
 
 @dataclass(frozen=True, slots=True)
-class UserCalls:
+class FleetUser:
     """What is known of the calls for one user. metadata: goes with each call.
 
     late: until when a host that was late is not asked, by address: for this user alone, who may be why it was.
@@ -155,7 +155,7 @@ class FleetHosts:
         places: Sequence[Place],
         question: Callable[[HostClient, Place], Awaitable[T]],
         *,
-        user: UserCalls,
+        user: FleetUser,
         timeout_s: float = ANSWER_S,
         retry_s: float = 0.0,
     ) -> list[HostAnswer[T]]:

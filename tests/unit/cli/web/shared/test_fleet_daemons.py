@@ -13,7 +13,7 @@ from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable
 from kinetoctl.web.shared import fleet_daemons
 from kinetoctl.web.shared.fleet_daemons import FleetDaemons
-from kinetoctl.web.shared.fleet_hosts import HostSource, UserCalls
+from kinetoctl.web.shared.fleet_hosts import FleetUser, HostSource
 
 FOR_ADA = (("kineto-for-user", "ada"),)
 FLEET, OWN = "20260101-000000-abcdef", "20260101-000001-000-aaaaaa"
@@ -64,7 +64,7 @@ class Hosts:
     def places(self) -> tuple[Place, ...]:
         return self.known
 
-    def ask(self, places: Any, question: Any, *, user: UserCalls, **_limits: Any) -> list[HostAnswer[Any]]:
+    def ask(self, places: Any, question: Any, *, user: FleetUser, **_limits: Any) -> list[HostAnswer[Any]]:
         assert user.metadata == FOR_ADA
         return [self._one(place, question) for place in places]
 

@@ -25,8 +25,8 @@ from kinetoctl.web.shared.fleet_hosts import (
     LATE_S,
     LOOK_UP_S,
     FleetHosts,
+    FleetUser,
     HostSource,
-    UserCalls,
     hosts_of_lists,
     hosts_of_service,
 )
@@ -125,10 +125,10 @@ def test_each_address_of_a_service_is_a_host_with_the_name_that_it_gives_itself(
     with serve(FakeProfiler(host=pb.Host(hostname="gpu-1"))) as server:
         source = HostSource(find=lambda: [Place("10.0.0.1", server.address)], name="service", named=False)
         with fleet(source) as hosts:
-            (answer,) = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))
+            (answer,) = hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(10))
             assert answer.place.host == "gpu-1"
             assert names(hosts) == ["gpu-1"]
-            hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))
+            hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(10))
             assert len(server.profiler.requests) == 3  # its name is asked for once
 
 
@@ -141,7 +141,7 @@ def test_a_host_that_says_nothing_is_told_of_in_time_and_the_others_have_answere
         ]
         with fleet(HostSource(find=lambda: places, name="three")) as hosts:
             began = time.monotonic()
-            late, there, gone = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(2))
+            late, there, gone = hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(2))
             assert time.monotonic() - began < scaled(10)
     assert isinstance(late.error, Unreachable) and "not answer" in str(late.error)
     assert there.value == "x"
@@ -157,7 +157,7 @@ def test_a_host_that_was_late_is_not_waited_for_by_the_next_pages() -> None:
         await asyncio.sleep(0.0 if asked > 1 else scaled(60))
         return "here"
 
-    ada, bea = UserCalls(FOR_ADA), UserCalls((("kineto-for-user", "bea"),))
+    ada, bea = FleetUser(FOR_ADA), FleetUser((("kineto-for-user", "bea"),))
     places = [Place("slow", "127.0.0.1:1")]
     with fleet(HostSource(find=lambda: places, name="one"), clock) as hosts:
         for _ in range(2):
@@ -185,7 +185,7 @@ def test_many_hosts_are_asked_so_many_at_a_time_of_one_user() -> None:
         return True
 
     with fleet(HostSource(find=lambda: places, name="many")) as hosts, ThreadPoolExecutor(4) as pool:
-        ada = UserCalls(FOR_ADA)
+        ada = FleetUser(FOR_ADA)
         asked = [pool.submit(hosts.ask, places, question, user=ada, timeout_s=scaled(30)) for _ in range(4)]
         answers = [answer for each in asked for answer in each.result()]
     assert len(answers) == 1200 and all(answer.value for answer in answers)
@@ -198,7 +198,7 @@ def test_users_share_a_connection_and_a_host_that_has_gone_loses_it() -> None:
         found = [Place("gpu-1", server.address)]
         with fleet(HostSource(find=lambda: list(found), name="list"), clock) as hosts:
             for user in ("ada", "bea"):
-                hosts.ask(hosts.places(), who, user=UserCalls((("kineto-for-user", user),)), timeout_s=scaled(10))
+                hosts.ask(hosts.places(), who, user=FleetUser((("kineto-for-user", user),)), timeout_s=scaled(10))
             assert list(hosts._connections) == [server.address]
             found[:] = [Place("gpu-2", "unix:/nowhere/kinetod.sock")]
             clock.now = LOOK_UP_S
@@ -252,7 +252,7 @@ def test_the_daemons_of_a_service_have_certificates_for_its_name(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved)
     for dns, answered in (("kinetod.kineto.svc", "ada"), ("other.kineto.svc", None)):
         with secured(authority, dns) as port, fleet(hosts_of_service("kinetod.kineto.svc", port)) as hosts:
-            (answer,) = hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))
+            (answer,) = hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(10))
             assert answer.value == answered, (dns, answer.error)
 
 
@@ -261,8 +261,8 @@ def test_certificates_are_read_again_when_their_files_have_changed(
 ) -> None:
     monkeypatch.setenv(endpoints.TLS_NAME_VARIABLE, "gpu-1")
     with secured(authority, "gpu-1") as port, fleet(hosts_of_lists([f"127.0.0.1:{port},"])) as hosts:
-        assert hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))[0].value == "ada"
+        assert hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(10))[0].value == "ada"
         (before,) = hosts._connections.values()
         os.utime(tmp_path / endpoints.TLS_VARIABLES[1], (1, 1))
-        assert hosts.ask(hosts.places(), who, user=UserCalls(FOR_ADA), timeout_s=scaled(10))[0].value == "ada"
+        assert hosts.ask(hosts.places(), who, user=FleetUser(FOR_ADA), timeout_s=scaled(10))[0].value == "ada"
         assert list(hosts._connections.values()) != [before]
