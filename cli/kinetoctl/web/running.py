@@ -11,6 +11,7 @@ from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import Refused
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.trace_library import TraceLibrary
+from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM
 from kinetoctl.web.analyses.worker_process import WorkerLimits
 from kinetoctl.web.application import ENTRY, WebApplication
 from kinetoctl.web.http.request_handler import RequestHandler, WebSite
@@ -23,9 +24,13 @@ from kinetoctl.web.pages.timeline_page import ui_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:
-    """traces: files instead of a daemon. port: of the pages, the UI has the next one; 0: any free ones."""
+    """traces: files, folders, patterns and URLs, instead of a daemon. url_space: bytes for copies of URLs.
+
+    port: of the pages, the UI has the next one; 0: any free ones.
+    """
 
     traces: Sequence[str] = ()
+    url_space: int = DEFAULT_ROOM
     port: int = 0
     limits: WorkerLimits = WorkerLimits()  # noqa: RUF009 - frozen
 
@@ -51,7 +56,7 @@ def running_web(
     """Serves within the context. on_entry: is given the next address when one was used. Raises Refused."""
     sessions = Sessions()
     with ExitStack() as stack:
-        library = stack.enter_context(closing(TraceLibrary(settings, options.traces)))
+        library = stack.enter_context(closing(TraceLibrary(settings, options.traces, options.url_space)))
         queue = stack.enter_context(AnalysisQueue(options.limits))
         pages = stack.enter_context(_listening(options.port))
         ui = stack.enter_context(_listening(options.port + 1 if options.port else 0))
