@@ -47,9 +47,9 @@ def _may_match(text: str) -> bool:
 @click.option(
     "--port",
     metavar="N",
-    type=click.IntRange(0, 65_534),
+    type=click.IntRange(0, 65_535),
     default=0,
-    help="Port on 127.0.0.1; the timeline has the next one.  [default: any free ones]",
+    help="Port on 127.0.0.1.  [default: any free one]",
 )
 @click.option(
     "--worker-memory",
@@ -98,7 +98,7 @@ def command(
         if no_browser or not webbrowser.open(web.address):
             say(web.address)
         if not settings.quiet:
-            say(f"serving on ports {web.pages.port} and {web.ui.port} of {HOST}; Ctrl-C ends it", err=True)
+            say(f"serving on port {web.pages.port} of {HOST}; Ctrl-C ends it", err=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     return ExitCode.DONE

@@ -31,6 +31,15 @@ def test_a_file_that_changed_has_another_identity(file: Path) -> None:
     assert all(first != second for first, second in zip(before, after, strict=True))
 
 
+def test_what_was_removed_is_said_to_be_gone(file: Path) -> None:
+    library = TraceLibrary(SETTINGS, [str(file)])
+    (found,) = library.files
+    file.unlink()
+    with pytest.raises(NotFound, match="is gone"):
+        library.find(found)
+    library.close()
+
+
 def test_only_what_the_command_line_names_is_found(file: Path) -> None:
     library = TraceLibrary(SETTINGS, [str(file)])
     for other in ("", "x", str(file), "20260131-120000-abc"):
