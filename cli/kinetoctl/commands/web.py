@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import click
+from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION, SIZE
 from kinetoctl.errors import NoSuchTrace
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.editor_option import parse_editor
 from kinetoctl.options.trace_arguments import traces_argument
 from kinetoctl.output.console import say
 
@@ -69,9 +71,22 @@ def _may_match(text: str) -> bool:
     default="8GiB",
     help="Disk space for the copies of traces at URLs.  [default: 8GiB]",
 )
+@click.option(
+    "--editor",
+    metavar="NAME",
+    type=Parsed("editor", parse_editor),
+    default="",
+    help="Make source lines links to this editor: vscode, cursor, pycharm, or an address with {path} and {line}.",
+)
 @common_options
 def command(
-    traces: tuple[str, ...], no_browser: bool, port: int, worker_memory: int, worker_time: int, url_space: int
+    traces: tuple[str, ...],
+    no_browser: bool,
+    port: int,
+    worker_memory: int,
+    worker_time: int,
+    url_space: int,
+    editor: str,
 ) -> int:
     """Show captures, processes and traces in the browser.
 
@@ -93,7 +108,7 @@ def command(
 
     settings = current()
     limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
-    options = WebOptions(traces=_files(traces), url_space=url_space, port=port, limits=limits)
+    options = WebOptions(traces=_files(traces), url_space=url_space, port=port, editor=editor, limits=limits)
     with running_web(options, settings, on_entry=partial(_tell_next, settings)) as web:
         if no_browser or not webbrowser.open(web.address):
             say(web.address)

@@ -30,12 +30,13 @@ TRIES = 10  # for a port that is free on both addresses
 class WebOptions:
     """traces: files, folders, patterns and URLs, instead of a daemon. url_space: bytes for copies of URLs.
 
-    port: 0 for any free one.
+    port: 0 for any free one. editor: template of links that open a source file; empty for none.
     """
 
     traces: Sequence[str] = ()
     url_space: int = DEFAULT_ROOM
     port: int = 0
+    editor: str = ""
     limits: WorkerLimits = WorkerLimits()  # noqa: RUF009 - frozen
 
 
@@ -73,6 +74,7 @@ def running_web(
             queue=queue,
             connect=lambda: Client(settings.address, timeout_s=settings.timeout_s),
             ui_origin=origins.ui,
+            editor=options.editor,
         )
         application = WebApplication(context, sessions, on_entry=lambda: on_entry(running.address))
         sites = (

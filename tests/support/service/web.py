@@ -93,12 +93,13 @@ class Browser:
 
 
 @contextmanager
-def browsing(traces: Sequence[Path] = (), address: str = NO_DAEMON) -> Iterator[Browser]:
+def browsing(traces: Sequence[Path] = (), address: str = NO_DAEMON, editor: str = "") -> Iterator[Browser]:
     """A server and a client that has entered."""
     settings = CommonOptions(address=address, output="table", color=False, quiet=True, timeout_s=scaled(60))
-    with running_web(WebOptions(traces=[str(path) for path in traces]), settings) as web:
+    with running_web(WebOptions(traces=[str(path) for path in traces], editor=editor), settings) as web:
         browser = Browser(web)
         browser.enter()
+        browser.shown("/")
         yield browser
 
 

@@ -21,7 +21,7 @@ from kinetoctl.web.analyses.trace_runs import MAX_FILES, Run, RunFinder
 LOOK_S = 1.0
 PAUSE = 10
 FIRST_S = 0.7  # that the first page waits for the first look
-WRITING_S = 3.0  # a file that changed so lately is being written
+WRITING_S = 5.0  # a file that changed so lately is being written
 MAX_LISTED = 500
 MAX_GONE = 50
 MAX_KNOWN = 20_000

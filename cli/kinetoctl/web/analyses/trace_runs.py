@@ -182,6 +182,8 @@ def _file(path: Path) -> _File | None:
 
 def _runs(home: Path, files: Sequence[_File]) -> list[Run]:
     """The runs of these files. A file whose beginning cannot be read is a run of its own."""
+    if [file.path for file in files] == [str(home)]:
+        return [_run(str(home), str(home), (str(home),), files)]
     from kineto_trace.open.local_traces import is_trace_file
     from kineto_trace.open.trace_discovery import find_traces
 

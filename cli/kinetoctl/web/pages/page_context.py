@@ -33,7 +33,7 @@ PROGRAM = "kinetoctl"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
     """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served; empty
-    if it is not. scratch: where files are made for the timeline; the system's folder for such files if None.
+    if it is not. editor: template of links that open a source file, see editor_option; empty for none. scratch: where files are made for the timeline; the system's folder for such files if None.
     """
 
     settings: CommonOptions
@@ -41,6 +41,7 @@ class PageContext:
     queue: Analyses
     connect: Callable[[], Client]
     ui_origin: str
+    editor: str = ""
     scratch: Path | None = None
 
     @property
@@ -163,6 +164,7 @@ def render(name: str, context: PageContext, request: WebRequest, session: WebSes
     headers = values.pop("headers", {})
     text = _templates.get_template(name).render(
         files=context.files,
+        editor=context.editor,
         path=request.path,
         form_secret=session.form_secret,
         host=context.settings.address,
