@@ -63,7 +63,8 @@ _STATIC: Mapping[str, tuple[str, str]] = {
     "style.css": ("kineto_trace.html", "page"),
     "page.js": ("kineto_trace.html", "page"),
     **dict.fromkeys(
-        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")
+        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "timeline.js", "icon.svg"),
+        ("kinetoctl.web.pages", "static"),
     ),
 }
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (

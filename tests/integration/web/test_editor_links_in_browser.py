@@ -15,7 +15,7 @@ JOB = Path(__file__).parents[2] / "data/h200/ddp4"
 FRAMES = (
     "/job/train.py(12): run",
     "/job/a?b#c%41.py(7): quoted",
-    "/job/a\"><img src=x>.py(8): markup",
+    '/job/a"><img src=x>.py(8): markup',
     "/job/\u202e/x.py(3): turned",
     "//server/share/x.py(3): elsewhere",
     "relative.py(3): nowhere",
@@ -85,7 +85,7 @@ def test_a_file_and_its_line_in_two_columns_are_a_link(new_tab: Any, server: Bro
       document.querySelector("main tbody tr").replaceChildren(...row("td", ["/job/\\"%25 x.py", "1,234"]));
       return import("/static/editor.js?again");
     }""")
-    assert links(tab)["/job/\"%25 x.py"] == "vscode://file/job/%22%2525%20x.py:1234"
+    assert links(tab)['/job/"%25 x.py'] == "vscode://file/job/%22%2525%20x.py:1234"
 
 
 def test_frames_of_samples_are_links(new_tab: Any, server: Browser) -> None:

@@ -48,6 +48,16 @@ def test_the_address_of_the_terminal_opens_the_page_and_leaves_no_token(new_tab:
     assert (tab.problems, tab.elsewhere) == ([], [])
 
 
+def test_the_next_address_works_in_the_tab_that_refused_the_last_one(new_tab: Any, server: Browser) -> None:
+    used = server.web.address
+    entered(new_tab, server)
+    tab = new_tab()
+    tab.page.goto(used)
+    tab.page.get_by_role("alert").wait_for()
+    tab.page.goto(server.web.address)
+    tab.page.get_by_role("heading", name="Traces").wait_for()
+
+
 def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = entered(new_tab, server)
     views = re.findall(r'/view/(\w+)"', server.shown(f"/c/{ids[0]}").text)

@@ -69,15 +69,17 @@ def test_no_name_in_a_trace_acts(firefox: Firefox, server: Browser, ids: list[st
 def test_selectors_show_what_they_say(firefox: Firefox, server: Browser, ids: list[str]) -> None:
     opened(firefox, server, f"/c/{ids[0]}/view/kernels")
     server.shown(f"/c/{ids[0]}/view/kernels?rank=1")
-    firefox.run("document.querySelector('select[name=rank]').value = '1'; document.querySelector('form.options').requestSubmit()")
+    firefox.run("document.querySelector('select[name=rank]').value = '1'")
+    firefox.run("document.querySelector('form.options').requestSubmit()")
     firefox.wait("location.search.includes('rank=1') && document.querySelector('tbody tr')")
-    found = firefox.run("return [...document.querySelectorAll('tbody tr td:first-child')].map((cell) => cell.textContent)")
+    cells = "[...document.querySelectorAll('tbody tr td:first-child')]"
+    found = firefox.run(f"return {cells}.map((cell) => cell.textContent)")
     assert set(found) == {"1"}
 
 
 def test_tables_sort(firefox: Firefox, server: Browser, ids: list[str]) -> None:
     opened(firefox, server, f"/c/{ids[1]}/view/kernels")
-    firefox.run("[...document.querySelectorAll('th button')].find((each) => each.dataset.figure.endsWith('.calls')).focus()")
+    firefox.run("document.querySelector('th button[data-figure$=\".calls\"]').focus()")
     firefox.press(ENTER)
     firefox.wait("document.querySelector('th[aria-sort=descending]')")
 

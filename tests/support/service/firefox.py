@@ -84,7 +84,8 @@ class Firefox:
     def problems(self) -> list[str]:
         """What the console has said since the last call of the pages at 127.0.0.1."""
         self.ask("Marionette:SetContext", value="chrome")
-        said = self.run("const all = Services.console.getMessageArray().map(String); Services.console.reset(); return all")
+        said = self.run("return Services.console.getMessageArray().map(String)")
+        self.run("Services.console.reset()")
         self.ask("Marionette:SetContext", value="content")
         return [text for text in said if "http://127.0.0.1" in text]
 

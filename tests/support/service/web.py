@@ -40,9 +40,7 @@ class Browser:
         """The origin of the pages."""
         return origin(self.web.pages.port)
 
-    def ask(
-        self, path: str, method: str = "GET", fields: Mapping[str, str] | None = None, **headers: str
-    ) -> Page:
+    def ask(self, path: str, method: str = "GET", fields: Mapping[str, str] | None = None, **headers: str) -> Page:
         """One request. headers: their names with underscores; they replace what is sent otherwise."""
         answer, content = self._asked(path, method, fields, headers)
         return Page(answer.status, content.decode("utf-8", "replace"), dict(answer.getheaders()))

@@ -47,7 +47,10 @@ class ListedTrace:
 
 
 class TraceList:
-    """The runs of files, folders and patterns. Thread-safe. clock: of changes of files; timer: seconds that only grow."""
+    """The runs of files, folders and patterns. Thread-safe.
+
+    clock: of changes of files, in seconds since 1970; timer: seconds that only grow.
+    """
 
     def __init__(
         self,

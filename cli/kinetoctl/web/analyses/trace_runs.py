@@ -68,9 +68,9 @@ class _Homes:
 
 
 class RunFinder:
-    """Finds the runs of one argument: a file, a folder or a pattern. full: whether it has more files than are looked at.
+    """Finds the runs of one argument: a file, a folder or a pattern. `find` is called by one thread at a time.
 
-    `find` is called by one thread at a time.
+    full: whether there are more files than are looked at.
     """
 
     def __init__(self, argument: str) -> None:
@@ -188,7 +188,7 @@ def _runs(home: Path, files: Sequence[_File]) -> list[Run]:
     from kineto_trace.open.trace_discovery import find_traces
 
     below = home.is_dir()
-    paths = [file.path for file in files if not below or os.path.isdir(file.path) or is_trace_file(Path(file.path))]
+    paths = [file.path for file in files if not below or _is_one(Path(file.path)) or is_trace_file(Path(file.path))]
     try:
         with trace_errors():
             sources = find_traces(*paths, captures="all")

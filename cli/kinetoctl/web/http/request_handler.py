@@ -23,7 +23,7 @@ Application = Callable[[WebRequest], WebAnswer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSite:
-    """What a server answers at one host: its origin, the policy that goes with its answers, and where they come from."""
+    """What a server answers at one host: its origin, the policy of its answers, and where they come from."""
 
     origin: str
     policy: str

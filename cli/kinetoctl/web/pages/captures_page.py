@@ -33,7 +33,9 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
         traces=context.library.listed(),
         notes=context.library.notes(),
         looked=context.library.looked,
-        command=context.command("report", *context.library.arguments) if context.files else context.command("captures", "list"),
+        command=context.command("report", *context.library.arguments)
+        if context.files
+        else context.command("captures", "list"),
         headers={} if context.library.looked else {"Refresh": REFRESH_S},
     )
 

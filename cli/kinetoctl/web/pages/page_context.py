@@ -33,7 +33,8 @@ PROGRAM = "kinetoctl"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
     """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served; empty
-    if it is not. editor: template of links that open a source file, see editor_option; empty for none. scratch: where files are made for the timeline; the system's folder for such files if None.
+    if it is not. editor: template of links that open a source file, as editor_option has them; empty for none.
+    scratch: where files are made for the timeline; the system's folder for such files if None.
     """
 
     settings: CommonOptions
@@ -152,7 +153,9 @@ def _since(unix_s: float) -> str:
 
 def _environment() -> Environment:
     made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
-    made.filters.update(human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of)
+    made.filters.update(
+        human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of
+    )
     return made
 
 

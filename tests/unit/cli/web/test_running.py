@@ -28,9 +28,9 @@ def test_nobody_else_can_listen_where_the_browser_looks_for_the_ui(ipv6_port: in
 
 def test_a_port_that_somebody_has_on_ipv6_is_refused(ipv6_port: int) -> None:
     taken = socket.create_server(("::1", ipv6_port), family=socket.AF_INET6)
-    with taken, pytest.raises(Refused, match="port .* on ::1 cannot be used"):
-        with running_web(WebOptions(port=ipv6_port), SETTINGS):
-            pass
+    refused = pytest.raises(Refused, match=f"port {ipv6_port} on ::1 cannot be used")
+    with taken, refused, running_web(WebOptions(port=ipv6_port), SETTINGS):
+        pass
 
 
 def test_the_ui_is_served_on_the_port_of_the_pages_over_both_addresses(ipv6_port: int) -> None:
