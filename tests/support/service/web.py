@@ -97,7 +97,7 @@ def browsing(traces: Sequence[Path] = (), address: str = NO_DAEMON, editor: str 
     with running_web(WebOptions(traces=[str(path) for path in traces], editor=editor), settings) as web:
         browser = Browser(web)
         browser.enter()
-        browser.shown("/")
+        browser.shown("/")  # the traces were looked for
         yield browser
 
 

@@ -1,8 +1,7 @@
 """The traces that the pages can show: those of captures, through the daemon, or what the command line names.
 
-The command line names files, folders, patterns (trace_list.py) and URLs (url_copies.py). A capture's files are found as
-for `kinetoctl report ID`: the daemon is asked first, with the caller's rights; what is downloaded stays until the server
-ends.
+The command line names files, folders, patterns (trace_list.py) and URLs (url_copies.py). Of captures, the daemon is
+asked first, with the caller's rights, as by `kinetoctl report ID`; what is downloaded stays until the server ends.
 """
 
 import hashlib

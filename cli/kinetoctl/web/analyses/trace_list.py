@@ -68,7 +68,7 @@ class TraceList:
         self._due_s = float("-inf")
         self._looking: Future[None] | None = None
         self._found = 0
-        self.looked = False
+        self.looked = not arguments
 
     def close(self) -> None:
         """Looks no more."""

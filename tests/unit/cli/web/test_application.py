@@ -266,7 +266,9 @@ def test_scripts_are_small() -> None:
 
 def test_without_a_daemon_the_first_page_says_what_to_do() -> None:
     with browsing(address="unix:/nowhere/kinetod.sock") as browser:
-        page = browser.ask("/").text
+        found = browser.ask("/")
+        page = found.text
+        assert "Refresh" not in found.headers
         assert "no daemon at unix:/nowhere/kinetod.sock" in page
         assert "Start a daemon with" in page
         assert browser.ask("/live").status == 200
