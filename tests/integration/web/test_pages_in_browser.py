@@ -56,6 +56,7 @@ def test_the_next_address_works_in_the_tab_that_refused_the_last_one(new_tab: An
     tab.page.get_by_role("alert").wait_for()
     tab.page.goto(server.web.address)
     tab.page.get_by_role("heading", name="Traces").wait_for()
+    assert tab.page.url == f"{server.own}/"
 
 
 def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: Browser, ids: list[str]) -> None:
