@@ -75,7 +75,6 @@ def _may_match(text: str) -> bool:
     "--editor",
     metavar="NAME",
     type=Parsed("editor", parse_editor),
-    default="",
     help="Make source lines links to this editor: vscode, cursor, pycharm, or an address with {path} and {line}.",
 )
 @common_options
@@ -86,7 +85,7 @@ def command(
     worker_memory: int,
     worker_time: int,
     url_space: int,
-    editor: str,
+    editor: str | None,
 ) -> int:
     """Show captures, processes and traces in the browser.
 
@@ -108,7 +107,7 @@ def command(
 
     settings = current()
     limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
-    options = WebOptions(traces=_files(traces), url_space=url_space, port=port, editor=editor, limits=limits)
+    options = WebOptions(traces=_files(traces), url_space=url_space, port=port, editor=editor or "", limits=limits)
     with running_web(options, settings, on_entry=partial(_tell_next, settings)) as web:
         if no_browser or not webbrowser.open(web.address):
             say(web.address)
