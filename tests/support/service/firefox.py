@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +35,11 @@ class Firefox:
         self._count = 0
         self._read()
         self.ask("WebDriver:NewSession")
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._file.close()
+        self._socket.close()
 
     def ask(self, command: str, **values: Any) -> Any:
         """The answer to one command. Raises FirefoxError."""
@@ -106,6 +111,7 @@ def running_firefox() -> Iterator[Firefox]:
             try:
                 port = Path(folder) / "MarionetteActivePort"
                 until(lambda: port.is_file() and port.read_text().strip(), "the port of Firefox")
-                yield Firefox(int(port.read_text()))
+                with closing(Firefox(int(port.read_text()))) as firefox:
+                    yield firefox
             finally:
                 process.terminate()
