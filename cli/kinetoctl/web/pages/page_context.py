@@ -33,7 +33,8 @@ PROGRAM = "kinetoctl"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
     """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served; empty
-    if it is not. scratch: where files are made for the timeline; the system's folder for such files if None.
+    if it is not. editor: template of links that open a source file, as editor_option has them; empty for none.
+    scratch: where files are made for the timeline; the system's folder for such files if None.
     """
 
     settings: CommonOptions
@@ -41,12 +42,13 @@ class PageContext:
     queue: Analyses
     connect: Callable[[], Client]
     ui_origin: str
+    editor: str = ""
     scratch: Path | None = None
 
     @property
     def files(self) -> bool:
         """Whether the pages are about files alone."""
-        return bool(self.library.files)
+        return self.library.of_files
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -104,13 +106,15 @@ class PageContext:
         return self.queue.result(identity, job, wait_s=wait_s)
 
     def name(self, trace_id: str) -> str:
-        """What people call these traces: the argument of the command line, or the id of the capture."""
-        return self.library.files.get(trace_id, trace_id)
+        """What people call these traces: their file, folder or URL, or the id of the capture."""
+        return self.library.name(trace_id)
 
     def command(self, *words: str) -> str:
-        """The command line that prints what a page shows."""
-        address = () if self.files else ("--address", self.settings.address)
-        return shlex.join((PROGRAM, words[0], *address, *words[1:]))
+        """The command line that prints what a page shows. Names of traces become what names them in a terminal."""
+        if self.files:
+            named = [word for name in words[1:] for word in self.library.words(name)]
+            return shlex.join((PROGRAM, words[0], *named))
+        return shlex.join((PROGRAM, words[0], "--address", self.settings.address, *words[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +146,16 @@ def with_help(error: CliError) -> str:
     return f"{error}\n{error.help_text}".strip()
 
 
+def _since(unix_s: float) -> str:
+    """How long ago that was; empty for 0."""
+    return units.age(int(unix_s * 1e9)) if unix_s else ""
+
+
 def _environment() -> Environment:
     made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
-    made.filters.update(human=human, size=units.size, age=units.age, moment=units.moment, places_of=places_of)
+    made.filters.update(
+        human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of
+    )
     return made
 
 
@@ -156,6 +167,7 @@ def render(name: str, context: PageContext, request: WebRequest, session: WebSes
     headers = values.pop("headers", {})
     text = _templates.get_template(name).render(
         files=context.files,
+        editor=context.editor,
         path=request.path,
         form_secret=session.form_secret,
         host=context.settings.address,
