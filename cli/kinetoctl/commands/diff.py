@@ -11,7 +11,7 @@ import click
 from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
-from kinetoctl.base.diff_names import DIFF_VIEWS
+from kinetoctl.base.diff_names import DIFF_VIEWS, TREE, TREE_VIEWS
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import NotComparable, UsageProblem
 from kinetoctl.exit_codes import ExitCode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 20
 WITH_TOTALS = ("ops", "modules", "paths")
-STEPS, RANKS, TREE, CHECKS = "steps", "ranks", "tree", "checks"
+STEPS, RANKS, CHECKS = "steps", "ranks", "checks"
 DEFAULT_BY = (STEPS, "ops", "kernels")
 ROOT = "0"
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file that GitHub Actions shows as the summary of a job
@@ -50,6 +50,8 @@ class DiffOptions:
     by: tuple[str, ...]
     total: bool
     everything: bool
+    rank: int | None
+    base_rank: int | None
     path: str | None
     compat: str | None
     limit: int | None
@@ -93,6 +95,13 @@ class DiffOptions:
     help="Write the changes and the checks as Markdown.",
 )
 @click.option("--github-summary", is_flag=True, help=f"Append that to the file that ${GITHUB_SUMMARY} names.")
+@click.option("--rank", metavar="N", type=int, help="Only this rank of OTHER.")
+@click.option(
+    "--base-rank",
+    metavar="N",
+    type=int,
+    help="Only this rank of BASELINE, with which every rank of OTHER is compared.",
+)
 @click.option(
     "--path",
     metavar="PATH",
@@ -118,6 +127,7 @@ def command(baseline: str, other: str, **values: Any) -> int:
     kinetoctl diff --by kernels -o csv before.json.gz after.json.gz
     kinetoctl diff --fail-on 5% --junit diff.xml before/ after/
     kinetoctl diff --by tree --path 0-2 before.json.gz after.json.gz
+    kinetoctl diff --base-rank 0 --rank 3 job/ job/
 
     Times are means per whole step. A difference is called a change only if it is beyond the noise over the steps.
     Folders and patterns stand for the ranks of a job, which are matched by their numbers.
@@ -126,7 +136,11 @@ def command(baseline: str, other: str, **values: Any) -> int:
     _check(options)
     with trace_errors():
         with found_traces([baseline], settings) as first, found_traces([other], settings) as second:
-            results = _results(options, _ranks(baseline, first), _ranks(other, second))
+            chosen = _of_rank(other, _ranks(other, second), options.rank)
+            before = _of_rank(baseline, _ranks(baseline, first), options.base_rank)
+            if options.base_rank is not None:  # with every rank
+                before = dict.fromkeys(chosen, before[options.base_rank])
+            results = _results(options, before, chosen)
         checks = _checks(options, results)
     _show(_with_checks(results, checks, settings), options, settings)
     _write(results, checks, options)
@@ -157,6 +171,15 @@ def _ranks(argument: str, sources: Sequence["Source"]) -> dict[int, "Source"]:
             raise UsageProblem(f"{argument} has several traces of rank {source.rank}; name one of them: {both}")
         found[source.rank] = source
     return found
+
+
+def _of_rank(argument: str, found: dict[int, "Source"], rank: int | None) -> dict[int, "Source"]:
+    """The trace of this rank alone; all of them for None. Raises UsageProblem."""
+    if rank is None:
+        return found
+    if rank not in found:
+        raise UsageProblem(f"{argument} has no trace of rank {rank}; there are: {', '.join(map(str, found))}")
+    return {rank: found[rank]}
 
 
 def _results(
@@ -206,7 +229,6 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
     """The results that go by nodes of the tree, and others beside them. Raises UsageProblem for jobs."""
     from kineto_trace.analysis.diff.diff_views import compare
     from kineto_trace.catalog.view_catalog import find_view
-    from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
     from kineto_trace.view_api.view import Compat
 
     for side in (first, second):
@@ -219,10 +241,8 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
     node, compat = options.path or ROOT, Compat(options.compat or Compat.NONE)
     found = {}
     for name in options.names:
-        if name == TREE:
-            found[name] = diff_tree(before, after, path=node, compat=compat)
-        elif name == "ops" and (options.path is not None or options.compat):
-            found[name] = diff_tree_ops(before, after, path=node, compat=compat)
+        if name == TREE or (name == "ops" and (options.path is not None or options.compat)):
+            found[name] = compare(find_view(TREE_VIEWS[name]), before, after, path=node, compat=compat)
         else:
             chosen = {"total": options.total} if name in WITH_TOTALS else {}
             found[name] = compare(find_view(DIFF_VIEWS[name]), before, after, **chosen)

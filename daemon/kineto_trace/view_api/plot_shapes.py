@@ -106,6 +106,8 @@ SHAPES: Mapping[str, Shape] = {
     "diff_operators": _PER_STEP,
     "diff_python_functions": _PER_STEP,
     "diff_step_times": _PER_STEP,
+    "diff_tree": Pairs(("path", "name"), "total_baseline_us", "total_other_us", depth="depth"),
+    "diff_tree_operators": Pairs(("name",), "device_total_baseline_us", "device_total_other_us"),
     "distributed_overlap": Parts(_STEP, ("computation_us", "overlapping_us", "communication_us", "other_us")),
     "distributed_wait": Parts(_STEP, ("transfer_us", "synchronizing_us")),
     "findings": Parts(("title",), ("saving_pct",)),

@@ -97,11 +97,12 @@ def parts(result: ResultData, shape: Parts, rows: npt.NDArray[np.int64]) -> dict
 
 
 def paired_rows(result: ResultData, shape: Pairs) -> list[int]:
-    """Returns the places of the rows that have bars: all of them, or those inside of the outermost one."""
+    """Returns the places of the rows that have bars: all of them, or those inside of the outermost one if any are."""
+    everything = list(range(len(result)))
     if not shape.depth:
-        return list(range(len(result)))
+        return everything
     depths = result.values(shape.depth)
-    return [row for row, depth in enumerate(depths) if depth > min(depths)]
+    return [row for row in everything if depths[row] > min(depths)] or everything
 
 
 def named_parts(result: ResultData, shape: NamedParts, bars: Sequence[npt.NDArray[np.int64]]) -> dict[str, Values]:

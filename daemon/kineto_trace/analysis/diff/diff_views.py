@@ -26,6 +26,7 @@ from kineto_trace.analysis.diff.row_samples import (
 )
 from kineto_trace.analysis.diff.step_noise import ERROR_RATE, Differences, StepTimes, differences, typical
 from kineto_trace.analysis.diff.step_samples import StepSamples, aligned, mean_of_ranks
+from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view
@@ -64,13 +65,20 @@ COLUMNS = columns(
 
 
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
-    """Returns one of the views below for two traces. Raises ViewError for unknown options."""
-    return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)])
+    """Returns a view that compares traces for two of them. Raises ViewError for unknown options."""
+    return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)], **options)
 
 
-def compare_jobs(of: View, baseline: Sequence[StepSamples], other: Sequence[StepSamples]) -> Result:
-    """Returns one of the views below for what `of.partial` gave for each rank: steps are means over the ranks."""
-    return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))])
+def compare_jobs(of: View, baseline: Sequence[Any], other: Sequence[Any], **options: Any) -> Result:
+    """Returns such a view for what `of.partial` gave for each rank: steps are means over the ranks.
+
+    Raises ViewError for several ranks of a view that does not compare steps.
+    """
+    if len(baseline) == len(other) == 1:
+        return of.combine([(0, baseline[0]), (1, other[0])], **options)
+    if not all(isinstance(each, StepSamples) for each in (*baseline, *other)):
+        raise ViewError(f"view {of.name} compares one trace with one: choose a rank")
+    return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))], **options)
 
 
 def compare_ranks(baseline: Mapping[int, StepSamples], other: Mapping[int, StepSamples]) -> Result:
