@@ -107,26 +107,28 @@ def _compared(result: ResultData, shapes: Sequence[Pairs]) -> Markup:
 def _both(
     result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()
 ) -> Markup:
-    """shapes: by what its bars are called."""
+    """shapes: by what their bars are called."""
     figures = list(shapes.values())
+    told = list(shapes) if len(shapes) > 1 else [""]  # one alone stands in the title
+    of = "".join(f": {name}" for name in shapes if name and len(shapes) == 1)
     factor, unit = scale(result, [name for each in figures for name in (each.baseline, each.other)])
     names = labels(result, figures[0].label)
     values = {name: _known(numbers(result, name) * factor) for each in figures for name in (each.baseline, each.other)}
     verdicts = {each.verdict: result.values(each.verdict) for each in figures if each.verdict}
     found = [
         Pair(
-            label=", ".join(filter(None, (names[row], title))),
+            label=", ".join(filter(None, (names[row], name))),
             baseline=values[shape.baseline][row],
             other=values[shape.other][row],
             noise=bool(shape.verdict) and verdicts[shape.verdict][row] == NOISE,
             href=hrefs[row] if hrefs else "",
         )
         for row in rows
-        for title, shape in shapes.items()
+        for name, shape in zip(told, figures, strict=True)
     ]
     drawn = pair_bars(found, unit), difference_bars(found, unit)
     return Markup("").join(
-        Markup('<p class="chart-title">{}</p>{}').format(title, each)
+        Markup('<p class="chart-title">{}</p>{}').format(title + of, each)
         for title, each in zip(("Both traces", "Differences"), drawn, strict=True)
         if each
     )

@@ -185,6 +185,21 @@ def test_jobs_without_a_common_rank_are_refused(run: Run, traces: Path) -> None:
     assert run(traces / "old" / "rank0", traces / "new" / "rank3").code == 0  # two traces alone
 
 
+def test_a_rank_of_a_job_is_compared_with_another_one(run: Run, traces: Path, tmp_path: Path) -> None:
+    save(tmp_path, "rank0", 9000, 1, rank=0)
+    save(tmp_path, "rank1", 11_000, 21, rank=1)
+    both = (tmp_path, tmp_path, "--by", "ops", "-o", "json")
+    rows = run(*both, "--rank", "1", "--base-rank", "0").json()["ops"]["rows"]
+    assert (rows[0]["name"], rows[0]["verdict"]) == ("aten::mm", "slower")
+    rows = run(*both, "--rank", "0", "--base-rank", "0").json()["ops"]["rows"]
+    assert {row["delta_us"] for row in rows} == {0.0}
+    every = run(tmp_path, tmp_path, "--by", "steps", "--base-rank", "0", "-o", "json").json()
+    assert [row["name"] for row in every["ranks"]["rows"]] == ["rank 0", "rank 1"]
+    assert every["ranks"]["rows"][1]["verdict"] == "slower"
+    result = run(tmp_path, tmp_path, "--base-rank", "7")
+    assert (result.code, "has no trace of rank 7; there are: 0, 1" in result.stderr) == (ExitCode.USAGE, True)
+
+
 def test_the_tree_leads_into_a_node_and_to_its_operators(run: Run, tmp_path: Path) -> None:
     both = store(tmp_path / "rank0", rank=0), store(tmp_path / "rank1", rank=1, kernel_us=60)
     rows = run(*both, "--by", "tree", "-o", "json").json()["tree"]["rows"]

@@ -1,7 +1,8 @@
+import pickle
 from typing import Any
 
 import pytest
-from kineto_trace.analysis.diff.diff_views import compare
+from kineto_trace.analysis.diff.diff_views import compare, compare_jobs
 from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_operators
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -113,6 +114,28 @@ def test_operators_inside_a_node_are_compared_by_name() -> None:
 def test_with_the_plug_ins_figures_external_ids_decide() -> None:
     rows = compare(diff_tree, BASE, OTHER, compat=Compat.PLUGIN).rows()
     assert rows[0]["device_baseline_us"] == 0  # no operator has the calls' 77
+
+
+def test_rows_have_their_depth_and_the_name_of_the_side_that_has_one() -> None:
+    rows = compare(diff_tree, BASE, OTHER).rows()
+    assert [(row["depth"], row["name"]) for row in rows] == [
+        (0, "CompositeNodes"),
+        (1, "aten::a"),
+        (1, "nn.Module: Net_0"),
+        (1, "CompositeNodes"),
+        (1, "Optimizer.step#SGD.step"),
+    ]
+
+
+def test_the_tree_of_a_trace_can_come_from_another_process() -> None:
+    sides = [(rank, pickle.loads(pickle.dumps(diff_tree.partial(each)))) for rank, each in enumerate((BASE, OTHER))]
+    assert diff_tree.combine(sides).rows() == compare(diff_tree, BASE, OTHER).rows()
+
+
+def test_several_ranks_have_no_tree_together() -> None:
+    side_of = diff_tree.partial(BASE)
+    with pytest.raises(ViewError, match="view diff_tree compares one trace with one: choose a rank"):
+        compare_jobs(diff_tree, [side_of, side_of], [side_of, side_of])
 
 
 def test_a_path_that_does_not_exist_is_refused() -> None:
