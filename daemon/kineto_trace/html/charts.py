@@ -124,7 +124,7 @@ def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
             if width >= LEAST_WIDTH:
                 title = f"{_line(pair.label)}, {name}: {figure(value or 0.0)} {unit}"
                 pieces += _RECT.format(0, 0.5 * number, _place(width), 0.46, 1 - number, title)
-        values = " → ".join("–" if value is None else figure(value) for value in (pair.baseline, pair.other))
+        values = " → ".join("?" if value is None else figure(value) for value in (pair.baseline, pair.other))
         rows.append(_pair_row(pair, pieces, f"{values} {unit}"))
     keys = _KEY.format("series-1", BASELINE) + _KEY.format("series-0", OTHER)
     return _keys(keys) + _rows(rows, f"Chart of both traces in {unit}", linked=any(pair.href for pair in pairs))

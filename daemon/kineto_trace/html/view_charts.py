@@ -20,6 +20,7 @@ from kineto_trace.html.charts import (
     pair_bars,
     stacked_bars,
 )
+from kineto_trace.view_api.column_units import scaled_unit
 from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.shape_values import (
@@ -104,34 +105,46 @@ def _compared(result: ResultData, shapes: Sequence[Pairs]) -> Markup:
     return _both(result, dict(zip(titles, shown, strict=True)), range(min(len(result), MAX_BARS)))
 
 
-def _both(
-    result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()
-) -> Markup:
+def _both(result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()) -> Markup:
     """shapes: by what their bars are called."""
     figures = list(shapes.values())
     told = list(shapes) if len(shapes) > 1 else [""]  # one alone stands in the title
     of = "".join(f": {name}" for name in shapes if name and len(shapes) == 1)
-    factor, unit = scale(result, [name for each in figures for name in (each.baseline, each.other)])
+    columns = [name for each in figures for name in (each.baseline, each.other)]
+    values = {name: numbers(result, name) for name in columns}
     names = labels(result, figures[0].label)
-    values = {name: _known(numbers(result, name) * factor) for each in figures for name in (each.baseline, each.other)}
     verdicts = {each.verdict: result.values(each.verdict) for each in figures if each.verdict}
-    found = [
-        Pair(
-            label=", ".join(filter(None, (names[row], name))),
-            baseline=values[shape.baseline][row],
-            other=values[shape.other][row],
-            noise=bool(shape.verdict) and verdicts[shape.verdict][row] == NOISE,
-            href=hrefs[row] if hrefs else "",
-        )
-        for row in rows
-        for name, shape in zip(told, figures, strict=True)
-    ]
-    drawn = pair_bars(found, unit), difference_bars(found, unit)
+
+    def drawn(factor: float) -> list[Pair]:
+        known = {name: _known(values[name] * factor) for name in columns}
+        found = [
+            Pair(
+                label=", ".join(filter(None, (names[row], name))),
+                baseline=known[shape.baseline][row],
+                other=known[shape.other][row],
+                noise=bool(shape.verdict) and verdicts[shape.verdict][row] == NOISE,
+                href=hrefs[row] if hrefs else "",
+            )
+            for row in rows
+            for name, shape in zip(told, figures, strict=True)
+        ]
+        return [pair for pair in found if pair.baseline or pair.other]
+
+    (factor, unit), (finer, fine_unit) = scale(result, columns), _delta_scale(result, figures, values)
+    charts = pair_bars(drawn(factor), unit), difference_bars(drawn(finer), fine_unit)
     return Markup("").join(
         Markup('<p class="chart-title">{}</p>{}').format(title + of, each)
-        for title, each in zip(("Both traces", "Differences"), drawn, strict=True)
+        for title, each in zip(("Both traces", "Differences"), charts, strict=True)
         if each
     )
+
+
+def _delta_scale(result: ResultData, shapes: Sequence[Pairs], values: Mapping[str, Values]) -> tuple[float, str]:
+    """A factor and the unit that it leads to: the one that fits the largest difference."""
+    deltas = [np.abs(values[each.other] - values[each.baseline]) for each in shapes]
+    largest = max(float(np.nanmax(each, initial=0)) for each in deltas)
+    factor, unit = scaled_unit(column_of(result, shapes[0].other).unit, largest)
+    return factor, unit or "count"
 
 
 def _spread(result: ResultData, shape: Spread) -> Markup:

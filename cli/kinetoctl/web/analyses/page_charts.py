@@ -104,7 +104,10 @@ def memory_holders(result: Result) -> Drawn:
 
 
 def tree_levels(result: Result, *, address: str) -> Drawn:
-    """The view diff_tree: both traces, whose bars lead into the nodes. address: of the page of a node, up to its path."""
+    """The view diff_tree: both traces, with bars that lead into the nodes.
+
+    address: of the page of a node, up to its path.
+    """
     hrefs = [f"{address}{row['path']}" if at and row["children"] else "" for at, row in enumerate(result.rows())]
     shape = SHAPES[result.view]
     assert isinstance(shape, Pairs)

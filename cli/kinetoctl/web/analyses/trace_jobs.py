@@ -101,7 +101,7 @@ class TraceJobs:
     ) -> list[dict[str, Any]]:
         """What the page of a capture begins with, in one value: texts, and a document for each table.
 
-        base, base_rank: the traces to compare with, and the only one of them; then `compared` has the views that COMPARED_FIRST names.
+        base, base_rank: as for views; then `compared` has the views that COMPARED_FIRST names.
         """
         sources = self._sources(paths, None)
         found = first_screen(self._combined(first_requests(len(sources)), sources), len(sources))
@@ -134,8 +134,8 @@ class TraceJobs:
     ) -> list[dict[str, Any]]:
         """Each view's result. rank and step: the only ones of interest.
 
-        base: the traces to compare with. base_rank: the only one of them, with which every trace is compared. compare: the views that are not comparisons themselves of which a comparison
-        with them is added, as `compared`.
+        base: the traces to compare with. base_rank: the only one of them, with which every trace is compared.
+        compare: the views that are not comparisons themselves of which a comparison with them is added, as `compared`.
         drawings: the options of those of page_charts, by view; other views have charts of their own.
         """
         views = [find_view(name) for name in names]
@@ -260,9 +260,7 @@ class TraceJobs:
             raise MemoryError
         return contribution
 
-    def _comparison(
-        self, request: Request, result: Result, base: BaselineTraces, sources: Sequence[Source]
-    ) -> Result:
+    def _comparison(self, request: Request, result: Result, base: BaselineTraces, sources: Sequence[Source]) -> Result:
         """The result beside that of the baseline, or why there is no such comparison."""
         try:
             if result.failure:
@@ -291,9 +289,7 @@ class TraceJobs:
         before, after = ({rank: self._context(source).get(extent) for source, rank in side} for side in (base, sources))
         return view_differences(baseline, result, (before, after))
 
-    def _results(
-        self, requests: Sequence[Request], before: BaselineTraces, sources: Sequence[Source]
-    ) -> list[Result]:
+    def _results(self, requests: Sequence[Request], before: BaselineTraces, sources: Sequence[Source]) -> list[Result]:
         """The result of each view; of a comparison, if it is the only one, with the traces before."""
         if len(requests) == 1 and requests[0].view.startswith(DIFF):
             return [self._compared(find_view(requests[0].view), before, sources, requests[0].options)]
@@ -305,7 +301,10 @@ class TraceJobs:
         if not base.sources:
             raise FileError(f"view {view.name} compares two traces: choose a baseline")
         pairs = base.pairs(sources)
-        sides = base.sources[:1] if base.rank is not None else [before for before, _ in pairs], [own for _, own in pairs]
+        sides = (
+            base.sources[:1] if base.rank is not None else [before for before, _ in pairs],
+            [own for _, own in pairs],
+        )
         before, after = ([view.partial(self._context(each), **options) for each in side] for side in sides)
         return compare_jobs(view, before, after, **options)
 

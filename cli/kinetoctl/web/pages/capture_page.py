@@ -22,7 +22,9 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
     if not unfinished and has_trace(capture):
         asked = ask(lambda: context.first_screen(capture_id, baseline.trace_id, baseline.rank_number))
-    ranks = [] if asked.failure or unfinished else ask(lambda: context.ranks(context.library.find(capture_id))).documents
+    ranks = (
+        [] if asked.failure or unfinished else ask(lambda: context.ranks(context.library.find(capture_id))).documents
+    )
     catalog = ask(lambda: context.catalog(WAIT_S))
     first = asked.documents[0] if asked.documents else None
     name = context.name(capture_id)

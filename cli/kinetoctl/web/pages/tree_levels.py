@@ -16,7 +16,7 @@ _LEVEL = "-"  # between the numbers of a path
 class TreeLevel:
     """Where the page of a node leads. above: paths and addresses of the nodes around it, the root first.
 
-    inside: the address of each row's node; empty for those that have nothing inside. operators: of the node's operators.
+    inside: the address of each row's node; empty for those that have nothing inside. operators: that of its operators.
     """
 
     above: list[tuple[str, str]]

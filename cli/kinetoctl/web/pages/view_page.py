@@ -141,7 +141,10 @@ def _command(context: PageContext, choice: ViewChoice) -> str:
     by = next((word for word, view in DIFF_VIEWS.items() if view == compared), None)
     words = ["--by", by] if by is not None else _tree_words(choice)
     if words:
-        ranks, traces = choice.baseline.words(choice.rank), (context.name(base) or "BASELINE", context.name(choice.trace_id))
+        ranks, traces = (
+            choice.baseline.words(choice.rank),
+            (context.name(base) or "BASELINE", context.name(choice.trace_id)),
+        )
         return context.command("diff", *words, *ranks, *traces)
     settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
     return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))

@@ -121,6 +121,11 @@ def test_two_traces_have_two_bars_a_row_and_their_difference() -> None:
     ]
 
 
+def test_small_differences_have_a_unit_of_their_own_and_rows_of_nothing_no_bars() -> None:
+    drawn = chart(of("diff_operators", 2, name=["mm", "none"], baseline_us=[3e3, 0.0], other_us=[3000.25, 0.0]))
+    assert told(drawn) == ["3 → 3 ms", "+0.25 µs"]
+
+
 def test_of_the_tree_the_nodes_inside_are_drawn() -> None:
     drawn = chart(of("diff_tree", 3, depth=[0, 1, 1], path=["0", "0-0", "0-1"], name=["all", "a", "b"]))
     assert re.findall(r'chart-label">([^<]*)<', drawn)[:2] == ["0-0, a", "0-1, b"]

@@ -20,7 +20,8 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.view_api.result import Result
 from support.trace_files.ranks import context as of_events
-from support.trace_files.ranks import event, launched, step
+from support.trace_files.ranks import event, launched
+from support.trace_files.ranks import step as marked
 from support.trace_files.step_traces import context, noisy, stepped
 from support.trace_files.traces import START_NS, trace
 
@@ -202,7 +203,7 @@ def with_inner(inner_us: int) -> Context:
         line
         for number in (1, 2, 3)
         for line in (
-            step(number, 1000 * number, 900),
+            marked(number, 1000 * number, 900),
             event("cpu_op", "aten::linear", 1000 * number + 10, 20 + inner_us),
             event("cpu_op", "aten::mm", 1000 * number + 20, inner_us),
             *launched("gemm", 1000 * number + 22, 1000 * number + 500, 70, number),
@@ -222,7 +223,10 @@ def test_operators_have_totals_of_both_traces_beside_their_own_times() -> None:
     assert ([gpu[name] for name in names], gpu["verdict"]) == ([0, 0, 0], "within noise")  # what it launched itself
     assert [gpu[f"total_{name}"] for name in names] == pytest.approx([70, 70, 0])
     assert found.values("name")[0] == "aten::mm"  # changes of its own come first
-    total = {(row["name"], row["time"]): row for row in compare(diff_operators, with_inner(100), with_inner(200), total=True).rows()}
+    total = {
+        (row["name"], row["time"]): row
+        for row in compare(diff_operators, with_inner(100), with_inner(200), total=True).rows()
+    }
     assert all(row["baseline_us"] == row["total_baseline_us"] for row in total.values())
 
 

@@ -147,5 +147,7 @@ def test_a_path_that_does_not_exist_is_refused() -> None:
 
 def test_empty_traces_are_blank() -> None:
     empty = Context(trace({}))
-    assert [(row["name_baseline"], row["total_delta_us"]) for row in compare(diff_tree, empty, empty).rows()] == [("Blank", 0)]
+    assert [(row["name_baseline"], row["total_delta_us"]) for row in compare(diff_tree, empty, empty).rows()] == [
+        ("Blank", 0)
+    ]
     assert len(compare(diff_tree_operators, empty, BASE)) == 3
