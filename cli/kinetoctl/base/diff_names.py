@@ -18,3 +18,4 @@ COUNTERPARTS = {  # views of one trace: those that compare the same in two, step
     "call_tree": "diff_call_paths",
     "python_samples": "diff_python_functions",
 }
+COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline

@@ -38,7 +38,7 @@ from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.result_files import csv_bytes
 from kineto_trace.view_api.view import View
 
-from kinetoctl.base.diff_names import COUNTERPARTS
+from kinetoctl.base.diff_names import COMPARED_FIRST, COUNTERPARTS
 from kinetoctl.base.view_settings import options_of, type_text
 from kinetoctl.errors import CliError
 from kinetoctl.output.result_tables import documents
@@ -47,7 +47,6 @@ from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_va
 from kinetoctl.web.analyses.page_charts import DRAWINGS
 
 MAX_OPEN = 8  # ranks
-COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline
 MAX_ROWS = 20_000  # of one result
 MAX_CSV_ROWS = 200_000
 DIFF, STEP = "diff_", "step"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.client import enum_names
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
@@ -56,6 +57,26 @@ def baseline_values(
         "base_ranks": _ranks(context, chosen) if chosen.trace_id else [],
         "base_rank": chosen.rank,
     }
+
+
+def comparison_command(
+    context: PageContext,
+    trace_id: str,
+    chosen: Baseline,
+    views: Sequence[str],
+    *,
+    rank: str = "",
+    settings: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The command that compares these views of a trace with a baseline. rank: of the trace, "" for all."""
+    words = []
+    for name in views:
+        by = next((word for word, view in DIFF_VIEWS.items() if view in (name, COUNTERPARTS.get(name))), None)
+        words += ["--by", by] if by is not None else ["--view", name]
+    if "--view" in words:
+        words += [word for name, value in settings for word in ("--set", f"{name}={value}")]
+    traces = context.name(chosen.trace_id) or "BASELINE", context.name(trace_id)
+    return context.command("diff", *words, *chosen.words(rank), *traces)
 
 
 def _ranks(context: PageContext, chosen: Baseline) -> list[tuple[str, str]]:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from kinetoctl.base.diff_names import COMPARED_FIRST
 from kinetoctl.client import enum_names
 from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
 from kinetoctl.web.pages.json_answers import json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
@@ -41,7 +42,9 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         first=first,
         **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),
         groups=[] if unfinished else grouped(catalog.documents),
-        command=context.command("report", name),
+        command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
+        if baseline.trace_id
+        else context.command("report", name),
         json="" if capture is None else f"/c/{capture_id}.json",
         headers={**asked.headers, **catalog.headers},
         facts=_facts(first) if capture is None else facts(capture),

@@ -4,7 +4,7 @@ from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
@@ -33,7 +33,7 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         **baseline_values(context, trace_id, baseline_of(request), ranks.documents),
         asked=asked,
         documents={document["view"]: document for document in asked.documents} if asked is not ranks else {},
-        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
@@ -43,6 +43,13 @@ def memory_json(context: PageContext, request: WebRequest, _session: WebSession,
     """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
     arguments = _arguments(request, MAX_ROWS)
     return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
+    baseline = baseline_of(request)
+    if baseline.trace_id:
+        return comparison_command(context, trace_id, baseline, VIEWS[2:], rank=request.first("rank"))
+    return context.command("report", *(word for view in VIEWS for word in ("--view", view)), context.name(trace_id))
 
 
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:

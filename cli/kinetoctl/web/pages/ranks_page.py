@@ -5,7 +5,7 @@ from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baseline_of, baseline_values
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, row_limit
@@ -38,7 +38,7 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
         asked=asked,
         documents=documents,
         stepless=documents.get("rank_steps", {}).get("steps") == ["all"],
-        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
@@ -48,6 +48,13 @@ def ranks_json(context: PageContext, request: WebRequest, _session: WebSession, 
     """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
     arguments = _arguments(request, trace_id, MAX_ROWS)
     return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
+    baseline = baseline_of(request)
+    if baseline.trace_id:
+        return comparison_command(context, trace_id, baseline, VIEWS)
+    return context.command("report", *(word for view in VIEWS for word in ("--view", view)), context.name(trace_id))
 
 
 def _value(request: WebRequest) -> str:

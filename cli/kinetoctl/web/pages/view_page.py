@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS, TREE, TREE_VIEWS
+from kinetoctl.base.diff_names import DIFF_VIEWS, TREE, TREE_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values
+from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
@@ -136,18 +136,15 @@ def _documents(
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
-    base = choice.baseline.trace_id
-    compared = choice.name if choice.compares or not base else COUNTERPARTS.get(choice.name, "")
-    by = next((word for word, view in DIFF_VIEWS.items() if view == compared), None)
-    words = ["--by", by] if by is not None else _tree_words(choice)
-    if words:
-        ranks, traces = (
-            choice.baseline.words(choice.rank),
-            (context.name(base) or "BASELINE", context.name(choice.trace_id)),
-        )
-        return context.command("diff", *words, *ranks, *traces)
-    settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
-    return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))
+    name, trace_id, baseline = choice.name, choice.trace_id, choice.baseline
+    tree = _tree_words(choice)
+    if tree:
+        traces = context.name(baseline.trace_id) or "BASELINE", context.name(trace_id)
+        return context.command("diff", *tree, *baseline.words(choice.rank), *traces)
+    if name in DIFF_VIEWS.values() or (baseline.trace_id and not choice.compares):
+        return comparison_command(context, trace_id, baseline, [name], rank=choice.rank, settings=choice.settings)
+    settings = [word for key, value in choice.settings for word in ("--set", f"{key}={value}")]
+    return context.command("report", "--view", name, *settings, context.name(trace_id))
 
 
 def _tree_words(choice: ViewChoice) -> list[str]:

@@ -195,6 +195,21 @@ def test_a_comparison_of_two_ranks_is_there_as_csv(browser: Browser, ids: list[s
     assert float(step.split(",")[3]) == 100.0
 
 
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("", "--by steps --view time_causes --base-rank 0"),
+        ("/ranks", "--view rank_steps --view ranks --view collective_summary --base-rank 0"),
+        ("/memory", "--view memory_peak_blocks --view memory_statistics --rank 1 --base-rank 0"),
+        ("/view/step_phases", "--view step_phases --rank 1 --base-rank 0"),
+        ("/view/diff_kernel_names", "--by kernels --rank 1 --base-rank 0"),
+    ],
+)
+def test_the_command_below_a_comparison_makes_it(browser: Browser, ids: list[str], page: str, command: str) -> None:
+    text = browser.ask(f"/c/{ids[0]}{page}?rank=1&base={ids[0]}&base_rank=0").text
+    assert f"kinetoctl diff {command} " in text
+
+
 def test_a_baseline_without_that_rank_is_said(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/c/{ids[0]}/view/diff_step_times?rank=1&base={ids[0]}&base_rank=7").text
     assert "there is no trace of rank 7 in the baseline; there are: 0, 1" in page
