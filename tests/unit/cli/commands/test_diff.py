@@ -207,7 +207,7 @@ def test_the_rows_of_a_view_are_compared(run: Run, traces: Path) -> None:
     (row,) = found["profiler_steps_difference"]["rows"]
     assert (row["duration_verdict"], row["duration_delta_us"] > 1000) == ("longer", True)
     every = run(traces / "old", traces / "new", "--view", "profiler_steps", "-o", "json")
-    assert [row["rank"] for row in every.json()["profiler_steps_difference"]["rows"]] == [1, 2]
+    assert {row["rank"] for row in every.json()["profiler_steps_difference"]["rows"]} == {1, 2}
     assert every.code == ExitCode.PARTIAL
     assert list(run(*both, "--by", "steps", "--view", "overview", "-o", "json").json()) == [
         "steps",
