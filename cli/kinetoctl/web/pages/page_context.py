@@ -91,9 +91,10 @@ class PageContext:
         )
         return found
 
-    def first_screen(self, trace_id: str, base: str = "") -> list[dict[str, Any]]:
+    def first_screen(self, trace_id: str, base: str = "", base_rank: int | None = None) -> list[dict[str, Any]]:
         """What the page of a capture begins with: one value of TraceJobs.first_screen. Raises as `results` does."""
-        found: list[dict[str, Any]] = self.answer(trace_id, {"job": "first_screen"}, base=base)
+        job = {"job": "first_screen", "base_rank": base_rank}
+        found: list[dict[str, Any]] = self.answer(trace_id, job, base=base)
         return found
 
     def answer(self, trace_id: str, job: dict[str, Any], *, base: str = "", wait_s: float = WAIT_S) -> Any:
