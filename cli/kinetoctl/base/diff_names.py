@@ -8,6 +8,8 @@ DIFF_VIEWS = {  # compared per step
     "paths": "diff_call_paths",
     "python": "diff_python_functions",
 }
+TREE = "tree"
+TREE_VIEWS = {TREE: "diff_tree", "ops": "diff_tree_operators"}  # of one node, as sums over all steps
 COUNTERPARTS = {  # views of one trace: those that compare the same in two, step by step
     "step_breakdown": "diff_step_times",
     "operators": "diff_operators",
@@ -16,3 +18,4 @@ COUNTERPARTS = {  # views of one trace: those that compare the same in two, step
     "call_tree": "diff_call_paths",
     "python_samples": "diff_python_functions",
 }
+COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline

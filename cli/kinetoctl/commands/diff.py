@@ -11,7 +11,8 @@ import click
 from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, current, table_options
-from kinetoctl.base.diff_names import DIFF_VIEWS
+from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS, TREE, TREE_VIEWS
+from kinetoctl.base.view_settings import options_of, parse_setting
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.errors import NotComparable, UsageProblem
 from kinetoctl.exit_codes import ExitCode
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LIMIT = 20
 WITH_TOTALS = ("ops", "modules", "paths")
-STEPS, RANKS, TREE, CHECKS = "steps", "ranks", "tree", "checks"
+STEPS, RANKS, CHECKS = "steps", "ranks", "checks"
 DEFAULT_BY = (STEPS, "ops", "kernels")
 ROOT = "0"
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"  # the file that GitHub Actions shows as the summary of a job
@@ -48,8 +49,12 @@ class DiffOptions:
     """The options as click parsed them; None or empty: not given."""
 
     by: tuple[str, ...]
+    views: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
     total: bool
     everything: bool
+    rank: int | None
+    base_rank: int | None
     path: str | None
     compat: str | None
     limit: int | None
@@ -61,7 +66,8 @@ class DiffOptions:
     @property
     def names(self) -> list[str]:
         """What to compare, each once; what --fail-on needs is among it."""
-        chosen = self.by or ((TREE, "ops") if self.path is not None else DEFAULT_BY)
+        default = (TREE, "ops") if self.path is not None else () if self.views else DEFAULT_BY
+        chosen = self.by or default
         return list(dict.fromkeys((*chosen, *(view for view, _ in self.fail_on))))
 
 
@@ -73,6 +79,20 @@ class DiffOptions:
     type=click.Choice([*DIFF_VIEWS, TREE]),
     multiple=True,
     help=f"What to compare; repeatable.  [default: {', '.join(DEFAULT_BY)}]",
+)
+@click.option(
+    "--view",
+    "views",
+    metavar="NAME",
+    multiple=True,
+    help="View of `kinetoctl report` whose rows to compare; repeatable.",
+)
+@click.option(
+    "--set",
+    "settings",
+    type=Parsed("name=value", parse_setting),
+    multiple=True,
+    help="Set an option of these views, or of one of them with VIEW.NAME=VALUE; repeatable.",
 )
 @click.option("--total", is_flag=True, help="Times of ops, modules and paths with what is inside them.")
 @click.option("--all", "everything", is_flag=True, help="Show rows within the noise too (other formats have them).")
@@ -93,6 +113,13 @@ class DiffOptions:
     help="Write the changes and the checks as Markdown.",
 )
 @click.option("--github-summary", is_flag=True, help=f"Append that to the file that ${GITHUB_SUMMARY} names.")
+@click.option("--rank", metavar="N", type=int, help="Only this rank of OTHER.")
+@click.option(
+    "--base-rank",
+    metavar="N",
+    type=int,
+    help="Only this rank of BASELINE, with which every rank of OTHER is compared.",
+)
 @click.option(
     "--path",
     metavar="PATH",
@@ -118,6 +145,8 @@ def command(baseline: str, other: str, **values: Any) -> int:
     kinetoctl diff --by kernels -o csv before.json.gz after.json.gz
     kinetoctl diff --fail-on 5% --junit diff.xml before/ after/
     kinetoctl diff --by tree --path 0-2 before.json.gz after.json.gz
+    kinetoctl diff --base-rank 0 --rank 3 job/ job/
+    kinetoctl diff --view overview --view step_phases before/ after/
 
     Times are means per whole step. A difference is called a change only if it is beyond the noise over the steps.
     Folders and patterns stand for the ranks of a job, which are matched by their numbers.
@@ -126,7 +155,11 @@ def command(baseline: str, other: str, **values: Any) -> int:
     _check(options)
     with trace_errors():
         with found_traces([baseline], settings) as first, found_traces([other], settings) as second:
-            results = _results(options, _ranks(baseline, first), _ranks(other, second))
+            chosen = _of_rank(other, _ranks(other, second), options.rank)
+            before = _of_rank(baseline, _ranks(baseline, first), options.base_rank)
+            if options.base_rank is not None:  # with every rank
+                before = dict.fromkeys(chosen, before[options.base_rank])
+            results = _results(options, before, chosen)
         checks = _checks(options, results)
     _show(_with_checks(results, checks, settings), options, settings)
     _write(results, checks, options)
@@ -140,6 +173,12 @@ def _check(options: DiffOptions) -> None:
         raise click.UsageError(f"--compat is for --by {TREE} and --by ops")
     if options.fail_on and (options.path is not None or options.compat):
         raise click.UsageError("--fail-on judges times per step; --path and --compat compare sums")
+    for name in options.views:
+        by = next((by for by, view in DIFF_VIEWS.items() if view == COUNTERPARTS.get(name)), None)
+        if by is not None:
+            raise click.UsageError(f"--view {name} is compared step by step: use --by {by}")
+    if options.settings and not options.views:
+        raise click.UsageError("--set is for --view")
     if options.total and set(options.names).isdisjoint(WITH_TOTALS):
         raise click.UsageError(f"--total is for --by {', '.join(WITH_TOTALS)}")
     if options.junit is not None and not options.fail_on:
@@ -159,6 +198,15 @@ def _ranks(argument: str, sources: Sequence["Source"]) -> dict[int, "Source"]:
     return found
 
 
+def _of_rank(argument: str, found: dict[int, "Source"], rank: int | None) -> dict[int, "Source"]:
+    """The trace of this rank alone; all of them for None. Raises UsageProblem."""
+    if rank is None:
+        return found
+    if rank not in found:
+        raise UsageProblem(f"{argument} has no trace of rank {rank}; there are: {', '.join(map(str, found))}")
+    return {rank: found[rank]}
+
+
 def _results(
     options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"]
 ) -> dict[str, "Result"]:
@@ -169,6 +217,13 @@ def _results(
         raise UsageProblem(
             f"the two jobs have no rank in common: {', '.join(map(str, first))} and {', '.join(map(str, second))}"
         )
+    views = _views(options, first, second, shared) if options.views else {}
+    return {**(_per_step(options, first, second, shared) if options.names else {}), **views}
+
+
+def _per_step(
+    options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"], shared: Sequence[int]
+) -> dict[str, "Result"]:
     if not set(options.names) <= set(DIFF_VIEWS) or options.path is not None or options.compat:
         return _trees(options, first, second)
     return _compared(options, first, second, shared)
@@ -202,11 +257,43 @@ def _compared(
     return {name: replace(result, notes=(*result.notes, *missing)) for name, result in results.items()}
 
 
+def _views(
+    options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"], shared: Sequence[int]
+) -> dict[str, "Result"]:
+    """The rows of views beside each other. Raises ViewError for those whose rows have no counterparts."""
+    from dataclasses import replace
+
+    from kineto_trace.analysis.diff.diff_views import missing_ranks
+    from kineto_trace.analysis.diff.view_differences import extent, view_differences
+    from kineto_trace.catalog.view_catalog import find_view
+    from kineto_trace.catalog.view_runner import Request, all_combined, contribution_of
+
+    views = [find_view(name) for name in dict.fromkeys(options.views)]
+    chosen = options_of(views, options.settings)
+    requests = [Request(view=view.name, options=chosen[view.name]) for view in views]
+    results, extents = [], []
+    for sources in (first, second):
+        contributions, lengths = [], {}
+        for rank in shared:
+            context = open_context(sources[rank])
+            source = replace(sources[rank], rank=rank)
+            contributions.append(contribution_of(source, context, requests, alone=len(shared) == 1))
+            lengths[rank] = context.get(extent)
+        results.append(all_combined(requests, contributions))
+        extents.append(lengths)
+    missing = tuple(missing_ranks(first, second))
+    found = {}
+    for before, after in zip(*results, strict=True):
+        failed = next((result for result in (before, after) if result.failure), None)
+        result = failed or view_differences(before, after, (extents[0], extents[1]))
+        found[result.view] = replace(result, notes=(*result.notes, *missing))
+    return found
+
+
 def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[int, "Source"]) -> dict[str, "Result"]:
     """The results that go by nodes of the tree, and others beside them. Raises UsageProblem for jobs."""
     from kineto_trace.analysis.diff.diff_views import compare
     from kineto_trace.catalog.view_catalog import find_view
-    from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
     from kineto_trace.view_api.view import Compat
 
     for side in (first, second):
@@ -219,10 +306,8 @@ def _trees(options: DiffOptions, first: Mapping[int, "Source"], second: Mapping[
     node, compat = options.path or ROOT, Compat(options.compat or Compat.NONE)
     found = {}
     for name in options.names:
-        if name == TREE:
-            found[name] = diff_tree(before, after, path=node, compat=compat)
-        elif name == "ops" and (options.path is not None or options.compat):
-            found[name] = diff_tree_ops(before, after, path=node, compat=compat)
+        if name == TREE or (name == "ops" and (options.path is not None or options.compat)):
+            found[name] = compare(find_view(TREE_VIEWS[name]), before, after, path=node, compat=compat)
         else:
             chosen = {"total": options.total} if name in WITH_TOTALS else {}
             found[name] = compare(find_view(DIFF_VIEWS[name]), before, after, **chosen)

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import click
+from kineto_protos.options import Parsed
 
 from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.value_types import DURATION, SIZE
 from kinetoctl.errors import NoSuchTrace
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.editor_option import parse_editor
 from kinetoctl.options.trace_arguments import traces_argument
 from kinetoctl.output.console import say
 
@@ -23,11 +25,22 @@ NS_PER_S = 10**9
 
 
 def _files(arguments: Sequence[str]) -> list[str]:
-    """The arguments, each of which names files here. Raises NoSuchTrace."""
+    """The arguments, each of which names files here, or where some may come, or a URL. Raises NoSuchTrace."""
+    from kineto_trace.store.object_stores import is_url
+
     for text in arguments:
-        if not Path(text).exists() and not glob.glob(text, recursive=True):  # noqa: PTH207 - absolute patterns too
+        if not is_url(text) and not _may_match(text):
             raise NoSuchTrace(f"there is no file {text}")
     return list(dict.fromkeys(arguments))
+
+
+def _may_match(text: str) -> bool:
+    """Whether there is such a file or folder, or a folder in which files may match this pattern."""
+    if Path(text).exists() or not glob.has_magic(text):
+        return Path(text).exists()
+    parts = Path(text).parts
+    fixed = parts[: next(at for at, part in enumerate(parts) if glob.has_magic(part))]
+    return Path(*fixed).is_dir()
 
 
 @click.command("web")
@@ -36,9 +49,9 @@ def _files(arguments: Sequence[str]) -> list[str]:
 @click.option(
     "--port",
     metavar="N",
-    type=click.IntRange(0, 65_534),
+    type=click.IntRange(0, 65_535),
     default=0,
-    help="Port on 127.0.0.1; the timeline has the next one.  [default: any free ones]",
+    help="Port on 127.0.0.1.  [default: any free one]",
 )
 @click.option(
     "--worker-memory",
@@ -52,31 +65,54 @@ def _files(arguments: Sequence[str]) -> list[str]:
     default="60s",
     help="Time that one analysis may take before it is ended.  [default: 60s]",
 )
+@click.option(
+    "--url-space",
+    type=SIZE,
+    default="8GiB",
+    help="Disk space for the copies of traces at URLs.  [default: 8GiB]",
+)
+@click.option(
+    "--editor",
+    metavar="NAME",
+    type=Parsed("editor", parse_editor),
+    help="Make source lines links to this editor: vscode, cursor, pycharm, or an address with {path} and {line}.",
+)
 @common_options
-def command(traces: tuple[str, ...], no_browser: bool, port: int, worker_memory: int, worker_time: int) -> int:
+def command(
+    traces: tuple[str, ...],
+    no_browser: bool,
+    port: int,
+    worker_memory: int,
+    worker_time: int,
+    url_space: int,
+    editor: str | None,
+) -> int:
     """Show captures, processes and traces in the browser.
 
     \b
     kinetoctl web                                captures of the daemon
     kinetoctl web trace.json.gz other.json.gz    these files, without a daemon
+    kinetoctl web runs/                          the traces below a folder, and those that come
+    kinetoctl web s3://bucket/prefix             copies of what is there
 
     The page runs on this machine as you, until Ctrl-C. It asks the daemon with your rights. Only your own programs can
     connect to it, and the address works for one browser, once; the terminal then prints the next one. Nothing is
     loaded from the internet.
 
-    Each TRACE is a file, a folder or a glob pattern; the traces of a folder or pattern are taken as the ranks of a job.
+    Each TRACE is a file, a folder, a glob pattern or a URL as for `kinetoctl report`. The ranks of a job are one entry
+    of the list, and so is each run of a TensorBoard log folder. The list keeps itself up to date.
     """
     from kinetoctl.web.analyses.worker_process import WorkerLimits  # with the rest of what only the server needs
     from kinetoctl.web.running import WebOptions, running_web
 
     settings = current()
     limits = WorkerLimits(memory_bytes=max(worker_memory, MIN_MEMORY_BYTES), job_s=max(1, worker_time // NS_PER_S))
-    options = WebOptions(traces=_files(traces), port=port, limits=limits)
+    options = WebOptions(traces=_files(traces), url_space=url_space, port=port, editor=editor or "", limits=limits)
     with running_web(options, settings, on_entry=partial(_tell_next, settings)) as web:
         if no_browser or not webbrowser.open(web.address):
             say(web.address)
         if not settings.quiet:
-            say(f"serving on ports {web.pages.port} and {web.ui.port} of {HOST}; Ctrl-C ends it", err=True)
+            say(f"serving on port {web.pages.port} of {HOST}; Ctrl-C ends it", err=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     return ExitCode.DONE

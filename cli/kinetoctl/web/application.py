@@ -14,7 +14,7 @@ from kinetoctl.web.http import security
 from kinetoctl.web.http.sessions import COOKIE, LIFETIME_S, Sessions, WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
-from kinetoctl.web.pages.captures_page import captures_json, captures_page
+from kinetoctl.web.pages.captures_page import captures_json, captures_page, traces_json
 from kinetoctl.web.pages.counters_page import counters_json, counters_page
 from kinetoctl.web.pages.flame_page import flame_json, flame_page
 from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
@@ -33,6 +33,7 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
     for method, pattern, page in (
         ("GET", "/", captures_page),
         ("GET", r"/captures\.json", captures_json),
+        ("GET", r"/traces\.json", traces_json),
         ("GET", "/live", live_page),
         ("GET", r"/live\.json", live_json),
         ("POST", "/live/trace", trace_form),
@@ -62,7 +63,8 @@ _STATIC: Mapping[str, tuple[str, str]] = {
     "style.css": ("kineto_trace.html", "page"),
     "page.js": ("kineto_trace.html", "page"),
     **dict.fromkeys(
-        ("web.css", "web.js", "enter.js", "flame.js", "timeline.js", "icon.svg"), ("kinetoctl.web.pages", "static")
+        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "timeline.js", "icon.svg"),
+        ("kinetoctl.web.pages", "static"),
     ),
 }
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (

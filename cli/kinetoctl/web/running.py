@@ -1,5 +1,7 @@
-"""Puts the parts together and serves them until Ctrl-C: the pages on one port, the Perfetto UI on another."""
+"""Puts the parts together and serves them until Ctrl-C: the pages and the Perfetto UI, each at a host of its own."""
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -11,23 +13,31 @@ from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import Refused
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.trace_library import TraceLibrary
+from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM
 from kinetoctl.web.analyses.worker_process import WorkerLimits
 from kinetoctl.web.application import ENTRY, WebApplication
 from kinetoctl.web.http.request_handler import RequestHandler, WebSite
-from kinetoctl.web.http.security import HOST, Origins, origin, page_policy, ui_policy
+from kinetoctl.web.http.security import HOST, HOST_V6, Origins, origin, page_policy, ui_origin, ui_policy
 from kinetoctl.web.http.sessions import Sessions
 from kinetoctl.web.http.web_server import WebServer
 from kinetoctl.web.pages.daemons import OneDaemon
 from kinetoctl.web.pages.page_context import PageContext
 from kinetoctl.web.pages.timeline_page import ui_file
 
+TRIES = 10  # for a port that is free on both addresses
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:
-    """traces: files instead of a daemon. port: of the pages, the UI has the next one; 0: any free ones."""
+    """traces: files, folders, patterns and URLs, instead of a daemon. url_space: bytes for copies of URLs.
+
+    port: 0 for any free one. editor: template of links that open a source file; empty for none.
+    """
 
     traces: Sequence[str] = ()
+    url_space: int = DEFAULT_ROOM
     port: int = 0
+    editor: str = ""
     limits: WorkerLimits = WorkerLimits()  # noqa: RUF009 - frozen
 
 
@@ -36,7 +46,6 @@ class RunningWeb:
     """A server that serves. `address` has the token for the next browser."""
 
     pages: WebServer
-    ui: WebServer
     sessions: Sessions
 
     @property
@@ -52,33 +61,50 @@ def running_web(
     """Serves within the context. on_entry: is given the next address when one was used. Raises Refused."""
     sessions = Sessions()
     with ExitStack() as stack:
-        library = stack.enter_context(closing(TraceLibrary(settings, options.traces)))
+        library = stack.enter_context(closing(TraceLibrary(settings, options.traces, options.url_space)))
         queue = stack.enter_context(AnalysisQueue(options.limits))
-        pages = stack.enter_context(_listening(options.port))
-        ui = stack.enter_context(_listening(options.port + 1 if options.port else 0))
-        origins = Origins(origin(pages.port), origin(ui.port))
-        running = RunningWeb(pages, ui, sessions)
+        servers = _listening(options.port)
+        for server in servers:
+            stack.enter_context(server)
+        pages = servers[0]
+        origins = Origins(origin(pages.port), ui_origin(pages.port))
+        running = RunningWeb(pages, sessions)
         context = PageContext(
             settings=settings,
             library=library,
             queue=queue,
             daemons=OneDaemon(lambda: Client(settings.address, timeout_s=settings.timeout_s), settings.address),
             ui_origin=origins.ui,
+            editor=options.editor,
         )
         application = WebApplication(context, sessions, on_entry=lambda: on_entry(running.address))
-        sites = {
-            pages: WebSite(origin=origins.pages, policy=page_policy(origins), application=application),
-            ui: WebSite(origin=origins.ui, policy=ui_policy(origins), application=ui_file),
-        }
-        for server, site in sites.items():
-            server.answer_with(partial(RequestHandler, site))
+        sites = (
+            WebSite(origin=origins.pages, policy=page_policy(origins), application=application),
+            WebSite(origin=origins.ui, policy=ui_policy(origins), application=ui_file),
+        )
+        for server in servers:
+            server.answer_with(partial(RequestHandler, sites))
             threading.Thread(target=server.serve, name="web", daemon=True).start()
             stack.callback(server.shutdown)
         yield running
 
 
-def _listening(port: int) -> WebServer:
+def _listening(port: int) -> list[WebServer]:
+    """Servers on this port of both loopback addresses; on IPv4 alone if this machine has no IPv6. Raises Refused."""
+    for _ in range(1 if port else TRIES):
+        first = _server(port, HOST)
+        try:
+            return [first, WebServer(first.port, host=HOST_V6)]
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                return [first]
+            first.server_close()
+            taken = first.port
+    raise Refused(f"port {taken} on {HOST_V6} cannot be used: {os.strerror(errno.EADDRINUSE)}")
+
+
+def _server(port: int, host: str) -> WebServer:
     try:
-        return WebServer(port)
+        return WebServer(port, host=host)
     except OSError as exc:
-        raise Refused(f"port {port} on {HOST} cannot be used: {exc.strerror or exc}") from exc
+        raise Refused(f"port {port} on {host} cannot be used: {exc.strerror or exc}") from exc

@@ -58,6 +58,7 @@ from kineto_trace.compat.views import (  # noqa: F401
     hta_queue_views,
     hta_step_views,
     hta_straggler_views,
+    plugin_diff_views,
     plugin_distributed_views,
     plugin_kernel_views,
     plugin_memory_views,

@@ -386,15 +386,17 @@ class Views:
     ) -> Result:
         """Operators of two traces by name: the time of their own in each step, and what changed.
 
-        Host time is that of the operator without the operators inside it; GPU time is what it launched itself. GPU work
+        Host time is that of the operator without the operators inside it; GPU time is what it launched itself. The columns
+        `total_…` count the operators inside as well; inside one of the same name an operator adds nothing. GPU work
         outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
         come first, those with the largest difference before others.
 
         Options:
-        - total: count the operators inside as well; inside one of the same name an operator adds nothing.
+        - total: count the operators inside in all columns.
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
-        step_delta_pct, calls_baseline, calls_other, p_value, per.
+        step_delta_pct, calls_baseline, calls_other, p_value, per, total_verdict, total_baseline_us, total_other_us,
+        total_delta_us, total_delta_pct.
         """
 
     def diff_python_functions(
@@ -429,6 +431,55 @@ class Views:
 
         Columns: name, time, verdict, baseline_us, other_us, delta_us, delta_pct, delta_low_us, delta_high_us,
         step_delta_pct, calls_baseline, calls_other, p_value, per.
+        """
+
+    def diff_tree(
+        self,
+        sources: Sources,
+        *,
+        path: str = "0",
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
+
+        Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
+        the diff view of the TensorBoard profiler plug-in; everything between them is put together. Times are sums over all
+        steps. Only the first thread counts. GPU time belongs to the node in which its call was made.
+
+        Options:
+        - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
+
+        compat=plugin: the diff view of the TensorBoard profiler plug-in: GPU time counts where external ids lead to.
+
+        Columns: path, depth, name, name_baseline, name_other, children, total_baseline_us, total_other_us,
+        total_delta_us, total_delta_pct, host_baseline_us, host_other_us, host_delta_us, host_delta_pct,
+        device_baseline_us, device_other_us, device_delta_us, device_delta_pct, accumulated_baseline_us,
+        accumulated_other_us, accumulated_delta_us.
+        """
+
+    def diff_tree_operators(
+        self,
+        sources: Sources,
+        *,
+        path: str = "0",
+        compat: Literal["none", "plugin"] = "none",
+        executor: Executor | None = None,
+    ) -> Result:
+        """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
+
+        Those with the largest difference of GPU time, or else of host time, come first.
+
+        Options:
+        - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
+
+        compat=plugin: the diff view of the TensorBoard profiler plug-in: GPU time counts where external ids lead to.
+
+        Columns: name, change, calls_baseline, calls_other, calls_delta, device_total_baseline_us,
+        device_total_other_us, device_total_delta_us, device_total_delta_pct, device_self_baseline_us,
+        device_self_other_us, device_self_delta_us, device_self_delta_pct, host_total_baseline_us, host_total_other_us,
+        host_total_delta_us, host_total_delta_pct, host_self_baseline_us, host_self_other_us, host_self_delta_us,
+        host_self_delta_pct.
         """
 
     def distributed_devices(

@@ -1,4 +1,4 @@
-"""Charts: bars of parts, lines over time, boxes and histograms. Texts are escaped.
+"""Charts: bars of parts, pairs of bars, lines over time, boxes and histograms. Texts are escaped.
 
 Theory of operation
     A chart is as wide as its place, from a phone to a wall, and its texts keep their size: only bars and lines are
@@ -21,11 +21,15 @@ SERIES = 9  # colours of the page; the parts of a step are as many
 TICKS = 4  # at most, beside zero
 MAX_LABEL, MAX_TITLE = 56, 120  # characters
 LEAST_WIDTH = 0.02  # % of a bar that is drawn
+BASELINE, OTHER = "baseline (upper bar)", "this trace (lower bar)"
+MORE, LESS, HOLLOW = "series-5", "series-0", "noise"  # classes of differences
 _ROW = Markup(
     '<div class="chart-row"><span class="chart-label">{}</span><svg viewBox="0 0 100 1" preserveAspectRatio="none">{}'
     '</svg><span class="chart-value">{}</span></div>'
 )
 _RECT = Markup('<rect x="{}" y="{}" width="{}" height="{}" class="series-{}"><title>{}</title></rect>')
+_CHANGE = Markup('<rect x="{}" y="0.08" width="{}" height="0.84" class="{}"><title>{}</title></rect>')
+_KEY = Markup('<span class="key"><i class="{}"></i>{}</span>')
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +51,39 @@ class Box:
     most: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One row of two traces. baseline, other: its values, None if missing; href: where its label and bars lead.
+
+    noise: whether the difference is within the noise.
+    """
+
+    label: str
+    baseline: float | None
+    other: float | None
+    noise: bool = False
+    href: str = ""
+
+    @property
+    def delta(self) -> float | None:
+        """The other trace less the baseline."""
+        return None if self.baseline is None or self.other is None else self.other - self.baseline
+
+
 def legend(series: Sequence[Series], unit: str = "") -> Markup:
     """Explains the colours; empty for a single series, and without series that have no values.
 
     unit: of the values, which are shown if each series has but one.
     """
     items = Markup("").join(
-        Markup('<span class="key"><i class="series-{}"></i>{}</span>').format(
-            number % SERIES,
+        _KEY.format(
+            f"series-{number % SERIES}",
             f"{each.name} {figure(each.values[0] or 0)} {unit}" if unit and len(each.values) == 1 else each.name,
         )
         for number, each in enumerate(series)
         if any(each.values)
     )
-    return Markup('<div class="legend">{}</div>').format(items) if len(series) > 1 else Markup("")
+    return _keys(items) if len(series) > 1 else Markup("")
 
 
 def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> Markup:
@@ -86,6 +109,62 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
         text = "" if only else _short(label)
         rows.append(_ROW.format(text, Markup("").join(pieces), f"{figure(totals[row])} {unit}"))
     return legend(series, unit) + _rows(rows, _summary(series, unit))
+
+
+def pair_bars(pairs: Sequence[Pair], unit: str) -> Markup:
+    """Draws two bars for each row, of the baseline above that of the other trace, on a common scale."""
+    longest = max((value or 0.0 for pair in pairs for value in (pair.baseline, pair.other)), default=0.0)
+    if longest <= 0:
+        return Markup("")
+    rows = []
+    for pair in pairs:
+        pieces = Markup("")
+        for number, (name, value) in enumerate((("baseline", pair.baseline), ("this trace", pair.other))):
+            width = 100 * max(value or 0.0, 0.0) / longest
+            if width >= LEAST_WIDTH:
+                title = f"{_line(pair.label)}, {name}: {figure(value or 0.0)} {unit}"
+                pieces += _RECT.format(0, 0.5 * number, _place(width), 0.46, 1 - number, title)
+        values = " → ".join("?" if value is None else figure(value) for value in (pair.baseline, pair.other))
+        rows.append(_pair_row(pair, pieces, f"{values} {unit}"))
+    keys = _KEY.format("series-1", BASELINE) + _KEY.format("series-0", OTHER)
+    return _keys(keys) + _rows(rows, f"Chart of both traces in {unit}", linked=any(pair.href for pair in pairs))
+
+
+def difference_bars(pairs: Sequence[Pair], unit: str) -> Markup:
+    """Draws how much more, to the right, or less each row is in the other trace; hollow: within the noise."""
+    deltas = [pair.delta or 0.0 for pair in pairs]
+    lowest, highest = min([0.0, *deltas]), max([0.0, *deltas])
+    if lowest == highest:
+        return Markup("")
+    across = 100 / (highest - lowest)
+    zero = Markup('<rect x="{}" y="0" width="0.3" height="1" class="median"/>').format(_place(-lowest * across))
+    rows, drawn = [], set()
+    for pair in pairs:
+        delta = pair.delta
+        text = "not known" if delta is None else f"{'+' if delta > 0 else ''}{figure(delta)} {unit}"
+        text += ", within noise" if pair.noise else ""
+        piece, width = Markup(""), abs(delta or 0.0) * across
+        if delta is not None and width >= LEAST_WIDTH:
+            kind = HOLLOW if pair.noise else MORE if delta > 0 else LESS
+            left = (min(delta, 0.0) - lowest) * across
+            piece = _CHANGE.format(_place(left), _place(width), kind, f"{_line(pair.label)}: {text}")
+            drawn.add(kind)
+        rows.append(_pair_row(pair, piece + zero, text))
+    told = ((MORE, "more than in the baseline"), (LESS, "less"), (HOLLOW, "within the noise"))
+    keys = Markup("").join(_KEY.format(kind, said) for kind, said in told if kind in drawn)
+    return _keys(keys) + _rows(rows, f"Chart of differences in {unit}", linked=any(pair.href for pair in pairs))
+
+
+def _pair_row(pair: Pair, pieces: Markup, text: str) -> Markup:
+    label: Markup | str = _short(pair.label)
+    if pair.href:
+        label = Markup('<a href="{}">{}</a>').format(pair.href, label)
+        pieces = Markup('<a href="{}" tabindex="-1" aria-hidden="true">{}</a>').format(pair.href, pieces)
+    return _ROW.format(label, pieces, text)
+
+
+def _keys(items: Markup) -> Markup:
+    return Markup('<div class="legend">{}</div>').format(items)
 
 
 def boxes(labels: Sequence[str], spread: Sequence[Box], unit: str) -> Markup:
@@ -199,8 +278,11 @@ def _ticks(highest: float, *, within: bool = False) -> list[float]:
     return [step * each for each in range(count + (1 if within or count * step >= highest * 0.999 else 2))]
 
 
-def _rows(rows: Sequence[Markup], summary: str) -> Markup:
-    return Markup('<div class="chart-rows" role="img" aria-label="{}">{}</div>').format(summary, Markup("").join(rows))
+def _rows(rows: Sequence[Markup], summary: str, *, linked: bool = False) -> Markup:
+    """linked: whether rows lead elsewhere, which a picture as a whole could not."""
+    return Markup('<div class="chart-rows" role="{}" aria-label="{}">{}</div>').format(
+        "group" if linked else "img", summary, Markup("").join(rows)
+    )
 
 
 def _summary(series: Sequence[Series], unit: str) -> str:

@@ -6,8 +6,22 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES, Box, Series, boxes, histogram, lines, stacked_bars
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Parts, Spread
+from kineto_trace.analysis.diff.diff_views import NOISE
+from kineto_trace.analysis.diff.view_differences import compared_pairs
+from kineto_trace.html.charts import (
+    SERIES,
+    Box,
+    Pair,
+    Series,
+    boxes,
+    difference_bars,
+    histogram,
+    lines,
+    pair_bars,
+    stacked_bars,
+)
+from kineto_trace.view_api.column_units import scaled_unit
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.shape_values import (
     OTHERS,
@@ -19,6 +33,7 @@ from kineto_trace.view_api.shape_values import (
     moments,
     named_parts,
     numbers,
+    paired_rows,
     parts,
     scale,
     title_of,
@@ -33,6 +48,8 @@ BINS = 40
 def chart(result: ResultData) -> Markup:
     """Draws a result; empty if it has no rows, or its view no shape."""
     shape = SHAPES.get(result.view)
+    if shape is None and len(result):
+        return _compared(result, compared_pairs(result))
     return _DRAW[type(shape)](result, shape) if shape is not None and len(result) else Markup("")
 
 
@@ -74,6 +91,62 @@ def _stacked(names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[
     return stacked_bars(names, series, unit)
 
 
+def pairs(result: ResultData, shape: Pairs, hrefs: Sequence[str] = ()) -> Markup:
+    """Draws both traces, and below them their differences. hrefs: where the rows of the result lead, "" for nowhere."""
+    return _both(result, {"": shape}, paired_rows(result, shape)[:MAX_BARS], hrefs)
+
+
+def _compared(result: ResultData, shapes: Sequence[Pairs]) -> Markup:
+    """Draws the figures of each row below each other, as far as there is room, or else the first figure alone."""
+    if not shapes:
+        return Markup("")
+    shown = shapes if len(shapes) * len(result) <= MAX_BARS else shapes[:1]
+    titles = [title_of(result, each.other).removesuffix(" other") for each in shown]
+    return _both(result, dict(zip(titles, shown, strict=True)), range(min(len(result), MAX_BARS)))
+
+
+def _both(result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()) -> Markup:
+    """shapes: by what their bars are called."""
+    figures = list(shapes.values())
+    told = list(shapes) if len(shapes) > 1 else [""]  # one alone stands in the title
+    of = "".join(f": {name}" for name in shapes if name and len(shapes) == 1)
+    columns = [name for each in figures for name in (each.baseline, each.other)]
+    values = {name: numbers(result, name) for name in columns}
+    names = labels(result, figures[0].label)
+    verdicts = {each.verdict: result.values(each.verdict) for each in figures if each.verdict}
+
+    def drawn(factor: float) -> list[Pair]:
+        known = {name: _known(values[name] * factor) for name in columns}
+        found = [
+            Pair(
+                label=", ".join(filter(None, (names[row], name))),
+                baseline=known[shape.baseline][row],
+                other=known[shape.other][row],
+                noise=bool(shape.verdict) and verdicts[shape.verdict][row] == NOISE,
+                href=hrefs[row] if hrefs else "",
+            )
+            for row in rows
+            for name, shape in zip(told, figures, strict=True)
+        ]
+        return [pair for pair in found if pair.baseline or pair.other]
+
+    (factor, unit), (finer, fine_unit) = scale(result, columns), _delta_scale(result, figures, values)
+    charts = pair_bars(drawn(factor), unit), difference_bars(drawn(finer), fine_unit)
+    return Markup("").join(
+        Markup('<p class="chart-title">{}</p>{}').format(title + of, each)
+        for title, each in zip(("Both traces", "Differences"), charts, strict=True)
+        if each
+    )
+
+
+def _delta_scale(result: ResultData, shapes: Sequence[Pairs], values: Mapping[str, Values]) -> tuple[float, str]:
+    """A factor and the unit that it leads to: the one that fits the largest difference."""
+    deltas = [np.abs(values[each.other] - values[each.baseline]) for each in shapes]
+    largest = max(float(np.nanmax(each, initial=0)) for each in deltas)
+    factor, unit = scaled_unit(column_of(result, shapes[0].other).unit, largest)
+    return factor, unit or "count"
+
+
 def _spread(result: ResultData, shape: Spread) -> Markup:
     factor, unit = scale(result, [f"max{shape.suffix}"])
     quartiles = np.stack(
@@ -105,6 +178,7 @@ _DRAW: Mapping[type, Callable[[ResultData, Any], Markup]] = {
     Curve: _curve,
     Parts: _parts,
     NamedParts: _named_parts,
+    Pairs: pairs,
     Spread: _spread,
     Histogram: _histogram,
 }

@@ -28,6 +28,9 @@ HEADS: Mapping[str, tuple[str, str]] = {
     "collective_summary": ("Collectives", "Bandwidths by the factors of nccl-tests."),
     "memory_curve": ("Memory over time", "What the allocator gave out, and what it holds."),
     "memory_peak": ("What filled the memory at its peak", "By the operator that allocated it."),
+    "diff_tree": ("Tree of differences", "Steps, modules, optimizer steps and data loading of two traces, matched in "
+                  "order: one node, and what is inside of it."),
+    "diff_tree_operators": ("Operators of a node", "Of the tree of differences: sums over all steps of two traces."),
     "recommendations": ("Thresholds that are exceeded", "The rules of the TensorBoard plug-in."),
     "sm_efficiency": ("SM efficiency", ""),
     "overview": ("Overview", ""),

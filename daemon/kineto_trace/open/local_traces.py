@@ -37,14 +37,14 @@ def traces_below(folder: Path, depth: int = MAX_DEPTH) -> list[Path]:
         return [folder]
     entries = sorted(folder.iterdir(), key=natural_order)
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    here = [entry for entry in entries if _is_trace_file(entry)]
+    here = [entry for entry in entries if is_trace_file(entry)]
     here += [entry for entry in folders if is_stored(entry) or (entry / TARGET_FILE).is_file()]
     if here or not depth:
         return sorted(here, key=natural_order)
     return [path for entry in folders for path in traces_below(entry, depth - 1)]
 
 
-def _is_trace_file(path: Path) -> bool:
+def is_trace_file(path: Path) -> bool:
     """Tells whether a file in a folder is a trace, by its name and, for JSON, by its beginning."""
     if path.name.startswith(".") or not path.name.endswith(TRACE_SUFFIXES) or not path.is_file():
         return False

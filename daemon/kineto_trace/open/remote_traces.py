@@ -242,6 +242,11 @@ def fetch(trace: RemoteTrace, folder: Path) -> Path:
     return _Fetcher(trace, place).get_all(wanted)
 
 
+def fetched_bytes(trace: RemoteTrace) -> int:
+    """Returns the size of what `fetch` fetches."""
+    return sum(file.size_bytes for file in _needed(trace.files))
+
+
 def _needed(files: Iterable[RemoteFile]) -> tuple[RemoteFile, ...]:
     """Returns the files to fetch: a target's columns, otherwise its trace, otherwise its records; else all files."""
     found = tuple(files)

@@ -55,11 +55,26 @@ class Histogram:
     value: str
 
 
-Shape = Curve | Parts | NamedParts | Spread | Histogram
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Two bars per row: the same in two traces. verdict: the column that tells differences from noise, if there is one.
+
+    depth: the column with the depth of a row, if the outermost row is what the others are inside of: it has no bars.
+    """
+
+    label: tuple[str, ...]
+    baseline: str
+    other: str
+    verdict: str = ""
+    depth: str = ""
+
+
+Shape = Curve | Parts | NamedParts | Spread | Histogram | Pairs
 _GPU = ("rank", "device")
 _STREAM = (*_GPU, "stream")
 _STEP = ("rank", "step")
 _SELF_TIMES = ("device_self_us", "host_self_us")
+_PER_STEP = Pairs(("name", "time"), "baseline_us", "other_us", verdict="verdict")
 _STEP_PARTS = ("kernel_us", "memcpy_us", "memset_us", "communication_us", "runtime_us", "dataloader_us", "cpu_exec_us",
                "other_us", "unrecorded_us")  # fmt: skip
 _PHASES = ("loading_us", "forward_us", "backward_us", "optimizer_us", "other_us")
@@ -84,6 +99,15 @@ SHAPES: Mapping[str, Shape] = {
     "critical_path_breakdown": NamedParts(("rank",), "bound_by", "time_us"),
     "cuda_graphs": Parts(("rank", "graph"), ("total_us",)),
     "data_loading": Parts(("rank", "what", "function"), ("time_us",)),
+    "diff_call_paths": _PER_STEP,
+    "diff_event_names": Pairs(("name",), "total_baseline_us", "total_other_us"),
+    "diff_kernel_names": _PER_STEP,
+    "diff_modules": _PER_STEP,
+    "diff_operators": _PER_STEP,
+    "diff_python_functions": _PER_STEP,
+    "diff_step_times": _PER_STEP,
+    "diff_tree": Pairs(("path", "name"), "total_baseline_us", "total_other_us", depth="depth"),
+    "diff_tree_operators": Pairs(("name",), "device_total_baseline_us", "device_total_other_us"),
     "distributed_overlap": Parts(_STEP, ("computation_us", "overlapping_us", "communication_us", "other_us")),
     "distributed_wait": Parts(_STEP, ("transfer_us", "synchronizing_us")),
     "findings": Parts(("title",), ("saving_pct",)),

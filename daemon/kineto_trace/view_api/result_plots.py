@@ -12,7 +12,7 @@ import numpy as np
 from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 from kineto_trace.errors import ViewError
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Parts, Spread
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.result_frames import needed
 from kineto_trace.view_api.shape_values import (
@@ -23,6 +23,7 @@ from kineto_trace.view_api.shape_values import (
     moments,
     named_parts,
     numbers,
+    paired_rows,
     parts,
     scale,
     title_of,
@@ -97,6 +98,20 @@ def _bars(ax: "Axes", names: Sequence[str], lengths: Mapping[str, Values], scale
         ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
 
 
+def _pairs(result: ResultData, shape: Pairs, ax: "Axes") -> str:
+    """Draws the bar of the baseline above that of the other trace."""
+    rows, names = paired_rows(result, shape), labels(result, shape.label)
+    shown, (factor, unit) = rows[:MAX_BARS], scale(result, [shape.baseline, shape.other])
+    for place, (name, column) in enumerate((("baseline", shape.baseline), ("other trace", shape.other))):
+        lengths = np.nan_to_num(numbers(result, column)[shown]) * factor
+        ax.barh(np.arange(len(shown)) + 0.4 * place - 0.2, lengths, height=0.4, label=name)
+    ax.set_yticks(np.arange(len(shown)), [_text(names[row]) for row in shown], fontsize="small")
+    ax.invert_yaxis()
+    ax.set_xlabel(unit)
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return _left_out(len(rows), MAX_BARS, "rows")
+
+
 def _spread(result: ResultData, shape: Spread, ax: "Axes") -> str:
     names = {"whislo": "min", "q1": "p25", "med": "p50", "q3": "p75", "whishi": "max"}
     factor, unit = scale(result, [f"max{shape.suffix}"])
@@ -123,6 +138,7 @@ _DRAW: Mapping[type, Callable[[ResultData, Any, Any], str]] = {
     Curve: _curve,
     Parts: _parts,
     NamedParts: _named_parts,
+    Pairs: _pairs,
     Spread: _spread,
     Histogram: _histogram,
 }

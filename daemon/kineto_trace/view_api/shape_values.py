@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from kineto_trace.view_api.cell_texts import bare_heading, cell
 from kineto_trace.view_api.column_units import scaled_unit
-from kineto_trace.view_api.plot_shapes import NamedParts, Parts
+from kineto_trace.view_api.plot_shapes import NamedParts, Pairs, Parts
 from kineto_trace.view_api.result_data import ResultColumn, ResultData
 
 REST = "rest"
@@ -94,6 +94,15 @@ def parts(result: ResultData, shape: Parts, rows: npt.NDArray[np.int64]) -> dict
         return found
     left = numbers(result, shape.whole)[rows] - np.sum([np.nan_to_num(each) for each in found.values()], axis=0)
     return {**found, REST: np.maximum(left, 0)}
+
+
+def paired_rows(result: ResultData, shape: Pairs) -> list[int]:
+    """Returns the places of the rows that have bars: all of them, or those inside of the outermost one if any are."""
+    everything = list(range(len(result)))
+    if not shape.depth:
+        return everything
+    depths = result.values(shape.depth)
+    return [row for row in everything if depths[row] > min(depths)] or everything
 
 
 def named_parts(result: ResultData, shape: NamedParts, bars: Sequence[npt.NDArray[np.int64]]) -> dict[str, Values]:

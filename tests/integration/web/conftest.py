@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.service.web import LOCAL
 from support.waiting import scaled
 
 AXE = "axe-core@4.10.3"
@@ -36,7 +37,7 @@ class Tab:
             self.problems.append(message.text)
 
     def _asked(self, url: str) -> None:
-        if not url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+        if not url.startswith(LOCAL):
             self.elsewhere.append(url)
 
 

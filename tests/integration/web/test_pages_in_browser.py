@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.service.hostile_trace import ATTACKS, write_hostile
-from support.service.web import Browser, browsing
+from support.service.web import LOCAL, Browser, browsing
 from support.trace_files import synthetic
 
 pytestmark = pytest.mark.slow
@@ -46,6 +46,17 @@ def test_the_address_of_the_terminal_opens_the_page_and_leaves_no_token(new_tab:
     tab.page.go_back()
     assert "#" not in tab.page.url
     assert (tab.problems, tab.elsewhere) == ([], [])
+
+
+def test_the_next_address_works_in_the_tab_that_refused_the_last_one(new_tab: Any, server: Browser) -> None:
+    used = server.web.address
+    entered(new_tab, server)
+    tab = new_tab()
+    tab.page.goto(used)
+    tab.page.get_by_role("alert").wait_for()
+    tab.page.goto(server.web.address)
+    tab.page.get_by_role("heading", name="Traces").wait_for()
+    assert tab.page.url == f"{server.own}/"
 
 
 def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: Browser, ids: list[str]) -> None:
@@ -113,7 +124,7 @@ def test_the_timeline_shows_the_trace_and_nothing_leaves_the_machine(
     frame = tab.page.frame_locator("#timeline")
     frame.get_by_text("python3 4242").first.wait_for()
     assert "was given to the Perfetto UI" in tab.page.locator("#timeline-state").inner_text()
-    assert [url for url in answered if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+    assert [url for url in answered if not url.startswith(LOCAL)] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

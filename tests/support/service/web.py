@@ -16,6 +16,7 @@ from kinetoctl.web.running import RunningWeb, WebOptions, running_web
 from support.waiting import scaled, until
 
 NO_DAEMON = "unix:/nowhere/kinetod.sock"
+LOCAL = ("http://127.0.0.1:", "http://localhost:", "data:", "blob:")  # how addresses of this machine begin
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,19 @@ class Browser:
         """The origin of the pages."""
         return origin(self.web.pages.port)
 
-    def ask(
-        self, path: str, method: str = "GET", fields: Mapping[str, str] | None = None, *, port: int = 0, **headers: str
-    ) -> Page:
+    def ask(self, path: str, method: str = "GET", fields: Mapping[str, str] | None = None, **headers: str) -> Page:
         """One request. headers: their names with underscores; they replace what is sent otherwise."""
-        answer, content = self._asked(path, method, fields, port, headers)
+        answer, content = self._asked(path, method, fields, headers)
         return Page(answer.status, content.decode("utf-8", "replace"), dict(answer.getheaders()))
 
     def raw(self, path: str) -> bytes:
         """The bytes of an answer."""
-        return self._asked(path, "GET", None, 0, {})[1]
+        return self._asked(path, "GET", None, {})[1]
 
     def _asked(
-        self, path: str, method: str, fields: Mapping[str, str] | None, port: int, headers: Mapping[str, str]
+        self, path: str, method: str, fields: Mapping[str, str] | None, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        at = port or self.web.pages.port
+        at = self.web.pages.port
         sent = {"Host": f"127.0.0.1:{at}", "Cookie": self.cookie}
         body = urlencode(fields) if fields is not None else None
         if body is not None:
@@ -92,12 +91,13 @@ class Browser:
 
 
 @contextmanager
-def browsing(traces: Sequence[Path] = (), address: str = NO_DAEMON) -> Iterator[Browser]:
+def browsing(traces: Sequence[Path] = (), address: str = NO_DAEMON, editor: str = "") -> Iterator[Browser]:
     """A server and a client that has entered."""
     settings = CommonOptions(address=address, output="table", color=False, quiet=True, timeout_s=scaled(60))
-    with running_web(WebOptions(traces=[str(path) for path in traces]), settings) as web:
+    with running_web(WebOptions(traces=[str(path) for path in traces], editor=editor), settings) as web:
         browser = Browser(web)
         browser.enter()
+        browser.shown("/")  # the traces were looked for
         yield browser
 
 

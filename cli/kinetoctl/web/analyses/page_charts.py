@@ -1,4 +1,4 @@
-"""The charts of pages that show more than one view's own: heat maps of ranks, memory over time, counters.
+"""The charts of pages that show more than one view's own: heat maps of ranks, memory over time, counters, trees.
 
 Each takes the result of a view and options, and returns the rows that belong to the chart, and the chart.
 """
@@ -12,6 +12,8 @@ import numpy as np
 from kineto_trace.html.charts import Series
 from kineto_trace.html.heat_maps import Axis, Span, heat_map
 from kineto_trace.html.time_charts import ChartLine, areas, curves
+from kineto_trace.html.view_charts import pairs
+from kineto_trace.view_api.plot_shapes import SHAPES, Pairs
 from kineto_trace.view_api.result import Result
 from markupsafe import Markup
 
@@ -101,6 +103,17 @@ def memory_holders(result: Result) -> Drawn:
     return result, charts
 
 
+def tree_levels(result: Result, *, address: str) -> Drawn:
+    """The view diff_tree: both traces, with bars that lead into the nodes.
+
+    address: of the page of a node, up to its path.
+    """
+    hrefs = [f"{address}{row['path']}" if at and row["children"] else "" for at, row in enumerate(result.rows())]
+    shape = SHAPES[result.view]
+    assert isinstance(shape, Pairs)
+    return result, pairs(result, shape, hrefs)
+
+
 def counter_charts(result: Result) -> Drawn:
     """The view counters: a small chart for each rank and counter."""
     charts = Markup("")
@@ -137,4 +150,5 @@ DRAWINGS: Mapping[str, Callable[..., Drawn]] = {
     "memory_curve": memory_levels,
     "memory_holders": memory_holders,
     "counters": counter_charts,
+    "diff_tree": tree_levels,
 }

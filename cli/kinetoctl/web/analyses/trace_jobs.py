@@ -38,19 +38,18 @@ from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.result_files import csv_bytes
 from kineto_trace.view_api.view import View
 
-from kinetoctl.base.diff_names import COUNTERPARTS
+from kinetoctl.base.diff_names import COMPARED_FIRST, COUNTERPARTS
 from kinetoctl.base.view_settings import options_of, type_text
-from kinetoctl.errors import CliError, NotFound
+from kinetoctl.errors import CliError
 from kinetoctl.output.result_tables import documents
+from kinetoctl.web.analyses.baseline_traces import BaselineTraces, of_rank
 from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_values
 from kinetoctl.web.analyses.page_charts import DRAWINGS
 
 MAX_OPEN = 8  # ranks
-COMPARED_FIRST = ("step_breakdown", "time_causes")  # on the page of a capture, with a baseline
 MAX_ROWS = 20_000  # of one result
 MAX_CSV_ROWS = 200_000
 DIFF, STEP = "diff_", "step"
-NO_COMMON_RANK = "the two jobs have no rank in common"
 
 
 class _Open(NamedTuple):
@@ -96,10 +95,12 @@ class TraceJobs:
         """The traces at these paths."""
         return [{"rank": source.rank, "name": source.path.name} for source in find_traces(*paths)]
 
-    def first_screen(self, paths: Sequence[str], base: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def first_screen(
+        self, paths: Sequence[str], base: Sequence[str] = (), base_rank: int | None = None
+    ) -> list[dict[str, Any]]:
         """What the page of a capture begins with, in one value: texts, and a document for each table.
 
-        base: the traces to compare with; then `compared` has the views that COMPARED_FIRST names.
+        base, base_rank: as for views; then `compared` has the views that COMPARED_FIRST names.
         """
         sources = self._sources(paths, None)
         found = first_screen(self._combined(first_requests(len(sources)), sources), len(sources))
@@ -109,7 +110,9 @@ class TraceJobs:
                 "lead": found.lead,
                 "several": len(sources) > 1,
                 "time": _document(found.time, "", MAX_ROWS),
-                "compared": self.views(COMPARED_FIRST, paths, base, compare=COMPARED_FIRST) if base else [],
+                "compared": self.views(COMPARED_FIRST, paths, base, compare=COMPARED_FIRST, base_rank=base_rank)
+                if base
+                else [],
                 "findings": _document(found.findings, "", MAX_ROWS),
                 "missing": _document(found.missing, "", MAX_ROWS),
             }
@@ -126,23 +129,24 @@ class TraceJobs:
         limit: int = MAX_ROWS,
         drawings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         compare: Sequence[str] = (),
+        base_rank: int | None = None,
     ) -> list[dict[str, Any]]:
         """Each view's result. rank and step: the only ones of interest.
 
-        base: the traces to compare with. compare: the views that are not comparisons themselves of which a comparison
-        with them is added, as `compared`.
+        base: the traces to compare with. base_rank: the only one of them, with which every trace is compared.
+        compare: the views that are not comparisons themselves of which a comparison with them is added, as `compared`.
         drawings: the options of those of page_charts, by view; other views have charts of their own.
         """
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
         requests = [Request(view=view.name, options=options[view.name]) for view in views]
         sources = self._sources(paths, rank)
-        before = self._sources(base, None) if base else []
+        before = self._baseline(base, base_rank)
         results = self._results(requests, before, sources)
         compared = {
             result.view: self._comparison(request, result, before, sources)
             for request, result in zip(requests, results, strict=True)
-            if before and result.view in compare
+            if before.sources and result.view in compare
         }
         documents = [_document(result, step, limit, drawings.get(result.view)) for result in results]
         for document in documents:
@@ -158,11 +162,12 @@ class TraceJobs:
         rank: int | None = None,
         step: str = "",
         settings: Sequence[tuple[str, str]] = (),
+        base_rank: int | None = None,
     ) -> str:
         """One view's result as `kinetoctl report -o csv` prints it; of a comparison, with that of `base`."""
         view = find_view(name)
         options = options_of([view], [(key, text) for key, text in settings])[view.name]
-        before = self._sources(base, None) if base else []
+        before = self._baseline(base, base_rank)
         request = Request(view=view.name, options=options)
         (result,) = self._results([request], before, self._sources(paths, rank))
         return _csv(_of_step(result, step))
@@ -204,24 +209,24 @@ class TraceJobs:
         paths: Sequence[str],
         base: Sequence[str] = (),
         rank: int | None = None,
+        base_rank: int | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """A flame graph for its page. base: the traces to compare with; fields: those of flame_request."""
+        """A flame graph for its page. base, base_rank: as for views; fields: those of flame_request."""
         request = flame_request(**fields)
         sources = self._sources(paths, rank)
         sources = sources[:1] if request.order is FlameOrder.TIME else sources
-        before = self._sources(base, None) if base else []
+        before = self._baseline(base, base_rank).sources
         before = self._sources(base, rank) if len(before) > 1 else before
         return flame_values(request, map(self._context, sources), map(self._context, before))
 
     def _sources(self, paths: Sequence[str], rank: int | None) -> list[Source]:
-        found = find_traces(*paths)
-        chosen = [source for source in found if rank is None or source.rank == rank]
-        if not chosen:
-            raise NotFound(
-                f"there is no trace of rank {rank}; there are: {', '.join(str(each.rank) for each in found)}"
-            )
-        return chosen
+        return of_rank(find_traces(*paths), rank)
+
+    def _baseline(self, paths: Sequence[str], rank: int | None) -> BaselineTraces:
+        if not paths:
+            return BaselineTraces()
+        return BaselineTraces(sources=of_rank(find_traces(*paths), rank, baseline=True), rank=rank)
 
     def _opened(self, source: Source) -> _Open:
         """The trace, opened now or before. Raises TraceError."""
@@ -254,17 +259,16 @@ class TraceJobs:
             raise MemoryError
         return contribution
 
-    def _comparison(
-        self, request: Request, result: Result, base: Sequence[Source], sources: Sequence[Source]
-    ) -> Result:
+    def _comparison(self, request: Request, result: Result, base: BaselineTraces, sources: Sequence[Source]) -> Result:
         """The result beside that of the baseline, or why there is no such comparison."""
         try:
             if result.failure:
                 raise FileError(result.failure)
             if request.view in COUNTERPARTS:
                 return self._compared(find_view(COUNTERPARTS[request.view]), base, sources, {})
-            pairs = [(source, source.rank) for source in sources]
-            return self._differences(request, result, _of_same_ranks(base, sources), pairs)
+            pairs = base.pairs(sources)
+            before = [(source, other.rank) for source, other in pairs]
+            return self._differences(request, result, before, [(source, source.rank) for source in sources])
         except (CliError, TraceError) as exc:
             return replace(make_result(f"{request.view}_difference", (), {}), failure=str(exc))
 
@@ -284,43 +288,24 @@ class TraceJobs:
         before, after = ({rank: self._context(source).get(extent) for source, rank in side} for side in (base, sources))
         return view_differences(baseline, result, (before, after))
 
-    def _results(
-        self, requests: Sequence[Request], before: Sequence[Source], sources: Sequence[Source]
-    ) -> list[Result]:
+    def _results(self, requests: Sequence[Request], before: BaselineTraces, sources: Sequence[Source]) -> list[Result]:
         """The result of each view; of a comparison, if it is the only one, with the traces before."""
         if len(requests) == 1 and requests[0].view.startswith(DIFF):
             return [self._compared(find_view(requests[0].view), before, sources, requests[0].options)]
         return self._combined(requests, sources)
 
     def _compared(
-        self, view: View, base: Sequence[Source], sources: Sequence[Source], options: Mapping[str, Any]
+        self, view: View, base: BaselineTraces, sources: Sequence[Source], options: Mapping[str, Any]
     ) -> Result:
-        if not base:
+        if not base.sources:
             raise FileError(f"view {view.name} compares two traces: choose a baseline")
-        if len(base) == len(sources) == 1:
-            pairs = [(base[0], sources[0])]
-        else:
-            others = {source.rank: source for source in sources}
-            pairs = [(source, others[source.rank]) for source in base if source.rank in others]
-        if not pairs:
-            raise NotFound(NO_COMMON_RANK)
-        before, after = (
-            [view.partial(self._context(each), **options) for each in side] for side in zip(*pairs, strict=True)
+        pairs = base.pairs(sources)
+        sides = (
+            base.sources[:1] if base.rank is not None else [before for before, _ in pairs],
+            [own for _, own in pairs],
         )
-        if len(pairs) == 1:
-            return view.combine([(0, before[0]), (1, after[0])], **options)
-        return compare_jobs(view, before, after)
-
-
-def _of_same_ranks(base: Sequence[Source], sources: Sequence[Source]) -> list[tuple[Source, int]]:
-    """The traces of the baseline with the ranks of those that they are compared with. Raises NotFound."""
-    if len(base) == len(sources) == 1:
-        return [(base[0], sources[0].rank)]
-    wanted = {source.rank for source in sources}
-    found = [(source, source.rank) for source in base if source.rank in wanted]
-    if not found:
-        raise NotFound(NO_COMMON_RANK)
-    return found
+        before, after = ([view.partial(self._context(each), **options) for each in side] for side in sides)
+        return compare_jobs(view, before, after, **options)
 
 
 def _described(view: View) -> dict[str, Any]:

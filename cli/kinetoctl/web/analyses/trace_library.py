@@ -1,14 +1,13 @@
-"""The traces that the pages can show: those of captures, through the daemon, or files that the command line names.
+"""The traces that the pages can show: those of captures, through the daemon, or what the command line names.
 
-A capture's files are found as for `kinetoctl report ID`: the daemon is asked first, with the caller's rights; what is
-downloaded stays until the server ends.
+The command line names files, folders, patterns (trace_list.py) and URLs (url_copies.py). Of captures, the daemon is
+asked first, with the caller's rights, as by `kinetoctl report ID`; what is downloaded stays until the server ends.
 """
 
-import glob
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
@@ -20,8 +19,9 @@ from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import CliError, NotFound
 from kinetoctl.options.trace_arguments import CAPTURE_ID, trace_paths
 from kinetoctl.web.analyses.analysis_queue import Computing
+from kinetoctl.web.analyses.trace_list import ListedTrace, TraceList
+from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM, UrlCopies
 
-_ID_DIGITS = 12
 FIND_S = 0.7  # for the daemon's answer and the download, before a page is shown without them and loads itself again
 MAX_FINDING = 4  # downloads at a time
 MAX_CAPTURES_KEPT = 64
@@ -47,20 +47,51 @@ class _Found(NamedTuple):
 class TraceLibrary:
     """Finds traces by the id in a page's address. Thread-safe; `close` removes what was downloaded."""
 
-    def __init__(self, settings: CommonOptions, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, settings: CommonOptions, arguments: Sequence[str] = (), url_space: int = DEFAULT_ROOM) -> None:
+        """url_space: bytes that the copies of URLs may take."""
         self._settings = replace(settings, quiet=True)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_FINDING, thread_name_prefix="captures")
         self._captures: OrderedDict[str, _Found] = OrderedDict()
-        self.files = {_file_id(argument): argument for argument in arguments}
+        self.arguments = tuple(arguments)
+        self.of_files = bool(arguments)
+        self._list = TraceList([argument for argument in arguments if not _is_url(argument)])
+        self._urls = UrlCopies([argument for argument in arguments if _is_url(argument)], url_space)
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """The name of each trace that can be shown, by its id."""
+        return {each.id: each.name for each in self.listed() if each.state != "gone"}
+
+    def listed(self) -> list[ListedTrace]:
+        """What the command line names, as far as it was found."""
+        return [*self._list.traces(), *self._urls.traces()] if self.of_files else []
+
+    def notes(self) -> list[str]:
+        """What is to be said of that list."""
+        return self._list.notes()
+
+    @property
+    def looked(self) -> bool:
+        """Whether the list is complete."""
+        return self._list.looked
+
+    def name(self, trace_id: str) -> str:
+        """What people call a trace: its file, folder or URL, or the id of the capture."""
+        run = self._list.find(trace_id) if self.of_files else None
+        return self.files.get(trace_id, trace_id) if run is None else run.name
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """What names the trace of this name on a command line."""
+        return next((each.words for each in self.listed() if each.name == name), (name,)) if self.of_files else (name,)
 
     def find(self, trace_id: str, wait_s: float = FIND_S) -> TraceSet:
         """The traces of a file's or a capture's id. A capture that takes longer to download is waited for again.
 
         Raises NotFound, Computing and the client's errors.
         """
-        if self.files:
-            return self._file(trace_id)
+        if self.of_files:
+            return self._file(trace_id, wait_s)
         if not CAPTURE_ID.fullmatch(trace_id):
             raise NotFound(f"there is no capture {trace_id}")
         found = self._capture(trace_id)
@@ -77,6 +108,8 @@ class TraceLibrary:
     def close(self) -> None:
         """Removes what was downloaded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._list.close()
+        self._urls.close()
         with self._lock:
             for found in self._captures.values():
                 found.stack.close()
@@ -96,29 +129,34 @@ class TraceLibrary:
     def _paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
         return tuple(map(str, trace_paths([capture_id], self._settings, stack)))
 
-    def _file(self, trace_id: str) -> TraceSet:
-        argument = self.files.get(trace_id)
-        if argument is None:
-            raise NotFound(f"there is no trace {trace_id} on the command line of this server")
-        return TraceSet(id=trace_id, argument=argument, paths=(argument,), identity=_identity((argument,)))
+    def _file(self, trace_id: str, wait_s: float) -> TraceSet:
+        paths = self._urls.paths(trace_id, wait_s)
+        if paths is not None:
+            return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=_identity(paths))
+        run = self._list.find(trace_id)
+        if run is None:
+            if not self._list.looked:
+                raise Computing
+            raise NotFound(f"there is no trace {trace_id} among the files of this server")
+        if not any(Path(file).exists() for file in run.files):
+            raise NotFound(f"{run.name} is gone: it was moved or removed since it was found")
+        return TraceSet(id=trace_id, argument=run.name, paths=run.paths, identity=_identity(run.files))
 
 
-def _file_id(argument: str) -> str:
-    """The same for the same file each time, so that addresses stay."""
-    return hashlib.sha256(str(Path(argument).resolve()).encode()).hexdigest()[:_ID_DIGITS]
+def _is_url(argument: str) -> bool:
+    from kineto_trace.store.object_stores import is_url
+
+    return is_url(argument)
 
 
 def _identity(paths: Sequence[str]) -> str:
     """A hash of what tells files apart without reading them: path, inode, size and time of the last change."""
     digest = hashlib.sha256()
-    for path in map(Path, _matches(paths)):
+    for path in map(Path, paths):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.exists():
+            try:
                 status = file.stat()
-                digest.update(f"{file}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+            except OSError:
+                continue  # gone: whoever opens it says so
+            digest.update(f"{file}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
     return digest.hexdigest()
-
-
-def _matches(paths: Sequence[str]) -> list[str]:
-    """The paths, and what patterns among them match now."""
-    return [match for path in paths for match in sorted(glob.glob(path, recursive=True)) or [path]]  # noqa: PTH207

@@ -4,7 +4,7 @@ Sizes are limited before anything is read into memory, and every error becomes a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -23,7 +23,7 @@ Application = Callable[[WebRequest], WebAnswer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSite:
-    """What one server answers: its own origin, the policy that goes with its answers, and where these come from."""
+    """What a server answers at one host: its origin, the policy of its answers, and where they come from."""
 
     origin: str
     policy: str
@@ -34,14 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """Serves the requests of one connection, one after the other."""
+    """Serves the requests of one connection, one after the other. A host that has no site is refused by the first."""
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "kinetoctl", ""
     server: WebServer
 
-    def __init__(self, site: WebSite, *args: Any) -> None:
-        self._site = site
+    def __init__(self, sites: Sequence[WebSite], *args: Any) -> None:
+        self._sites = sites
+        self._site = sites[0]
         super().__init__(*args)
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -71,6 +72,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             request = self._received()
             self.server.deadlines.expect(self.connection, None)
+            self._site = next((site for site in self._sites if security.is_at(request, site.origin)), self._sites[0])
             security.check(request, self._site.origin)
             answer = self._site.application(request)
         except WebError as exc:

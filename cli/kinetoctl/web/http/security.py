@@ -1,13 +1,14 @@
 """What every request is checked for, and what every answer tells the browser. Pure.
 
 Theory of operation
-    The pages and the copy of the Perfetto UI live on two ports of 127.0.0.1: to the browser they are two origins, so
-    that a fault of the UI, which needs a policy with inline scripts and shows hostile traces, reads neither pages nor
-    forms. They are one site, so that the UI has its storage in our frame.
+    The pages live at 127.0.0.1 and the copy of the Perfetto UI at `localhost`, on the same port: to the browser they
+    are two sites, so that a fault of the UI, which needs a policy with inline scripts and shows hostile traces, reads
+    neither pages nor forms nor the cookie. Browsers try ::1 for `localhost` first; so this server has that port, too,
+    or somebody else could show a UI there and be given the trace.
 
-    A request must name the address of its server as its host, or another site could reach the server through a name of
-    its own that resolves to this machine. A POST must come from one of our own pages, by what the browser says (Origin)
-    and by the secret in the form.
+    A request must name one of the two as its host, or another site could reach the server through a name of its own
+    that resolves to this machine. A POST must come from one of our own pages, by what the browser says (Origin) and by
+    the secret in the form.
 """
 
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from kinetoctl.web.http.web_messages import WebError, WebRequest
 
-HOST = "127.0.0.1"
+HOST, HOST_V6, UI_HOST = "127.0.0.1", "::1", "localhost"
 SAFE_METHODS = ("GET", "HEAD")
 NOWHERE = "'none'"
 
@@ -28,13 +29,23 @@ class Origins(NamedTuple):
 
 
 def origin(port: int) -> str:
-    """The origin of the server on this port."""
+    """The origin of the pages on this port."""
     return f"http://{HOST}:{port}"
+
+
+def ui_origin(port: int) -> str:
+    """The origin of the Perfetto UI on the same port."""
+    return f"http://{UI_HOST}:{port}"
+
+
+def is_at(request: WebRequest, own: str) -> bool:
+    """Whether a request names this origin as its host."""
+    return request.headers.get("host", "") == own.partition("://")[2]
 
 
 def check(request: WebRequest, own: str) -> None:
     """Refuses a request that names another host than this origin, or comes from another site. Raises WebError."""
-    if request.headers.get("host", "") != own.partition("://")[2]:
+    if not is_at(request, own):
         raise WebError(HTTPStatus.MISDIRECTED_REQUEST, f"this page is at {own}")
     if request.method in SAFE_METHODS:
         return

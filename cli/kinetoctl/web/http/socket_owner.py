@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -10,17 +11,22 @@ _ESTABLISHED = "01"
 ROOT_UID = 0
 
 
-def is_own(near: tuple[str, int], far: tuple[str, int], proc: Path = Path("/proc"), uid: int | None = None) -> bool:
-    """Whether the program that connected from `far` to `near` (IPv4) is root's or this user's; False if unknown."""
+Address = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6, as sockets have it
+
+
+def is_own(near: Address, far: Address, proc: Path = Path("/proc"), uid: int | None = None) -> bool:
+    """Whether the program that connected from `far` to `near` is root's or this user's; False if unknown."""
     owner = owner_of(near, far, proc)
     return owner is not None and owner in (ROOT_UID, os.getuid() if uid is None else uid)
 
 
-def owner_of(near: tuple[str, int], far: tuple[str, int], proc: Path = Path("/proc")) -> int | None:
-    """The uid of the socket at `far`; None if it is closed, or the table cannot be read. Sockets may be IPv6 too."""
+def owner_of(near: Address, far: Address, proc: Path = Path("/proc")) -> int | None:
+    """The uid of the socket at `far`; None if it is closed, or the table cannot be read.
+
+    The sockets of an IPv4 connection may be IPv6 ones."""
     theirs, ours = _hexed(far), _hexed(near)
     mapped = "0000000000000000FFFF0000"
-    for name, prefix in (("tcp", ""), ("tcp6", mapped)):
+    for name, prefix in (("tcp6", ""),) if ":" in near[0] else (("tcp", ""), ("tcp6", mapped)):
         with contextlib.suppress(OSError, ValueError, IndexError), (proc / "self/net" / name).open() as table:
             for line in table:
                 fields = line.split()
@@ -29,8 +35,9 @@ def owner_of(near: tuple[str, int], far: tuple[str, int], proc: Path = Path("/pr
     return None
 
 
-def _hexed(address: tuple[str, int]) -> str:
-    """An address as in the table: a 32-bit word in the byte order of the host."""
-    host, port = address
-    word = int.from_bytes(bytes(map(int, host.split("."))), sys.byteorder)
-    return f"{word:08X}:{port:04X}"
+def _hexed(address: Address) -> str:
+    """An address as in the table: 32-bit words in the byte order of the host."""
+    host, port = address[:2]
+    data = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+    words = (int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data), 4))
+    return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}"

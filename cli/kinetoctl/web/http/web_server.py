@@ -9,6 +9,7 @@ Theory of operation
     closes those that are late. Of an answer, a client must take something within SEND_S.
 """
 
+import socket
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,17 +17,17 @@ from typing import Any
 
 from kinetoctl.web.http.connection_deadlines import ConnectionDeadlines
 from kinetoctl.web.http.security import HOST
-from kinetoctl.web.http.socket_owner import is_own
+from kinetoctl.web.http.socket_owner import Address, is_own
 
 MAX_CONNECTIONS = 64  # a browser has six to a server
 REQUEST_S, IDLE_S, SEND_S = 10.0, 30.0, 30.0
 _LOOK_S = 0.25
 
-Owner = Callable[[tuple[str, int], tuple[str, int]], bool]
+Owner = Callable[[Address, Address], bool]
 
 
 class WebServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1. port 0: any free one. Raises OSError if the port is in use."""
+    """Listens on a loopback address. port 0: any free one. Raises OSError if the port is in use."""
 
     daemon_threads = True
     block_on_close = False
@@ -36,12 +37,14 @@ class WebServer(ThreadingHTTPServer):
         self,
         port: int = 0,
         *,
+        host: str = HOST,
         is_own: Owner = is_own,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_own = is_own
         self.deadlines = ConnectionDeadlines(clock)
-        super().__init__((HOST, port), BaseHTTPRequestHandler)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), BaseHTTPRequestHandler)
 
     def answer_with(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         """Sets what handles a connection; before `serve`."""

@@ -1,22 +1,90 @@
 """What a trace can be compared with: the other captures, those of the same job first, or the other files."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.lists.capture_table import commands
+from kinetoctl.web.http.web_messages import WebRequest
 from kinetoctl.web.pages.capture_facts import has_trace, listed, status_of
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
-from kinetoctl.web.pages.page_context import PageContext
+from kinetoctl.web.pages.page_context import PageContext, ask
+from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kineto_protos.v1 import profiler_pb2 as pb
 
     from kinetoctl.web.pages.daemons import OfHost
 
 MAX_COMMAND = 60  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What an address compares with. trace_id: "" for nothing. rank: the only one of it, "" for the same ranks."""
+
+    trace_id: str
+    rank: str
+
+    @property
+    def rank_number(self) -> int | None:
+        """The rank for a job of TraceJobs."""
+        return int(self.rank) if self.rank else None
+
+    def words(self, rank: str) -> list[str]:
+        """What `kinetoctl diff` is told of this rank (all of them: "") and that of the baseline."""
+        ranks = {"--rank": rank, "--base-rank": self.rank}
+        return [word for option, value in ranks.items() if value for word in (option, value)]
+
+
+def baseline_of(request: WebRequest) -> Baseline:
+    """What the fields `base` and `base_rank` choose. Raises WebError."""
+    return Baseline(trace_id=request.first("base"), rank=whole_number(request, "base_rank"))
+
+
+def baseline_values(
+    context: PageContext, trace_id: str, chosen: Baseline, ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What templates show of a baseline and its choices. ranks: of the trace itself, with which it can be compared."""
+    own = [(trace_id, "the same, another rank")] if len(ranks) > 1 or chosen.trace_id == trace_id else []
+    name = context.name(chosen.trace_id)
+    return {
+        "bases": [*own, *baselines(context, trace_id)],
+        "base": chosen.trace_id,
+        "base_name": f"rank {chosen.rank} of {name}" if chosen.rank else name,
+        "base_ranks": _ranks(context, chosen) if chosen.trace_id else [],
+        "base_rank": chosen.rank,
+    }
+
+
+def comparison_command(
+    context: PageContext,
+    trace_id: str,
+    chosen: Baseline,
+    views: Sequence[str],
+    *,
+    rank: str = "",
+    settings: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The command that compares these views of a trace with a baseline. rank: of the trace, "" for all."""
+    words = []
+    for name in views:
+        by = next((word for word, view in DIFF_VIEWS.items() if view in (name, COUNTERPARTS.get(name))), None)
+        words += ["--by", by] if by is not None else ["--view", name]
+    if "--view" in words:
+        words += [word for name, value in settings for word in ("--set", f"{name}={value}")]
+    traces = context.name(chosen.trace_id) or "BASELINE", context.name(trace_id)
+    return context.command("diff", *words, *chosen.words(rank), *traces)
+
+
+def _ranks(context: PageContext, chosen: Baseline) -> list[tuple[str, str]]:
+    """The ranks of the baseline; none while they are not known."""
+    found = rank_choices(ask(lambda: context.ranks(context.library.find(chosen.trace_id))).documents)
+    listed = chosen.rank in ("", *(rank for rank, _ in found))
+    return found if listed else [*found, (chosen.rank, chosen.rank)]
 
 
 def baselines(context: PageContext, trace_id: str) -> list[tuple[str, str]]:

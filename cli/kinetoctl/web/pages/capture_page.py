@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from kinetoctl.base.diff_names import COMPARED_FIRST
 from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, status_of, target_facts
 from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
@@ -17,10 +18,13 @@ from kinetoctl.web.pages.view_groups import grouped
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
     """The page of one capture. Raises the client's errors."""
     parts = context.parts(capture_id)
-    unfinished, base = running(parts), request.first("base")
+    unfinished, baseline = running(parts), baseline_of(request)
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
     if not unfinished and (context.files or has_trace(parts)):
-        asked = ask(lambda: context.first_screen(capture_id, base))
+        asked = ask(lambda: context.first_screen(capture_id, baseline.trace_id, baseline.rank_number))
+    ranks = (
+        [] if asked.failure or unfinished else ask(lambda: context.ranks(context.library.find(capture_id))).documents
+    )
     catalog = ask(lambda: context.catalog(WAIT_S))
     first = asked.documents[0] if asked.documents else None
     name = context.name(capture_id)
@@ -35,11 +39,11 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         running=unfinished,
         asked=asked,
         first=first,
-        bases=[] if unfinished else baselines(context, capture_id),
-        base=base,
-        base_name=context.name(base),
+        **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),
         groups=[] if unfinished else grouped(catalog.documents),
-        command=context.command("report", name),
+        command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
+        if baseline.trace_id
+        else context.command("report", name),
         json=f"/c/{capture_id}.json" if parts else "",
         headers={**asked.headers, **catalog.headers},
         facts=facts(parts) if parts else _facts(first),

@@ -1,13 +1,15 @@
-"""The first page: the captures of the daemons, or the files of the command line."""
+"""The first page: the captures of the daemons, or the traces that the command line names."""
 
+from dataclasses import asdict
+from http import HTTPStatus
 from typing import Any
 
 from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.capture_facts import listed, row_of
-from kinetoctl.web.pages.json_answers import hosts_answer
-from kinetoctl.web.pages.page_context import PageContext, render, with_help
+from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
+from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, render, with_help
 
 MAX_CAPTURES = 100
 
@@ -32,9 +34,21 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
         unanswered=found.unanswered if found else (),
         most_of_one=found.most_of_one if found else 0,
         failure=failure,
-        traces=list(context.library.files.items()),
-        command=context.command("captures", "list"),
+        traces=context.library.listed(),
+        notes=context.library.notes(),
+        looked=context.library.looked,
+        command=context.command("report", *context.library.arguments)
+        if context.files
+        else context.command("captures", "list"),
+        headers={} if context.library.looked else {"Refresh": REFRESH_S},
     )
+
+
+def traces_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:
+    """The traces that the command line names, as JSON. Raises WebError if it names none."""
+    if not context.files:
+        raise WebError(HTTPStatus.NOT_FOUND, "this server shows captures: they are at /captures.json")
+    return json_answer([asdict(trace) for trace in context.library.listed()])
 
 
 def captures_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values
 from kinetoctl.web.pages.json_answers import data_address, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import rank_choices, whole_number
@@ -16,7 +16,7 @@ from kinetoctl.web.pages.selectors import rank_choices, whole_number
 OF = {"ops": "operators", "kernels": "GPU work", "python": "Python"}
 ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
 IDLE = {"yes": "with idle samples"}
-NUMBERS = ("rank", "step", "thread")
+NUMBERS = ("rank", "step", "thread", "base_rank")
 KEPT = ("of", "order", *NUMBERS, "idle", "base")  # fields that stay when a frame is chosen
 ONLY_OF_PAGES = ("charts", "path")
 # What colours mean, by what the graph is of.
@@ -88,7 +88,7 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         idles=list(IDLE.items()),
         ranks=rank_choices(ranks.documents),
         all_ranks="first" if fields["order"] == "time" else "all",
-        bases=baselines(context, trace_id),
+        **baseline_values(context, trace_id, baseline_of(request), ranks.documents),
         focus=asked_for.focus,
         zoomed=bool(asked_for.root or asked_for.focus),
         legend=DIFFERENCES if values and values["compares"] and fields["order"] != "time" else LEGEND[fields["of"]],
@@ -134,7 +134,8 @@ def _command(context: PageContext, asked_for: FlameFields) -> str:
     fields = asked_for.fields
     own = context.name(asked_for.trace_id)
     if fields["base"]:
-        return context.command("diff", "--by", fields["of"], context.name(fields["base"]), own)
+        ranks = Baseline(trace_id=fields["base"], rank=fields["base_rank"]).words(fields["rank"])
+        return context.command("diff", "--by", fields["of"], *ranks, context.name(fields["base"]), own)
     chosen = {"of": fields["of"], "thread": fields["thread"], "step": fields["step"], "idle": fields["idle"] and "true"}
     settings = [word for name, value in chosen.items() if value for word in ("--set", f"{name}={value}")]
     return context.command("report", "--view", "flame_graph", *settings, own)

@@ -4,7 +4,7 @@ from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
-from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
@@ -30,12 +30,10 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         ranks=rank_choices(ranks.documents),
         rank=request.first("rank"),
         limit=arguments["limit"],
-        bases=baselines(context, trace_id),
-        base=request.first("base"),
-        base_name=context.name(request.first("base")),
+        **baseline_values(context, trace_id, baseline_of(request), ranks.documents),
         asked=asked,
         documents={document["view"]: document for document in asked.documents} if asked is not ranks else {},
-        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
@@ -47,13 +45,21 @@ def memory_json(context: PageContext, request: WebRequest, _session: WebSession,
     return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
 
 
+def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
+    baseline = baseline_of(request)
+    if baseline.trace_id:
+        return comparison_command(context, trace_id, baseline, VIEWS[2:], rank=request.first("rank"))
+    return context.command("report", *(word for view in VIEWS for word in ("--view", view)), context.name(trace_id))
+
+
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
-    rank, base = whole_number(request, "rank"), request.first("base")
+    rank, baseline = whole_number(request, "rank"), baseline_of(request)
     return {
         "rank": int(rank) if rank else None,
         "settings": SETTINGS,
         "drawings": {view: {} for view in VIEWS[:2]},
         "limit": rows or row_limit(request),
-        "base": base,
-        "compare": VIEWS[2:] if base else (),
+        "base": baseline.trace_id,
+        "base_rank": baseline.rank_number,
+        "compare": VIEWS[2:] if baseline.trace_id else (),
     }

@@ -30,8 +30,9 @@ REFRESH_S = "1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """What pages work with. ui_origin: where the Perfetto UI is served; empty if it is not. scratch: where files are
-    made for the timeline; the system's folder for such files if None.
+    """What pages work with. ui_origin: where the Perfetto UI is served; empty
+    if it is not. editor: template of links that open a source file, as editor_option has them; empty for none.
+    scratch: where files are made for the timeline; the system's folder for such files if None.
     """
 
     settings: CommonOptions
@@ -39,12 +40,13 @@ class PageContext:
     queue: Analyses
     daemons: Daemons
     ui_origin: str
+    editor: str = ""
     scratch: Path | None = None
 
     @property
     def files(self) -> bool:
         """Whether the pages are about files alone."""
-        return bool(self.library.files)
+        return self.library.of_files
 
     def parts(self, capture_id: str) -> "Sequence[OfHost[pb.Capture]]":
         """The capture, in parts if it is one of several hosts; nothing for a file. Raises as Daemons.parts does."""
@@ -80,9 +82,10 @@ class PageContext:
         )
         return found
 
-    def first_screen(self, trace_id: str, base: str = "") -> list[dict[str, Any]]:
+    def first_screen(self, trace_id: str, base: str = "", base_rank: int | None = None) -> list[dict[str, Any]]:
         """What the page of a capture begins with: one value of TraceJobs.first_screen. Raises as `results` does."""
-        found: list[dict[str, Any]] = self.answer(trace_id, {"job": "first_screen"}, base=base)
+        job = {"job": "first_screen", "base_rank": base_rank}
+        found: list[dict[str, Any]] = self.answer(trace_id, job, base=base)
         return found
 
     def answer(self, trace_id: str, job: dict[str, Any], *, base: str = "", wait_s: float = WAIT_S) -> Any:
@@ -95,12 +98,15 @@ class PageContext:
         return self.queue.result(identity, job, wait_s=wait_s)
 
     def name(self, trace_id: str) -> str:
-        """What people call these traces: the argument of the command line, or the id of the capture."""
-        return self.library.files.get(trace_id, trace_id)
+        """What people call these traces: their file, folder or URL, or the id of the capture."""
+        return self.library.name(trace_id)
 
     def command(self, *words: str) -> str:
-        """The command line that prints what a page shows."""
-        return shlex.join((PROGRAM, *words)) if self.files else self.daemons.command(*words)
+        """The command line that prints what a page shows. Names of traces become what names them in a terminal."""
+        if self.files:
+            named = [word for name in words[1:] for word in self.library.words(name)]
+            return shlex.join((PROGRAM, words[0], *named))
+        return self.daemons.command(*words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +138,16 @@ def with_help(error: CliError) -> str:
     return f"{error}\n{error.help_text}".strip()
 
 
+def _since(unix_s: float) -> str:
+    """How long ago that was; empty for 0."""
+    return units.age(int(unix_s * 1e9)) if unix_s else ""
+
+
 def _environment() -> Environment:
     made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
-    made.filters.update(human=human, size=units.size, age=units.age, moment=units.moment, places_of=places_of)
+    made.filters.update(
+        human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of
+    )
     return made
 
 
@@ -149,6 +162,7 @@ def render(name: str, context: PageContext, request: WebRequest, session: WebSes
         unanswered = context.daemons.unanswered(values.get("id", ""))
     text = _templates.get_template(name).render(
         files=context.files,
+        editor=context.editor,
         path=request.path,
         form_secret=session.form_secret,
         host=context.daemons.name,

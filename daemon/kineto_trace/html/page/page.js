@@ -21,6 +21,8 @@ const sort = (title) => {
 document.addEventListener("click", (event) => {
   const title = event.target.closest("thead th");
   if (title) sort(title);
+  const row = event.target.closest("a, button") ? null : event.target.closest("tr");
+  row?.querySelector("a.inside")?.click();
   const text = event.target.closest("td.long > div");
   if (text) text.classList.toggle("whole");  // three lines of it, or all
 });

@@ -185,6 +185,44 @@ def test_jobs_without_a_common_rank_are_refused(run: Run, traces: Path) -> None:
     assert run(traces / "old" / "rank0", traces / "new" / "rank3").code == 0  # two traces alone
 
 
+def test_a_rank_of_a_job_is_compared_with_another_one(run: Run, traces: Path, tmp_path: Path) -> None:
+    save(tmp_path, "rank0", 9000, 1, rank=0)
+    save(tmp_path, "rank1", 11_000, 21, rank=1)
+    both = (tmp_path, tmp_path, "--by", "ops", "-o", "json")
+    rows = run(*both, "--rank", "1", "--base-rank", "0").json()["ops"]["rows"]
+    assert (rows[0]["name"], rows[0]["verdict"]) == ("aten::mm", "slower")
+    rows = run(*both, "--rank", "0", "--base-rank", "0").json()["ops"]["rows"]
+    assert {row["delta_us"] for row in rows} == {0.0}
+    every = run(tmp_path, tmp_path, "--by", "steps", "--base-rank", "0", "-o", "json").json()
+    assert [row["name"] for row in every["ranks"]["rows"]] == ["rank 0", "rank 1"]
+    assert every["ranks"]["rows"][1]["verdict"] == "slower"
+    result = run(tmp_path, tmp_path, "--base-rank", "7")
+    assert (result.code, "has no trace of rank 7; there are: 0, 1" in result.stderr) == (ExitCode.USAGE, True)
+
+
+def test_the_rows_of_a_view_are_compared(run: Run, traces: Path) -> None:
+    both = traces / "before", traces / "slow"
+    found = run(*both, "--view", "profiler_steps", "--view", "gpu_annotations", "-o", "json").json()
+    assert list(found) == ["profiler_steps_difference", "gpu_annotations_difference"]
+    (row,) = found["profiler_steps_difference"]["rows"]
+    assert (row["duration_verdict"], row["duration_delta_us"] > 1000) == ("longer", True)
+    every = run(traces / "old", traces / "new", "--view", "profiler_steps", "-o", "json")
+    assert {row["rank"] for row in every.json()["profiler_steps_difference"]["rows"]} == {1, 2}
+    assert every.code == ExitCode.PARTIAL
+    assert list(run(*both, "--by", "steps", "--view", "overview", "-o", "json").json()) == [
+        "steps",
+        "overview_difference",
+    ]
+
+
+def test_views_that_cannot_be_compared_like_that_are_refused(run: Run, traces: Path) -> None:
+    both = traces / "before", traces / "slow"
+    assert "without counterparts in another trace" in run(*both, "--view", "memory_events").stderr
+    result = run(*both, "--view", "kernels")
+    assert (result.code, "use --by kernels" in result.stderr) == (ExitCode.USAGE, True)
+    assert "--set is for --view" in run(*both, "--set", "least=1").stderr
+
+
 def test_the_tree_leads_into_a_node_and_to_its_operators(run: Run, tmp_path: Path) -> None:
     both = store(tmp_path / "rank0", rank=0), store(tmp_path / "rank1", rank=1, kernel_us=60)
     rows = run(*both, "--by", "tree", "-o", "json").json()["tree"]["rows"]

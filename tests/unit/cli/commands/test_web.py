@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kinetoctl.commands.web import _files
+from kinetoctl.errors import NoSuchTrace
 from support.service.cli import environment, kinetoctl, run_here
 from support.trace_files import synthetic
 from support.waiting import scaled
@@ -23,6 +25,18 @@ def test_a_file_that_does_not_exist_is_not_found(capsys: pytest.CaptureFixture[s
     found = run_here(capsys, "unix:/nowhere", "web", "--no-browser", "/no/such/trace.json")
     assert (found.code, found.stdout) == (3, "")
     assert "there is no file /no/such/trace.json" in found.stderr
+
+
+def test_what_may_come_later_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    arguments = [f"{tmp_path}/empty", f"{tmp_path}/empty/*.json", f"{tmp_path}/*/rank*.json", "s3://bucket/job"]
+    assert _files([*arguments, *arguments]) == arguments
+
+
+@pytest.mark.parametrize("text", ["/no/such/folder/*.json", "/no/such/folder/"])
+def test_what_cannot_come_is_refused(text: str) -> None:
+    with pytest.raises(NoSuchTrace, match="there is no file /no/such/folder/"):
+        _files([text])
 
 
 def test_a_port_that_is_in_use_is_said(capsys: pytest.CaptureFixture[str], trace: Path) -> None:

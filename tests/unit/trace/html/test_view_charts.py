@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from kineto_trace.analysis.causes.time_causes import CAUSES
+from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, view_differences
 from kineto_trace.catalog.view_catalog import VIEWS
-from kineto_trace.html.view_charts import MAX_BARS, chart
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram
+from kineto_trace.html.view_charts import MAX_BARS, chart, pairs
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs
 from kineto_trace.view_api.result import Result, make_result
 
 
@@ -84,3 +85,79 @@ def test_names_are_escaped() -> None:
 def test_a_result_without_rows_or_a_view_without_a_shape_has_no_chart() -> None:
     assert chart(of("kernels", 0)) == ""
     assert chart(of("settings")) == ""
+
+
+def told(drawn: str) -> list[str]:
+    """The values beside the bars."""
+    return re.findall(r'chart-value">([^<]*)<', drawn)
+
+
+def test_two_traces_have_two_bars_a_row_and_their_difference() -> None:
+    drawn = chart(
+        of(
+            "diff_operators",
+            3,
+            name=["mm", "add", "copy"],
+            time=["gpu"] * 3,
+            verdict=["slower", "within noise", "gone"],
+            baseline_us=[2e3, 1e3, 500.0],
+            other_us=[3e3, 1.1e3, 0.0],
+        )
+    )
+    assert told(drawn) == ["2 → 3 ms", "1 → 1.1 ms", "0.5 → 0 ms", "+1 ms", "+0.1 ms, within noise", "-0.5 ms"]
+    assert re.findall(r"<title>mm, ([^<]*)<", drawn) == ["baseline: 2 ms", "this trace: 3 ms"]
+    assert re.findall(r'height="0.84" class="([^"]*)"><title>(\w+):', drawn) == [
+        ("series-5", "mm"),
+        ("noise", "add"),
+        ("series-0", "copy"),
+    ]
+    keys = re.findall(r'<i class="([^"]*)"></i>([^<]*)<', drawn)
+    assert [text for _, text in keys] == [
+        "baseline (upper bar)",
+        "this trace (lower bar)",
+        "more than in the baseline",
+        "less",
+        "within the noise",
+    ]
+
+
+def test_small_differences_have_a_unit_of_their_own_and_rows_of_nothing_no_bars() -> None:
+    drawn = chart(of("diff_operators", 2, name=["mm", "none"], baseline_us=[3e3, 0.0], other_us=[3000.25, 0.0]))
+    assert told(drawn) == ["3 → 3 ms", "+0.25 µs"]
+
+
+def test_of_the_tree_the_nodes_inside_are_drawn() -> None:
+    drawn = chart(of("diff_tree", 3, depth=[0, 1, 1], path=["0", "0-0", "0-1"], name=["all", "a", "b"]))
+    assert re.findall(r'chart-label">([^<]*)<', drawn)[:2] == ["0-0, a", "0-1, b"]
+
+
+def test_bars_that_lead_elsewhere_are_links_and_no_picture() -> None:
+    shape = SHAPES["diff_tree"]
+    assert isinstance(shape, Pairs)
+    result = of("diff_tree", 2, depth=[0, 1], path=["0", "0-0"], name=["all", "<b>"])
+    assert 'role="img"' in pairs(result, shape)
+    drawn = pairs(result, shape, ["", "/c/1?set.path=0-0"])
+    assert 'role="img"' not in drawn
+    assert drawn.count('href="/c/1?set.path=0-0"') == 2  # the label and the bars
+    assert "&lt;b&gt;" in drawn and "<b>" not in drawn
+
+
+def test_the_difference_of_a_view_is_drawn_with_all_its_figures_if_there_is_room() -> None:
+    steps = [Extent(1.0, 0.1, frozenset({"1", "2"}))]
+    phases = of("step_phases", 2, rank=[0, 0], step=["1", "2"], total_us=[5e3, 5e3], forward_us=[2e3, 2e3])
+    longer = of("step_phases", 2, rank=[0, 0], step=["1", "2"], total_us=[9e3, 9e3], forward_us=[6e3, 6e3])
+    found = view_differences(phases, longer, ({0: steps[0]}, {0: steps[0]}))
+    drawn = chart(found)
+    assert re.findall(r'chart-label">rank 0, ([^<]*)<', drawn)[:3] == ["total", "loading", "forward"]
+    assert told(drawn)[0] == "5 → 9 ms"
+    many = of("kernels_by_op", MAX_BARS, name=[f"k{n}" for n in range(MAX_BARS)], total_us=[1e3] * MAX_BARS)
+    drawn = chart(view_differences(many, many, ({0: steps[0]}, {0: steps[0]})))
+    assert re.findall(r'chart-title">([^<]*)<', drawn) == ["Both traces: total"]
+    assert len(re.findall(r'chart-label">k\d+<', drawn)) == MAX_BARS
+
+
+@pytest.mark.parametrize("view", COMPARED)
+def test_the_difference_of_every_compared_view_has_a_chart(view: str) -> None:
+    extent = {1: Extent(1.0, 0.1, frozenset({"x", "1"}))}
+    result = of(view, 1, rank=[1])
+    assert "<rect" in chart(view_differences(result, result, (extent, extent)))

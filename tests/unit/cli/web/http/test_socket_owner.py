@@ -30,6 +30,17 @@ def test_the_kernel_says_whose_a_real_connection_is() -> None:
             assert is_own(connection.getsockname(), client.getsockname())
 
 
+def test_the_kernel_says_whose_a_connection_over_ipv6_is() -> None:
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("needs the IPv6 loopback address")
+    with server, socket.create_connection(server.getsockname()[:2]):
+        connection, far = server.accept()
+        with connection:
+            assert owner_of(connection.getsockname(), far) == os.getuid()
+
+
 @pytest.mark.parametrize(("uid", "expected"), [(1000, True), (0, True), (1001, False), (65534, False)])
 def test_only_this_user_and_root_are_own(tmp_path: Path, uid: int, expected: bool) -> None:
     assert is_own(NEAR, FAR, table(tmp_path, row(uid)), uid=1000) is expected

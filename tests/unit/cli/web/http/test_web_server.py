@@ -38,7 +38,7 @@ def hello(request: WebRequest) -> WebAnswer:
 def serving(*, own: bool = True, clock: Clock | None = None) -> Iterator[WebServer]:
     with WebServer(is_own=lambda _near, _far: own, clock=clock or Clock()) as server:
         site = WebSite(origin=origin(server.port), policy="default-src 'none'", application=hello)
-        server.answer_with(partial(RequestHandler, site))
+        server.answer_with(partial(RequestHandler, (site,)))
         thread = threading.Thread(target=server.serve)
         thread.start()
         try:

@@ -94,6 +94,16 @@ def test_a_baseline_gives_every_frame_a_signed_difference_per_step(browser: Brow
     assert 'class="frame less-' in back
 
 
+def test_a_rank_is_compared_with_another_one_of_its_job(browser: Browser, ids: list[str]) -> None:
+    both = f"/c/{ids[3]}/flame{{}}?of=kernels&rank=1&base={ids[3]}&base_rank="
+    own, other = (values(browser, both.format(".json") + rank)["functions"] for rank in ("1", "0"))
+    assert {each["self_delta"] for each in own} == {0}
+    assert any(each["self_delta"] for each in other)
+    text = unescape(browser.shown(both.format("") + "0").text)
+    assert "kinetoctl diff --by kernels --rank 1 --base-rank 0" in text
+    assert re.search(r'href="[^"]*base_rank=0[^"]*root=', text)
+
+
 def test_ranks_are_summed_unless_one_is_chosen(browser: Browser, ids: list[str]) -> None:
     both, *each = (
         values(browser, f"/c/{ids[3]}/flame.json?of=kernels{choice}")["tree"][0]["total"]

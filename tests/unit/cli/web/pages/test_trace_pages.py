@@ -158,10 +158,62 @@ def test_every_page_prints_the_command_behind_it(browser: Browser, ids: list[str
 
 
 @pytest.mark.parametrize("path", ["", "/ranks", "/memory", "/view/kernel_breakdown", "/view/step_phases"])
-def test_a_baseline_is_chosen_among_the_other_traces(browser: Browser, ids: list[str], path: str) -> None:
+def test_a_baseline_is_another_trace_or_another_rank(browser: Browser, ids: list[str], path: str) -> None:
     page = browser.shown(f"/c/{ids[0]}{path}").text
     chooser = page[page.index('<select name="base">') :]
-    assert re.findall(r'<option value="(\w*)"', chooser[: chooser.index("</select>")]) == ["", *ids[1:]]
+    assert re.findall(r'<option value="(\w*)"', chooser[: chooser.index("</select>")]) == ["", *ids]
+
+
+@pytest.mark.parametrize("page", ["", "/ranks", "/memory", "/flame", "/view/step_phases"])
+def test_two_ranks_of_one_capture_are_compared_and_the_choice_stays(
+    browser: Browser, ids: list[str], page: str
+) -> None:
+    text = browser.shown(f"/c/{ids[0]}{page}?base={ids[0]}&base_rank=0").text
+    chooser = text[text.index('<select name="base_rank">') :]
+    chooser = chooser[: chooser.index("</select>")]
+    assert re.findall(r'<option value="(\w*)"( selected)?', chooser) == [("", ""), ("0", " selected"), ("1", "")]
+    assert "compared with rank 0 of" in text or page == "/flame"
+    assert 'role="alert"' not in text
+
+
+def test_the_slow_step_of_one_rank_is_a_difference_to_the_other(browser: Browser, ids: list[str]) -> None:
+    view, fields = f"/c/{ids[0]}/view/profiler_steps", f"?rank=1&base={ids[0]}&base_rank=0"
+    (row,) = json.loads(browser.ask(f"{view}.json{fields}").text)["profiler_steps_difference"]["rows"]
+    assert (row["rank"], row["duration_baseline_us"], row["duration_other_us"]) == (1, 100.0, pytest.approx(1100 / 3))
+    page = browser.shown(view + fields).text
+    assert re.findall(r"duration, (baseline|this trace): ([^<]*)<", page) == [
+        ("baseline", "100 µs"),
+        ("this trace", "367 µs"),
+    ]
+    page = browser.shown(f"/c/{ids[0]}/view/step_breakdown{fields}").text
+    assert "kinetoctl diff --by steps --rank 1 --base-rank 0" in page
+
+
+def test_a_comparison_of_two_ranks_is_there_as_csv(browser: Browser, ids: list[str]) -> None:
+    table = browser.ask(f"/c/{ids[0]}/view/diff_step_times.csv?rank=1&base={ids[0]}&base_rank=0").text
+    step = next(line for line in table.splitlines() if line.startswith("step,"))
+    assert float(step.split(",")[3]) == 100.0
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("", "--by steps --view time_causes --base-rank 0"),
+        ("/ranks", "--view rank_steps --view ranks --view collective_summary --base-rank 0"),
+        ("/memory", "--view memory_peak_blocks --view memory_statistics --rank 1 --base-rank 0"),
+        ("/view/step_phases", "--view step_phases --rank 1 --base-rank 0"),
+        ("/view/diff_kernel_names", "--by kernels --rank 1 --base-rank 0"),
+    ],
+)
+def test_the_command_below_a_comparison_makes_it(browser: Browser, ids: list[str], page: str, command: str) -> None:
+    text = browser.ask(f"/c/{ids[0]}{page}?rank=1&base={ids[0]}&base_rank=0").text
+    assert f"kinetoctl diff {command} " in text
+
+
+def test_a_baseline_without_that_rank_is_said(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/view/diff_step_times?rank=1&base={ids[0]}&base_rank=7").text
+    assert "there is no trace of rank 7 in the baseline; there are: 0, 1" in page
+    assert browser.ask(f"/c/{ids[0]}/view/diff_step_times?base={ids[0]}&base_rank=x").status == 400
 
 
 def test_pages_with_a_baseline_show_value_baseline_and_difference(browser: Browser, ids: list[str]) -> None:

@@ -19,6 +19,9 @@ from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.view_api.result import Result
+from support.trace_files.ranks import context as of_events
+from support.trace_files.ranks import event, launched
+from support.trace_files.ranks import step as marked
 from support.trace_files.step_traces import context, noisy, stepped
 from support.trace_files.traces import START_NS, trace
 
@@ -192,3 +195,42 @@ def test_two_empty_traces_have_no_difference() -> None:
     empty = Context(trace({}))
     assert len(diff_ops(empty, empty)) == len(diff_kernels(empty, empty)) == 0
     assert told(diff_steps(empty, empty)) == {"other": "unknown"}
+
+
+def with_inner(inner_us: int) -> Context:
+    """Steps with an operator of 20 us and one inside, which launches a kernel of 70 us."""
+    events = [
+        line
+        for number in (1, 2, 3)
+        for line in (
+            marked(number, 1000 * number, 900),
+            event("cpu_op", "aten::linear", 1000 * number + 10, 20 + inner_us),
+            event("cpu_op", "aten::mm", 1000 * number + 20, inner_us),
+            *launched("gemm", 1000 * number + 22, 1000 * number + 500, 70, number),
+        )
+    ]
+    return of_events(events)
+
+
+def test_operators_have_totals_of_both_traces_beside_their_own_times() -> None:
+    found = compare(diff_operators, with_inner(100), with_inner(200))
+    rows = {(row["name"], row["time"]): row for row in found.rows()}
+    host, gpu = rows["aten::linear", "host"], rows["aten::linear", "gpu"]
+    names = ("baseline_us", "other_us", "delta_us")
+    assert [host[name] for name in names] == pytest.approx([20, 20, 0], abs=1e-3)
+    assert [host[f"total_{name}"] for name in names] == pytest.approx([120, 220, 100], abs=1e-3)
+    assert (host["total_delta_pct"], host["total_verdict"]) == (pytest.approx(100 * 100 / 120), "slower")
+    assert ([gpu[name] for name in names], gpu["verdict"]) == ([0, 0, 0], "within noise")  # what it launched itself
+    assert [gpu[f"total_{name}"] for name in names] == pytest.approx([70, 70, 0])
+    assert found.values("name")[0] == "aten::mm"  # changes of its own come first
+    total = {
+        (row["name"], row["time"]): row
+        for row in compare(diff_operators, with_inner(100), with_inner(200), total=True).rows()
+    }
+    assert all(row["baseline_us"] == row["total_baseline_us"] for row in total.values())
+
+
+def test_totals_of_a_job_are_means_over_its_ranks() -> None:
+    ranks = [diff_operators.partial(with_inner(length)) for length in (100, 300)]
+    row = next(row for row in compare_jobs(diff_operators, ranks, ranks).rows() if row["name"] == "aten::linear")
+    assert row["total_baseline_us"] == pytest.approx(220)

@@ -1,7 +1,9 @@
+import pickle
 from typing import Any
 
 import pytest
-from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_ops
+from kineto_trace.analysis.diff.diff_views import compare, compare_jobs
+from kineto_trace.compat.views.plugin_diff_views import diff_tree, diff_tree_operators
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.view import Compat
@@ -59,7 +61,7 @@ OTHER = side(
 
 
 def shown(path: str = "0") -> list[tuple[str, str, str, int]]:
-    rows = diff_tree(BASE, OTHER, path=path).rows()
+    rows = compare(diff_tree, BASE, OTHER, path=path).rows()
     return [(row["path"], row["name_baseline"], row["name_other"], row["children"]) for row in rows]
 
 
@@ -74,7 +76,7 @@ def test_nodes_are_matched_by_kind_and_name_and_the_rest_is_put_together() -> No
 
 
 def test_times_are_those_of_the_gpu_or_else_of_the_host_and_add_up() -> None:
-    whole, first, net, between, optimizer = diff_tree(BASE, OTHER).rows()
+    whole, first, net, between, optimizer = compare(diff_tree, BASE, OTHER).rows()
     assert [net[f"total_{name}"] for name in ("baseline_us", "other_us", "delta_us", "delta_pct")] == pytest.approx(
         [30, 80, 50, 100 * 50 / 30], abs=1e-3
     )
@@ -90,18 +92,18 @@ def test_a_path_leads_into_a_node() -> None:
     inner = side(module(0, 100, "A"), module(10, 10, "B"), module(30, 10, "C"), module(50, 10, "B"))
     outer = side(module(0, 100, "A"), module(10, 30, "B"), module(50, 20, "B"))
     # One module alone is no composite: its children are matched at once, the first B with the first B.
-    found = diff_tree(inner, outer).rows()
+    found = compare(diff_tree, inner, outer).rows()
     assert [(row["path"], row["name_baseline"], row["name_other"]) for row in found] == [
         ("0", "nn.Module: A", "nn.Module: A"),
         ("0-0", "nn.Module: B", "nn.Module: B"),
         ("0-1", "nn.Module: C", "Blank"),
         ("0-2", "nn.Module: B", "nn.Module: B"),
     ]
-    assert diff_tree(inner, outer, path="0-2").values("host_delta_us") == pytest.approx([10], abs=1e-3)
+    assert compare(diff_tree, inner, outer, path="0-2").values("host_delta_us") == pytest.approx([10], abs=1e-3)
 
 
 def test_operators_inside_a_node_are_compared_by_name() -> None:
-    rows = {row["name"]: row for row in diff_tree_ops(BASE, OTHER, path="0-1").rows()}
+    rows = {row["name"]: row for row in compare(diff_tree_operators, BASE, OTHER, path="0-1").rows()}
     assert sorted(rows) == ["aten::linear", "aten::relu"]
     linear = rows["aten::linear"]
     assert (linear["calls_baseline"], linear["calls_other"], linear["change"]) == (1, 1, "unchanged")
@@ -110,18 +112,42 @@ def test_operators_inside_a_node_are_compared_by_name() -> None:
 
 
 def test_with_the_plug_ins_figures_external_ids_decide() -> None:
-    rows = diff_tree(BASE, OTHER, compat=Compat.PLUGIN).rows()
+    rows = compare(diff_tree, BASE, OTHER, compat=Compat.PLUGIN).rows()
     assert rows[0]["device_baseline_us"] == 0  # no operator has the calls' 77
+
+
+def test_rows_have_their_depth_and_the_name_of_the_side_that_has_one() -> None:
+    rows = compare(diff_tree, BASE, OTHER).rows()
+    assert [(row["depth"], row["name"]) for row in rows] == [
+        (0, "CompositeNodes"),
+        (1, "aten::a"),
+        (1, "nn.Module: Net_0"),
+        (1, "CompositeNodes"),
+        (1, "Optimizer.step#SGD.step"),
+    ]
+
+
+def test_the_tree_of_a_trace_can_come_from_another_process() -> None:
+    sides = [(rank, pickle.loads(pickle.dumps(diff_tree.partial(each)))) for rank, each in enumerate((BASE, OTHER))]
+    assert diff_tree.combine(sides).rows() == compare(diff_tree, BASE, OTHER).rows()
+
+
+def test_several_ranks_have_no_tree_together() -> None:
+    side_of = diff_tree.partial(BASE)
+    with pytest.raises(ViewError, match="view diff_tree compares one trace with one: choose a rank"):
+        compare_jobs(diff_tree, [side_of, side_of], [side_of, side_of])
 
 
 def test_a_path_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ViewError, match=r"0-9.* node 0 has 4 children"):
-        diff_tree(BASE, OTHER, path="0-9")
+        compare(diff_tree, BASE, OTHER, path="0-9")
     with pytest.raises(ViewError, match="is not the path of a node"):
-        diff_tree(BASE, OTHER, path="1-x")
+        compare(diff_tree, BASE, OTHER, path="1-x")
 
 
 def test_empty_traces_are_blank() -> None:
     empty = Context(trace({}))
-    assert [(row["name_baseline"], row["total_delta_us"]) for row in diff_tree(empty, empty).rows()] == [("Blank", 0)]
-    assert len(diff_tree_ops(empty, BASE)) == 3
+    assert [(row["name_baseline"], row["total_delta_us"]) for row in compare(diff_tree, empty, empty).rows()] == [
+        ("Blank", 0)
+    ]
+    assert len(compare(diff_tree_operators, empty, BASE)) == 3
