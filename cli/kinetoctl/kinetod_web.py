@@ -1,4 +1,4 @@
-"""`kinetod-web`: the web page for the users of a host, as an unprivileged client of its daemon."""
+"""`kinetod-web`: the web page for the users of a host or of many, as an unprivileged client of their daemons."""
 
 import logging
 import os
@@ -27,6 +27,7 @@ DEFAULT_ADDRESS = "unix:/run/kineto/kinetod.sock"
 DEFAULT_HEADER = "X-Remote-User"
 _TLS = ("tls_certificate", "tls_key", "tls_client_ca")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,100}")
+_SERVICE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):(\d{1,5})")
 
 
 def _parse_origin(text: str) -> str:
@@ -47,6 +48,14 @@ def _parse_listen(text: str) -> tuple[str, int]:
     if not match or int(match[2]) > 65_534:
         raise ValueError(f"expected host:port, got {text!r}")
     return match[1].strip("[]"), int(match[2])
+
+
+def _parse_service(text: str) -> tuple[str, int]:
+    """Name and port. Raises ValueError."""
+    match = _SERVICE.fullmatch(text)
+    if not match or not 0 < int(match[2]) < 65_536:
+        raise ValueError(f"expected name:port, got {text!r}")
+    return match[1], int(match[2])
 
 
 def _parse_user(text: str) -> int:
@@ -84,8 +93,14 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
                       "help": "User as whom a proxy runs that may name users at --socket; may be repeated."}),
     ("--user-header", {"type": Parsed("header", _parse_header), "default": DEFAULT_HEADER, "show_default": True,
                        "help": "Header in which proxies name the user."}),
-    ("--address", {"type": ADDRESS, "default": DEFAULT_ADDRESS, "show_default": True,
-                   "help": "Address of the daemon: unix:/path or host:port."}),
+    ("--address", {"type": ADDRESS, "help": "Address of the daemon: unix:/path or host:port.  "
+                   f"[default: {DEFAULT_ADDRESS}]"}),
+    ("--hosts", {"multiple": True, "metavar": "FILE|A,B,C",
+                 "help": "Many hosts instead of one daemon, as `kinetoctl ps --hosts` takes them: a list, or a file "
+                 "(FILE, @FILE), which is read again; may be repeated."}),
+    ("--service", {"type": Parsed("service", _parse_service), "metavar": "NAME:PORT",
+                   "help": "The daemons at every address of this name, which is resolved again and again, instead of "
+                   "--hosts: a headless service of Kubernetes."}),
     ("--timeout", {"type": DURATION, "default": DEFAULT_TIMEOUT_NS, "help": "Limit for each answer of the daemon.  "
                    "[default: 30s]"}),
     ("--worker-memory", {"type": SIZE, "default": "2GiB",
@@ -113,21 +128,26 @@ def _with_options(function: Any) -> Any:
 @click.command("kinetod-web", context_settings={"help_option_names": ["-h", "--help"]})
 @_with_options
 def command(**given: Any) -> int:
-    """Serve the web page to the users of a host.
+    """Serve the web page to the users of a host, or of many (--hosts, --service).
 
-    Whoever looks is named by a client certificate (--listen) or by a proxy in front (--socket). The daemon decides
-    for that user: its setting access.web_proxies must name the user or certificate of this server. Nothing is served
-    without one of both doors, and nothing over TCP without TLS.
+    Whoever looks is named by a client certificate (--listen) or by a proxy in front (--socket). The daemon of each
+    host decides for that user: its setting access.web_proxies must name the user or certificate of this server.
+    Nothing is served without one of both doors, and nothing over TCP without TLS.
     """
     from kinetoctl.web.shared.serving import running_shared  # with the rest of what only the server needs
 
+    options = _options(given)
     settings = CommonOptions(
-        address=given["address"], output="table", color=False, quiet=True, timeout_s=given["timeout"] / NS_PER_S
+        address=given["address"] or DEFAULT_ADDRESS,
+        output="table",
+        color=False,
+        quiet=True,
+        timeout_s=given["timeout"] / NS_PER_S,
     )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with running_shared(_options(given), settings):
+    with running_shared(options, settings):
         logging.getLogger(__name__).info("serving %s", given["origin"])
         ended.wait()
     return ExitCode.DONE
@@ -155,7 +175,22 @@ def _options(given: dict[str, Any]) -> Any:
         user_header=given["user_header"],
         limits=limits,
         user_space=given["user_space"],
+        hosts=_hosts(given),
     )
+
+
+def _hosts(given: dict[str, Any]) -> Any:
+    """Where the hosts of a fleet are looked up; None for one daemon. Raises UsageError."""
+    from kinetoctl.web.shared.fleet_hosts import hosts_of_lists, hosts_of_service
+
+    if len(twice := [f"--{name}" for name in ("address", "hosts", "service") if given[name]]) > 1:
+        raise click.UsageError(f"{' and '.join(twice)} say where to ask in different ways: leave one of them out")
+    if given["service"] is not None:
+        return hosts_of_service(*given["service"])
+    try:
+        return hosts_of_lists(given["hosts"]) if given["hosts"] else None
+    except ValueError as exc:
+        raise click.UsageError(f"--hosts: {exc}") from exc
 
 
 def _tcp(given: dict[str, Any]) -> Any:

@@ -90,10 +90,17 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
 class Client:
     """One connection to a daemon. Use it as a context manager. metadata: goes with each call."""
 
-    def __init__(self, address: str, *, timeout_s: float = 30.0, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = 30.0,
+        metadata: Sequence[tuple[str, str]] = (),
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._connection = open_connection(address, CHANNEL_OPTIONS)
+        self._connection = open_connection(address, CHANNEL_OPTIONS, environ)
         self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub, metadata)
 
     def __enter__(self) -> "Client":

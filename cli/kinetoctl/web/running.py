@@ -20,6 +20,7 @@ from kinetoctl.web.http.request_handler import RequestHandler, WebSite
 from kinetoctl.web.http.security import HOST, HOST_V6, Origins, origin, page_policy, ui_origin, ui_policy
 from kinetoctl.web.http.sessions import Sessions
 from kinetoctl.web.http.web_server import WebServer
+from kinetoctl.web.pages.daemons import OneDaemon
 from kinetoctl.web.pages.page_context import PageContext
 from kinetoctl.web.pages.timeline_page import ui_file
 
@@ -72,7 +73,7 @@ def running_web(
             settings=settings,
             library=library,
             queue=queue,
-            connect=lambda: Client(settings.address, timeout_s=settings.timeout_s),
+            daemons=OneDaemon(lambda: Client(settings.address, timeout_s=settings.timeout_s), settings.address),
             ui_origin=origins.ui,
             editor=options.editor,
         )

@@ -18,7 +18,7 @@ from support.agent.scripted_agent import ScriptedAgent
 from support.peers.certificates import DAY, Authority, Pair, write_server_files
 from support.service.calls_as import OK, Answer, call
 from support.service.cli import run_here
-from support.service.daemon import Daemon, DaemonFailed, running_daemon
+from support.service.daemon import Daemon, DaemonFailed, free_address, running_daemon
 from support.waiting import scaled, until
 
 pytestmark = pytest.mark.slow
@@ -72,12 +72,6 @@ def handshake(remote: Remote, version: ssl.TLSVersion, ciphers: str) -> tuple[st
         cipher = secure.cipher()
         assert cipher is not None
         return cipher
-
-
-def free_address(host: str = "127.0.0.1") -> str:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

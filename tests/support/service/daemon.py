@@ -262,6 +262,13 @@ def error_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str, str]:
     raise AssertionError("the call did not fail")
 
 
+def free_address(host: str = "127.0.0.1") -> str:
+    """An address with a port at which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
 @contextlib.contextmanager
 def running_daemon(
     *options: str,

@@ -61,7 +61,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     processes: list[pb.Process] | Abort = field(default_factory=list)
     created: pb.Capture | Abort = field(default_factory=pb.Capture)
     stored: pb.Capture | Abort = field(default_factory=pb.Capture)
-    pages: list[pb.ListCapturesResponse] = field(default_factory=list)
+    pages: list[pb.ListCapturesResponse] = field(default_factory=list)  # one per call, the last one repeats
     cancelled: pb.Capture | Abort = field(default_factory=pb.Capture)
     host: pb.Host | Abort = field(default_factory=pb.Host)
     diagnosis: pb.Diagnosis | Abort = field(default_factory=pb.Diagnosis)
@@ -94,7 +94,7 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
         return await self._answer(request, self.stored, context)
 
     async def ListCaptures(self, request: pb.ListCapturesRequest, context: Any) -> Any:
-        return await self._answer(request, self.pages.pop(0), context)
+        return await self._answer(request, self.pages.pop(0) if len(self.pages) > 1 else self.pages[0], context)
 
     async def CancelCapture(self, request: pb.CancelCaptureRequest, context: Any) -> Any:
         self.cancel_seen.set()

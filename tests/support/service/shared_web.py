@@ -14,6 +14,7 @@ from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.web.analyses.worker_process import WorkerLimits
 from kinetoctl.web.http.security import Origins
 from kinetoctl.web.shared.doors import WebTlsFiles
+from kinetoctl.web.shared.fleet_hosts import HostSource
 from kinetoctl.web.shared.serving import ProxyDoor, RunningShared, SharedOptions, TcpDoor, running_shared
 
 from support.service.web import Page
@@ -88,9 +89,14 @@ class SharedWeb:
 
 @contextmanager
 def sharing(
-    address: str, *, proxies: Sequence[int] = (0,), files: WebTlsFiles | None = None, ui_origin: str = ""
+    address: str,
+    *,
+    proxies: Sequence[int] = (0,),
+    files: WebTlsFiles | None = None,
+    ui_origin: str = "",
+    hosts: HostSource | None = None,
 ) -> Iterator[SharedWeb]:
-    """Serves the pages of the daemon at this address. files: opens a door with TLS, too."""
+    """Serves the pages of the daemon at this address, or of these hosts. files: opens a door with TLS, too."""
     settings = CommonOptions(address=address, output="table", color=False, quiet=True, timeout_s=scaled(30))
     with tempfile.TemporaryDirectory(prefix="kw-") as folder:
         path = Path(folder) / "web.sock"
@@ -101,6 +107,7 @@ def sharing(
             user_header=HEADER,
             limits=WorkerLimits(memory_bytes=2 << 30, job_s=round(scaled(60)), answer_bytes=32 << 20),
             user_space=1 << 30,
+            hosts=hosts,
         )
         with running_shared(options, settings) as running:
             yield SharedWeb(running, path)

@@ -1,11 +1,17 @@
 """What `kinetod-web` refuses to start with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 from kinetoctl.kinetod_web import command
 
 TLS = ["--tls-certificate", "c", "--tls-key", "k", "--tls-client-ca", "a"]
 ORIGIN = ["--origin", "https://web.example"]
+BEHIND = [*ORIGIN, "--socket", "/x", "--proxy-user", "0"]
 
 
 @pytest.mark.parametrize(
@@ -24,9 +30,45 @@ ORIGIN = ["--origin", "https://web.example"]
         (["--origin", "https://Web.example", "--socket", "/x"], "lower case"),
         (["--origin", "https://web.example:443", "--socket", "/x"], "leave out port"),
         ([*ORIGIN, "--socket", "/x", "--user-header", "a b"], "name of a header"),
+        ([*BEHIND, "--address", "unix:/d", "--hosts", "a,b"], "--address and --hosts say where to ask"),
+        ([*BEHIND, "--hosts", "a,b", "--service", "name:1"], "--hosts and --service say where to ask"),
+        ([*BEHIND, "--hosts", "/nowhere/hosts"], "no file '/nowhere/hosts'"),
+        ([*BEHIND, "--hosts", "a,b c"], "expected a host name"),
+        ([*BEHIND, "--service", "name"], "expected name:port"),
+        ([*BEHIND, "--service", "name:0"], "expected name:port"),
     ],
 )
 def test_doors_that_are_not_closed_to_others_are_not_opened(arguments: list[str], why: str) -> None:
     found = CliRunner().invoke(command, arguments)
     assert found.exit_code == 2
     assert why in found.output
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "hosts"),
+    [
+        ({}, "unix:/run/kineto/kinetod.sock", []),
+        ({"KINETOD_WEB_ADDRESS": "gpu-1:7"}, "gpu-1:7", []),
+        ({"KINETOD_WEB_HOSTS": "gpu-1,gpu-2:7 @{file}"}, None, ["gpu-1:50051", "gpu-2:7", "gpu-3:50051"]),
+    ],
+)
+def test_where_is_asked(
+    variables: dict[str, str], address: str | None, hosts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("gpu-3\n")
+    served: list[Any] = []
+
+    @contextmanager
+    def serve(*given: Any) -> Iterator[None]:
+        served.extend(given)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("kinetoctl.web.shared.serving.running_shared", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    environ = {name: value.format(file=file) for name, value in variables.items()}
+    CliRunner().invoke(command, BEHIND, env=environ, standalone_mode=False)
+    options, settings = served
+    assert address in (None, settings.address)
+    assert [place.address for place in options.hosts.find()] == hosts if hosts else options.hosts is None

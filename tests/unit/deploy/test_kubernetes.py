@@ -1,8 +1,10 @@
 """The manifests: rendered by kubectl, held against the API's schemas, kinetod's own settings and the documentation."""
 
+import contextlib
 import copy
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import tomllib
 import yaml
 from click.testing import CliRunner
 from kineto_agent import __version__
+from kineto_protos import endpoints
 from kinetoctl.client.hosts.kube import TOKENS_PORT
+from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
+from kinetoctl.kinetod_web import command as kinetod_web_command
+from kinetoctl.web.shared.fleet_hosts import hosts_of_service
 from kinetod.__main__ import command as kinetod_command
 from kinetod.attach_helper import allow_list
 from kinetod.attach_helper.__main__ import command as attach_command
@@ -185,28 +191,110 @@ def test_without_components_nobody_gets_through_the_network() -> None:
     assert not any("ports" in each for each in containers(base_daemon_set()).values())
 
 
+# ---------------------------------------------------------------- the web page
+
+
+def web_pod() -> Any:
+    """The pod of kinetod-web."""
+    return FILES[MANIFESTS / "components/web/deployment.yaml"]["spec"]["template"]["spec"]
+
+
+def test_the_web_page_has_no_right_no_folder_of_the_node_and_no_account() -> None:
+    (container,) = web_pod()["containers"]
+    security = dict(container["securityContext"])
+    assert security.pop("runAsUser") == security.pop("runAsGroup") == web_pod()["securityContext"]["fsGroup"]
+    assert security == {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"]["runAsUser"] != FRONT_END
+    assert web_pod()["automountServiceAccountToken"] is False
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & web_pod().keys()
+    assert {kind for volume in web_pod()["volumes"] for kind in volume} == {"name", "secret", "emptyDir"}
+    assert container["resources"].keys() == {"requests", "limits"}
+
+
+def test_the_web_page_starts_with_the_options_of_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    (container,) = web_pod()["containers"]
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    served: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def serve(options: Any, settings: Any) -> Iterator[None]:
+        served.append((options, settings))
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("kinetoctl.web.shared.serving.running_shared", serve)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    result = CliRunner().invoke(kinetod_web_command, [], env=environ, standalone_mode=False)
+    assert served, (result.exception, result.output)
+    ((options, _),) = served
+    assert set(environ) <= {*WEB_VARIABLES, *endpoints.CLIENT_VARIABLES}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(Path(value).parent) for value in environ.values() if value.startswith("/")} <= mounts
+    assert [port["containerPort"] for port in container["ports"]] == [options.tcp.port]
+    workers = 2 * options.limits.memory_bytes
+    assert workers < int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
+
+
+def test_the_web_page_asks_the_daemons_service_by_the_name_that_their_certificates_have() -> None:
+    environ = {each["name"]: each["value"] for each in web_pod()["containers"][0]["env"]}
+    service = FILES[MANIFESTS / "components/remote/service.yaml"]
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert environ["KINETOD_WEB_SERVICE"] == f"{name}:{service['spec']['ports'][0]['port']}"
+    assert service["spec"]["clusterIP"] == "None"
+    source = hosts_of_service(name, 50051)
+    assert source.environ[endpoints.TLS_NAME_VARIABLE] == name
+    assert f"`{name}`" in DOCS
+
+
+def test_the_daemons_let_the_web_page_call_for_its_users_and_nobody_else() -> None:
+    front_end = containers(patched(base_daemon_set(), "web"))["kinetod"]
+    environ = {each["name"]: each["value"] for each in front_end["env"]}
+    service = FILES[MANIFESTS / "components/web/service.yaml"]["metadata"]
+    assert environ == {"KINETOD_ACCESS_WEB_PROXIES": f"DNS:{service['name']}.{service['namespace']}.svc"}
+    assert f"`{service['name']}.{service['namespace']}.svc`" in DOCS
+
+
 # ---------------------------------------------------------------- what belongs together
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_policies_services_and_monitors_mean_the_pods_and_ports_that_there_are(overlay: str) -> None:
     manifests = rendered(overlay)
-    daemon_set = only(manifests, "DaemonSet")
-    labels = daemon_set["spec"]["template"]["metadata"]["labels"]
-    ports = {port["name"] for port in containers(daemon_set)["kinetod"].get("ports", [])}
-    meant: set[str] = set()
+    pods = [each["spec"]["template"] for each in manifests if each["kind"] in ("DaemonSet", "Deployment")]
+    ports = {
+        pod["metadata"]["labels"]["app.kubernetes.io/name"]: {
+            port["name"] for container in pod["spec"]["containers"] for port in container.get("ports", [])
+        }
+        for pod in pods
+    }
+    meant: dict[str, set[str]] = {name: set() for name in ports}
+
+    def selected(labels: dict[str, str]) -> set[str]:
+        (pod,) = (each for each in pods if labels.items() <= each["metadata"]["labels"].items())
+        return meant[pod["metadata"]["labels"]["app.kubernetes.io/name"]]
+
     for manifest in manifests:
         spec: Any = manifest.get("spec", {})
         if manifest["kind"] == "NetworkPolicy":
-            assert spec["podSelector"]["matchLabels"].items() <= labels.items()
-            meant |= {port["port"] for rule in spec.get("ingress", []) for port in rule["ports"]}
-            meant |= FORWARDED if manifest["metadata"]["name"] == "kinetod-permission" else set()
+            own = selected(spec["podSelector"]["matchLabels"])
+            own |= {port["port"] for rule in spec.get("ingress", []) for port in rule["ports"]}
+            own |= FORWARDED if manifest["metadata"]["name"] == "kinetod-permission" else set()
+            for rule in spec.get("egress", []):
+                for peer in rule.get("to", []):
+                    others = selected(peer["podSelector"]["matchLabels"])
+                    others |= {port["port"] for port in rule["ports"]}
         elif manifest["kind"] == "Service":
-            assert spec["selector"].items() <= labels.items()
-            meant |= {port["targetPort"] for port in spec["ports"]}
+            own = selected(spec["selector"])
+            own |= {port["targetPort"] for port in spec["ports"]}
         elif manifest["kind"] == "PodMonitor":
-            assert spec["selector"]["matchLabels"].items() <= labels.items()
-            meant |= {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+            own = selected(spec["selector"]["matchLabels"])
+            own |= {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
     assert meant == ports
 
 

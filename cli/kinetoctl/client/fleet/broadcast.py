@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from kinetoctl.client.fleet.event_loop import run
-from kinetoctl.client.fleet.host_client import HostClient
+from kinetoctl.client.fleet.host_client import HostClient, connected
 from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import CliError
 from kinetoctl.exit_codes import ExitCode
@@ -34,7 +34,7 @@ def ask(
     async def one(place: Place, at_once: asyncio.Semaphore) -> HostAnswer[T]:
         async with at_once:
             try:
-                client = HostClient(place.address, timeout_s=timeout_s)
+                client = HostClient(connected(place.address), timeout_s=timeout_s)
                 try:
                     return HostAnswer(place, await question(client, place), None)
                 finally:

@@ -32,7 +32,7 @@ from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.fleet.clock_offsets import FAR_NS, Offset, RoundTrip, UnusableClock, joined, measured
-from kinetoctl.client.fleet.host_client import HostClient, close_all
+from kinetoctl.client.fleet.host_client import HostClient, close_all, connected
 from kinetoctl.client.fleet.host_run import Fleet, FleetProgress, HostRun, Rank, stored_clock
 from kinetoctl.client.fleet.start_plan import Iterations, common_start_ns, delivery_ns, unmet
 from kinetoctl.client.hosts.host_targets import Place
@@ -95,7 +95,8 @@ class FleetRun:
     async def __aenter__(self) -> "FleetRun":
         for member in self.fleet.members:
             try:
-                self._clients[member] = HostClient(member.place.address, timeout_s=self._request.timeout_s)
+                connection = connected(member.place.address)
+                self._clients[member] = HostClient(connection, timeout_s=self._request.timeout_s)
             except CliError as exc:
                 member.error = member.error or exc
         return self

@@ -6,20 +6,22 @@ A capture is created with an idempotency key, so that a retry does not create it
 
 import asyncio
 import functools
+import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
 
-from kinetoctl.client.channel import StubCalls, open_async_connection
+from kinetoctl.client.channel import DaemonConnection, StubCalls, open_async_connection
 from kinetoctl.client.daemon_client import CHANNEL_OPTIONS, translate
 from kinetoctl.client.fleet.clock_offsets import RoundTrip
 from kinetoctl.client.retry import Patience
 from kinetoctl.errors import TimedOut, Unreachable
 
+HostConnection = DaemonConnection[grpc.aio.Channel]
 RETRY_S = 2.0
 CLOCK_DEADLINE_S = 2.0
 
@@ -32,22 +34,40 @@ def _keep_grpc() -> None:
     grpc.aio.init_grpc_aio()
 
 
+def connected(address: str, environ: Mapping[str, str] = os.environ) -> HostConnection:
+    """The way to the daemon at this address, for clients on the running event loop. Raises UsageProblem."""
+    _keep_grpc()
+    return open_async_connection(address, CHANNEL_OPTIONS, environ)
+
+
+async def close_connection(connection: HostConnection, grace_s: float | None = None) -> None:
+    """Closes it on its event loop. Running calls have grace_s seconds to end, then they are cancelled."""
+    for channel in connection.channels:
+        await channel.close(grace_s)
+    connection.close_folders()
+
+
 class HostClient:
     """One connection to one daemon, used on one event loop and closed there."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        """Raises UsageProblem."""
-        _keep_grpc()
-        self.address = address
+    def __init__(
+        self,
+        connection: HostConnection,
+        *,
+        timeout_s: float,
+        metadata: Sequence[tuple[str, str]] = (),
+        retry_s: float = RETRY_S,
+    ) -> None:
+        """metadata: goes with each call. retry_s: how long to retry a call that cannot reach the daemon."""
+        self.address = connection.address
         self.timeout_s = timeout_s
-        self._connection = open_async_connection(address, CHANNEL_OPTIONS)
-        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub)
+        self._retry_s = retry_s
+        self._connection = connection
+        self._stub = StubCalls(connection, profiler_pb2_grpc.ProfilerStub, metadata)
 
     async def close(self) -> None:
         """Close the connection. Running calls are cancelled."""
-        for channel in self._connection.channels:
-            await channel.close()
-        self._connection.close_folders()
+        await close_connection(self._connection)
 
     async def _once(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
@@ -57,7 +77,7 @@ class HostClient:
 
     async def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        patience = Patience(min(RETRY_S, timeout_s))
+        patience = Patience(min(self._retry_s, timeout_s))
         while True:
             try:
                 return await self._once(method, request, timeout_s)
@@ -86,6 +106,11 @@ class HostClient:
         sent_ns = time.time_ns()
         clock = await self._once(self._stub.GetClock, pb.GetClockRequest(), min(CLOCK_DEADLINE_S, self.timeout_s))
         return RoundTrip(sent_ns, clock.received_ns, clock.sent_ns, time.time_ns())
+
+    async def host(self) -> pb.Host:
+        """The daemon's host."""
+        host: pb.Host = await self._call(self._stub.GetHost, pb.GetHostRequest())
+        return host
 
     async def processes(
         self, selector: pb.Selector, *, include_without_agent: bool = False, trainers: bool = False

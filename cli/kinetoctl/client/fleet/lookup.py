@@ -14,6 +14,15 @@ from kinetoctl.errors import NotFound
 LIMIT = 1000  # captures of one host that are parts of one capture
 
 
+async def parts_of(client: HostClient, capture_id: str) -> list[pb.Capture]:
+    """The parts of the capture on one host; empty if it has none."""
+    found = await client.captures({FLEET_LABEL: capture_id}, limit=LIMIT)
+    try:
+        return found or [await client.capture(capture_id)]
+    except NotFound:
+        return []
+
+
 def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) -> Fleet:
     """The parts of the capture on these hosts: captures with its label, or the one capture with this id.
 
@@ -21,11 +30,7 @@ def find_fleet(places: Sequence[Place], capture_id: str, *, timeout_s: float) ->
     """
 
     async def parts(client: HostClient, _place: Place) -> list[pb.Capture]:
-        found = await client.captures({FLEET_LABEL: capture_id}, limit=LIMIT)
-        try:
-            return found or [await client.capture(capture_id)]
-        except NotFound:
-            return []
+        return await parts_of(client, capture_id)
 
     members = []
     for place, captures, error in ask(places, parts, timeout_s=timeout_s):

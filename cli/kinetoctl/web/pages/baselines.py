@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kinetoctl.base.diff_names import COUNTERPARTS, DIFF_VIEWS
-from kinetoctl.client import enum_names
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.lists.capture_table import commands
 from kinetoctl.web.http.web_messages import WebRequest
-from kinetoctl.web.pages.capture_facts import has_trace
+from kinetoctl.web.pages.capture_facts import has_trace, listed, status_of
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
 from kinetoctl.web.pages.page_context import PageContext, ask
 from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
+
+    from kinetoctl.web.pages.daemons import OfHost
 
 MAX_COMMAND = 60  # characters
 
@@ -91,21 +92,24 @@ def baselines(context: PageContext, trace_id: str) -> list[tuple[str, str]]:
     if context.files:
         return [(each, argument) for each, argument in context.library.files.items() if each != trace_id]
     try:
-        with context.client() as client:
-            captures = list(client.captures({}, limit=MAX_CAPTURES))
+        captures = listed(context.daemons.captures(MAX_CAPTURES).items)[:MAX_CAPTURES]
     except CliError:
         return []
-    own = {job for capture in captures if capture.id == trace_id for job in _jobs(capture)}
-    others = [capture for capture in captures if capture.id != trace_id and has_trace(capture)]
-    return [(capture.id, _title(capture)) for capture in sorted(others, key=lambda each: not own & _jobs(each))]
+    own = {job for capture_id, parts in captures if capture_id == trace_id for job in _jobs(parts)}
+    others = [each for each in captures if each[0] != trace_id and has_trace(each[1])]
+    return [
+        (capture_id, _title(capture_id, parts))
+        for capture_id, parts in sorted(others, key=lambda each: not own & _jobs(each[1]))
+    ]
 
 
-def _jobs(capture: "pb.Capture") -> set[str]:
-    return {target.process.job_id for target in capture.targets if target.process.job_id}
+def _jobs(parts: "Sequence[OfHost[pb.Capture]]") -> set[str]:
+    return {target.process.job_id for part in parts for target in part.item.targets if target.process.job_id}
 
 
-def _title(capture: "pb.Capture") -> str:
-    command = units.shortened(next(iter(commands(capture)), ""), MAX_COMMAND)
-    jobs = [f"job {job}" for job in sorted(_jobs(capture))[:1]]
-    known = [*jobs, command, f"{units.age(capture.created_ns)} ago", enum_names.capture_status(capture.status)]
-    return f"{capture.id} ({', '.join(part for part in known if part)})"
+def _title(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> str:
+    first = parts[0].item
+    command = units.shortened(next(iter(commands(first)), ""), MAX_COMMAND)
+    jobs = [f"job {job}" for job in sorted(_jobs(parts))[:1]]
+    known = [*jobs, command, f"{units.age(first.created_ns)} ago", status_of(parts)]
+    return f"{capture_id} ({', '.join(part for part in known if part)})"

@@ -1,14 +1,16 @@
 """What the daemon says of captures and processes, as values for templates and JSON."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from kineto_protos.units import format_duration
+from kineto_trace.store.upload_manifest import FLEET_LABEL
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.tracing import has_ended
+from kinetoctl.options.trace_arguments import CAPTURE_ID
 from kinetoctl.output import units
 from kinetoctl.output.capture_summary import target_lines
 from kinetoctl.output.lists.capture_table import commands, stored
@@ -16,60 +18,90 @@ from kinetoctl.output.lists.capture_table import commands, stored
 if TYPE_CHECKING:
     from kineto_protos.v1 import profiler_pb2 as pb
 
+    from kinetoctl.web.pages.daemons import OfHost
+
+MAX_HOSTS = 300  # characters of their names
+_MIXED = "PARTIAL"
 _ELSEWHERE = ("analyse", "open with", "snapshot in")  # what is printed for terminals alone
 
 
-def row_of(capture: "pb.Capture") -> dict[str, Any]:
+def listed(found: "Sequence[OfHost[pb.Capture]]") -> "list[tuple[str, list[OfHost[pb.Capture]]]]":
+    """The captures, newest first, each with its id and its parts: those of one capture of many hosts are together."""
+    parts: dict[str, list[OfHost[pb.Capture]]] = {}
+    for each in sorted(found, key=lambda each: (-each.item.created_ns, each.place.host)):
+        fleet = each.item.spec.labels.get(FLEET_LABEL, "") if each.place.host else ""
+        parts.setdefault(fleet if CAPTURE_ID.fullmatch(fleet) else each.item.id, []).append(each)
+    return list(parts.items())
+
+
+def status_of(parts: "Sequence[OfHost[pb.Capture]]") -> str:
+    """The status of a capture: that of all its parts, or of one that has not ended."""
+    running_parts = [part.item for part in parts if not has_ended(part.item)]
+    found = {enum_names.capture_status(each.status) for each in running_parts or [part.item for part in parts]}
+    return found.pop() if len(found) == 1 else _MIXED
+
+
+def row_of(capture_id: str, parts: "Sequence[OfHost[pb.Capture]]") -> dict[str, Any]:
     """A capture in the list."""
-    targets = capture.targets
+    first = parts[0].item
+    targets = [target for part in parts for target in part.item.targets]
+    labels = dict(first.spec.labels)
+    if capture_id != first.id:
+        del labels[FLEET_LABEL]
     return {
-        "id": capture.id,
-        "status": enum_names.capture_status(capture.status),
-        "age": units.age(capture.created_ns),
-        "age_s": max(0, time.time_ns() - capture.created_ns) // 10**9,
+        "id": capture_id,
+        "hosts": list(dict.fromkeys(part.place.host for part in parts)),
+        "status": status_of(parts),
+        "age": units.age(first.created_ns),
+        "age_s": max(0, time.time_ns() - first.created_ns) // 10**9,
         "pids": [target.pid for target in targets],
-        "command": next(iter(commands(capture)), ""),
+        "command": next((command for part in parts for command in commands(part.item)), ""),
         "job": next((target.process.job_id for target in targets if target.process.job_id), ""),
-        "bytes": stored(capture),
-        "labels": ", ".join(f"{key}={capture.spec.labels[key]}" for key in sorted(capture.spec.labels)),
+        "bytes": sum(stored(part.item) for part in parts),
+        "labels": ", ".join(f"{key}={labels[key]}" for key in sorted(labels)),
     }
 
 
-def facts(capture: "pb.Capture") -> list[tuple[str, str]]:
+def facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[tuple[str, str]]:
     """Figures of the whole capture."""
+    captures = [part.item for part in parts]
+    hosts = list(dict.fromkeys(part.place.host or part.item.host for part in parts))
+    made_ns = min(each.created_ns for each in captures)
     found = [
-        ("host", capture.host),
-        ("made", units.moment(capture.created_ns)),
-        ("processes", units.count(len(capture.targets))),
-        ("size", units.size(stored(capture))),
+        ("host" if len(hosts) == 1 else "hosts", units.shortened(", ".join(hosts), MAX_HOSTS)),
+        ("made", units.moment(made_ns)),
+        ("processes", units.count(sum(len(each.targets) for each in captures))),
+        ("size", units.size(sum(map(stored, captures)))),
     ]
-    if capture.ended_ns:
-        found.append(("took", format_duration(capture.ended_ns - capture.created_ns)))
-    labels = [(f"label {key}", capture.spec.labels[key]) for key in sorted(capture.spec.labels)]
-    return found + labels + ([("pinned", "yes")] if capture.pinned else [])
+    if all(each.ended_ns for each in captures):
+        found.append(("took", format_duration(max(each.ended_ns for each in captures) - made_ns)))
+    labels = captures[0].spec.labels
+    found += [(f"label {key}", labels[key]) for key in sorted(labels)]
+    return found + ([("pinned", "yes")] if any(each.pinned for each in captures) else [])
 
 
-def target_facts(capture: "pb.Capture") -> list[dict[str, Any]]:
+def target_facts(parts: "Sequence[OfHost[pb.Capture]]") -> list[dict[str, Any]]:
     """Of each process: its verdict, and the lines that `kinetoctl captures show` prints of it."""
     return [
         {
-            "name": enum_names.target(target),
+            "name": " ".join(filter(None, (part.place.host, enum_names.target(target)))),
             "command": " ".join(target.process.command),
             "state": _state(target),
-            "lines": _grouped(target_lines(capture, target, {})),
+            "lines": _grouped(target_lines(part.item, target, {})),
         }
-        for target in capture.targets
+        for part in parts
+        for target in part.item.targets
     ]
 
 
-def running(capture: "pb.Capture | None") -> bool:
-    """Whether a capture has not ended."""
-    return capture is not None and not has_ended(capture)
+def running(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
+    """Whether a part of a capture has not ended."""
+    return not all(has_ended(part.item) for part in parts)
 
 
-def has_trace(capture: "pb.Capture | None") -> bool:
+def has_trace(parts: "Sequence[OfHost[pb.Capture]]") -> bool:
     """Whether there is anything to analyse."""
-    return capture is None or any(target.files for target in capture.targets)
+    return any(target.files for part in parts for target in part.item.targets)
 
 
 def _state(target: "pb.Target") -> str:

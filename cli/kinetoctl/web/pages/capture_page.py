@@ -5,23 +5,22 @@ from http import HTTPStatus
 from typing import Any
 
 from kinetoctl.base.diff_names import COMPARED_FIRST
-from kinetoctl.client import enum_names
 from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
-from kinetoctl.web.pages.capture_facts import facts, has_trace, running, target_facts
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.capture_facts import facts, has_trace, running, status_of, target_facts
+from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.view_groups import grouped
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
     """The page of one capture. Raises the client's errors."""
-    capture = context.capture(capture_id)
-    unfinished, baseline = running(capture), baseline_of(request)
+    parts = context.parts(capture_id)
+    unfinished, baseline = running(parts), baseline_of(request)
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
-    if not unfinished and has_trace(capture):
+    if not unfinished and (context.files or has_trace(parts)):
         asked = ask(lambda: context.first_screen(capture_id, baseline.trace_id, baseline.rank_number))
     ranks = (
         [] if asked.failure or unfinished else ask(lambda: context.ranks(context.library.find(capture_id))).documents
@@ -36,7 +35,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         session,
         id=capture_id,
         name=name,
-        state="" if capture is None else _status(capture),
+        state=status_of(parts) if parts else "",
         running=unfinished,
         asked=asked,
         first=first,
@@ -45,24 +44,22 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         command=comparison_command(context, capture_id, baseline, COMPARED_FIRST)
         if baseline.trace_id
         else context.command("report", name),
-        json="" if capture is None else f"/c/{capture_id}.json",
+        json=f"/c/{capture_id}.json" if parts else "",
         headers={**asked.headers, **catalog.headers},
-        facts=_facts(first) if capture is None else facts(capture),
-        targets=[] if capture is None else target_facts(capture),
+        facts=facts(parts) if parts else _facts(first),
+        targets=target_facts(parts),
     )
 
 
 def capture_json(context: PageContext, _request: WebRequest, _session: WebSession, capture_id: str) -> WebAnswer:
-    """The daemon's message of the capture. Raises WebError, and the client's errors."""
-    capture = context.capture(capture_id)
-    if capture is None:
+    """The daemon's message of the capture, or those of its hosts. Raises WebError, and the client's errors."""
+    if context.files:
         raise WebError(HTTPStatus.NOT_FOUND, "a file has no capture")
-    return json_answer(plain(capture))
+    found = context.daemons.parts(capture_id)
+    if context.daemons.several:
+        return hosts_answer(found, "captures", several=True)
+    return json_answer(plain(found.items[0].item))
 
 
 def _facts(first: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     return [(label, text) for label, text in first["facts"]] if first else []
-
-
-def _status(capture: Any) -> str:
-    return enum_names.capture_status(capture.status)

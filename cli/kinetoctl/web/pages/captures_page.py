@@ -1,14 +1,14 @@
-"""The first page: the captures of the daemon, or the traces that the command line names."""
+"""The first page: the captures of the daemons, or the traces that the command line names."""
 
 from dataclasses import asdict
 from http import HTTPStatus
+from typing import Any
 
 from kinetoctl.errors import CliError
-from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
-from kinetoctl.web.pages.capture_facts import row_of
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.capture_facts import listed, row_of
+from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, render, with_help
 
 MAX_CAPTURES = 100
@@ -16,11 +16,12 @@ MAX_CAPTURES = 100
 
 def captures_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """The list of captures, newest first."""
-    captures, failure = [], ""
+    rows: list[dict[str, Any]] = []
+    found, failure = None, ""
     if not context.files:
         try:
-            with context.client() as client:
-                captures = [row_of(capture) for capture in client.captures({}, limit=MAX_CAPTURES)]
+            found = context.daemons.captures(MAX_CAPTURES)
+            rows = [row_of(capture_id, parts) for capture_id, parts in listed(found.items)[:MAX_CAPTURES]]
         except CliError as exc:
             failure = with_help(exc)
     return render(
@@ -28,7 +29,10 @@ def captures_page(context: PageContext, request: WebRequest, session: WebSession
         context,
         request,
         session,
-        captures=captures,
+        captures=rows,
+        several=context.daemons.several,
+        unanswered=found.unanswered if found else (),
+        most_of_one=found.most_of_one if found else 0,
         failure=failure,
         traces=context.library.listed(),
         notes=context.library.notes(),
@@ -48,6 +52,7 @@ def traces_json(context: PageContext, _request: WebRequest, _session: WebSession
 
 
 def captures_json(context: PageContext, _request: WebRequest, _session: WebSession) -> WebAnswer:
-    """The same as JSON: the messages of the daemon. Raises the client's errors."""
-    with context.client() as client:
-        return json_answer([plain(capture) for capture in client.captures({}, limit=MAX_CAPTURES)])
+    """The same as JSON: the messages of the daemons. Raises the client's errors."""
+    found = context.daemons.captures(MAX_CAPTURES)
+    newest = [part for _, parts in listed(found.items)[:MAX_CAPTURES] for part in parts]
+    return hosts_answer(found._replace(items=newest), "captures", several=context.daemons.several)

@@ -14,7 +14,7 @@ SETTINGS = (("max_points", "300"),)
 
 def counters_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page of the counters. Raises WebError, and the client's errors."""
-    context.capture(trace_id)
+    context.parts(trace_id)
     arguments = _arguments(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, [VIEW], **arguments)) if ranks.documents else ranks

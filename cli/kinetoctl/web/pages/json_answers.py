@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from kinetoctl.output.json_yaml import plain
 from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebRequest
+
+if TYPE_CHECKING:
+    from kinetoctl.web.pages.daemons import HostsFound
 
 _PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
 
@@ -14,6 +18,14 @@ def json_answer(value: Any) -> WebAnswer:
     """Any plain value."""
     content = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
     return WebAnswer(content=content.encode("utf-8", "replace"), content_type=JSON)
+
+
+def hosts_answer(found: "HostsFound[Any]", name: str, *, several: bool) -> WebAnswer:
+    """The messages of daemons. several: with their hosts, under this name, and with the hosts that did not answer."""
+    if not several:
+        return json_answer([plain(each.item) for each in found.items])
+    items = [{**plain(each.item), "host": each.place.host, "address": each.place.address} for each in found.items]
+    return json_answer({name: items, "unanswered": [each._asdict() for each in found.unanswered]})
 
 
 def results_answer(documents: Sequence[Mapping[str, Any]]) -> WebAnswer:

@@ -1,6 +1,5 @@
-"""The processes of the host, and the form that starts a capture of one of them."""
+"""The processes of the hosts, and the form that starts a capture of one of them."""
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -11,12 +10,12 @@ from kinetoctl.base.value_types import parse_positive_duration_ns
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
 from kinetoctl.output.cell_values import NOTHING
-from kinetoctl.output.json_yaml import plain
 from kinetoctl.output.lists.listing import ListColumn, shown_columns
 from kinetoctl.output.lists.process_table import PROCESSES, traceable
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
-from kinetoctl.web.pages.json_answers import json_answer
+from kinetoctl.web.pages.daemons import HostsFound, OfHost
+from kinetoctl.web.pages.json_answers import hosts_answer
 from kinetoctl.web.pages.page_context import PageContext, render, with_help
 
 DEFAULT_DURATION = "5s"
@@ -42,15 +41,25 @@ class Cell(NamedTuple):
     value: float | None = None
 
 
+class LiveRow(NamedTuple):
+    """A process in the list. process: what the form calls it; can: whether it can be traced."""
+
+    host: str
+    process: str
+    pid: int
+    can: bool
+    cells: list[Cell]
+
+
 def live_page(context: PageContext, request: WebRequest, session: WebSession) -> WebAnswer:
     """What `kinetoctl ps` lists; with all=1 what it lists with --all."""
     every, failure = _every(request), ""
-    processes: list[pb.Process] = []
+    found: HostsFound[pb.Process] = HostsFound([])
     try:
-        processes = _processes(context, every)
+        found = context.daemons.processes(every=every)
     except CliError as exc:
         failure = with_help(exc)
-    shown = shown_columns(processes, PROCESSES, wide=False)
+    shown = shown_columns([each.item for each in found.items], PROCESSES, wide=False)
     return render(
         "live.html",
         context,
@@ -58,9 +67,17 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
         session,
         heads=[(column.title, column.title in FIGURES) for column, _ in shown],
         rows=[
-            (process.pid, not traceable(process).startswith(UNTRACEABLE), _cells(process, shown, place))
-            for place, process in enumerate(processes)
+            LiveRow(
+                host=each.place.host,
+                process=_process(each, several=context.daemons.several),
+                pid=each.item.pid,
+                can=not traceable(each.item).startswith(UNTRACEABLE),
+                cells=_cells(each.item, shown, number),
+            )
+            for number, each in enumerate(found.items)
         ],
+        several=context.daemons.several,
+        unanswered=found.unanswered,
         every=every,
         failure=failure,
         duration=request.first("duration", DEFAULT_DURATION),
@@ -71,29 +88,29 @@ def live_page(context: PageContext, request: WebRequest, session: WebSession) ->
 
 def live_json(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
     """The same as JSON. Raises the client's errors."""
-    return json_answer([plain(process) for process in _processes(context, _every(request))])
+    found = context.daemons.processes(every=_every(request))
+    return hosts_answer(found, "processes", several=context.daemons.several)
 
 
 def trace_form(context: PageContext, request: WebRequest, _session: WebSession) -> WebAnswer:
     """Starts a capture and shows it. Raises WebError, and the client's errors."""
     try:
-        pid = int(request.first("pid"))
+        number, _, address = request.first("pid").partition("@")
+        pid = int(number)
         duration_ns = parse_positive_duration_ns(request.first("duration"))
     except ValueError as exc:
         raise WebError(HTTPStatus.BAD_REQUEST, f"the form was not understood: {exc}") from exc
     spec = pb.CaptureSpec(selector=Selection(pids=(pid,)).to_proto(), duration_ns=duration_ns)
-    with context.client() as client:
-        capture = client.create(spec, uuid.uuid4().hex)
-    return redirect(f"/c/{capture.id}")
+    return redirect(f"/c/{context.daemons.create(address, spec).id}")
 
 
 def _every(request: WebRequest) -> bool:
     return request.first("all") == "1"
 
 
-def _processes(context: PageContext, every: bool) -> list[pb.Process]:
-    with context.client() as client:
-        return client.processes(Selection().to_proto(), include_without_agent=every, trainers=True)
+def _process(held: OfHost[pb.Process], *, several: bool) -> str:
+    """What the form calls a process: its pid, and the daemon if there are several."""
+    return f"{held.item.pid}@{held.place.address}" if several else str(held.item.pid)
 
 
 def _cells(process: pb.Process, shown: Sequence[tuple[ListColumn, list[str]]], place: int) -> list[Cell]:

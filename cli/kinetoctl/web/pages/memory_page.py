@@ -15,7 +15,7 @@ SETTINGS = (("memory_curve.max_points", "1000"),)
 
 def memory_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page of the memory. Raises WebError, and the client's errors."""
-    context.capture(trace_id)
+    context.parts(trace_id)
     arguments = _arguments(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks

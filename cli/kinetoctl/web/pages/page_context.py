@@ -1,8 +1,7 @@
 """What pages are made of: the daemon, the traces, the analyses, the templates, and what all pages have in common."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from jinja2 import Environment, PackageLoader
 from kineto_trace.html.templates import environment
 
 from kinetoctl.base.common_options import CommonOptions
-from kinetoctl.client.daemon_client import Client
 from kinetoctl.errors import CliError
 from kinetoctl.output import units
 from kinetoctl.output.cell_values import human
@@ -20,6 +18,7 @@ from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.daemons import PROGRAM, Daemons, OfHost
 from kinetoctl.web.pages.timeline_links import places_of
 
 if TYPE_CHECKING:
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 
 WAIT_S = 0.7  # for a result, before a page is shown without it and loads itself again
 REFRESH_S = "1"
-PROGRAM = "kinetoctl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """What pages work with. connect: opens a client of the daemon. ui_origin: where the Perfetto UI is served; empty
+    """What pages work with. ui_origin: where the Perfetto UI is served; empty
     if it is not. editor: template of links that open a source file, as editor_option has them; empty for none.
     scratch: where files are made for the timeline; the system's folder for such files if None.
     """
@@ -40,7 +38,7 @@ class PageContext:
     settings: CommonOptions
     library: TraceLibrary
     queue: Analyses
-    connect: Callable[[], Client]
+    daemons: Daemons
     ui_origin: str
     editor: str = ""
     scratch: Path | None = None
@@ -50,19 +48,12 @@ class PageContext:
         """Whether the pages are about files alone."""
         return self.library.of_files
 
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        """A client of the daemon for one page."""
-        with self.connect() as client:
-            yield client
-
-    def capture(self, capture_id: str) -> "pb.Capture | None":
-        """The capture, or None for a file. Raises NotFound and the client's errors."""
+    def parts(self, capture_id: str) -> "Sequence[OfHost[pb.Capture]]":
+        """The capture, in parts if it is one of several hosts; nothing for a file. Raises as Daemons.parts does."""
         if self.files:
             self.library.find(capture_id)
-            return None
-        with self.client() as client:
-            return client.capture(capture_id)
+            return ()
+        return self.daemons.parts(capture_id).items
 
     def catalog(self, wait_s: float) -> list[dict[str, Any]]:
         """All views with their descriptions. Raises Computing, AnalysisFailed."""
@@ -115,7 +106,7 @@ class PageContext:
         if self.files:
             named = [word for name in words[1:] for word in self.library.words(name)]
             return shlex.join((PROGRAM, words[0], *named))
-        return shlex.join((PROGRAM, words[0], "--address", self.settings.address, *words[1:]))
+        return self.daemons.command(*words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +155,18 @@ _templates = _environment()
 
 
 def render(name: str, context: PageContext, request: WebRequest, session: WebSession, /, **values: Any) -> WebAnswer:
-    """A page from its template. headers: of the answer."""
+    """A page from its template. headers: of the answer. unanswered: the hosts that are missing in what it shows."""
     headers = values.pop("headers", {})
+    unanswered = values.pop("unanswered", None)
+    if unanswered is None:
+        unanswered = context.daemons.unanswered(values.get("id", ""))
     text = _templates.get_template(name).render(
         files=context.files,
         editor=context.editor,
         path=request.path,
         form_secret=session.form_secret,
-        host=context.settings.address,
+        host=context.daemons.name,
+        unanswered=unanswered,
         **values,
     )
     return WebAnswer(content=text.encode("utf-8", "replace"), headers=headers)

@@ -16,7 +16,7 @@ VALUES = (("step_us", "length of the step"), ("waiting_us", "time waiting for ot
 
 def ranks_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page of the ranks. Raises WebError, and the client's errors."""
-    context.capture(trace_id)
+    context.parts(trace_id)
     value, arguments = _value(request), _arguments(request, trace_id)
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments))
     known = ask(lambda: context.ranks(context.library.find(trace_id)))

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from kinetoctl.errors import CliError
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.capture_facts import listed
 from kinetoctl.web.pages.captures_page import MAX_CAPTURES
 from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
@@ -67,7 +68,7 @@ def _traces(context: PageContext) -> list[tuple[str, str]]:
     if context.files:
         return list(context.library.files.items())
     try:
-        with context.client() as client:
-            return [(each.id, each.id) for each in client.captures({}, limit=MAX_CAPTURES)]
+        found = listed(context.daemons.captures(MAX_CAPTURES).items)[:MAX_CAPTURES]
+        return [(capture_id, capture_id) for capture_id, _ in found]
     except CliError:
         return []

@@ -25,7 +25,7 @@ _BINARY = "application/octet-stream"
 
 def timeline_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page with the frame. Raises the client's errors."""
-    context.capture(trace_id)
+    context.parts(trace_id)
     rank, part = whole_number(request, "rank"), _part(request)
     chosen = {name: request.first(name) for name in FIELDS if request.first(name)}
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))

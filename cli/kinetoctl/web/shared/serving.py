@@ -24,6 +24,7 @@ from kinetoctl.web.shared.doors import (
     listening_tcp,
     listening_unix,
 )
+from kinetoctl.web.shared.fleet_hosts import FleetHosts, HostSource
 from kinetoctl.web.shared.http_connection import SharedSite
 from kinetoctl.web.shared.page_user import PageUser
 from kinetoctl.web.shared.shared_application import SharedApplication
@@ -53,7 +54,10 @@ class ProxyDoor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
-    """origins: where browsers see both parts. user_space: bytes of downloaded traces of one user."""
+    """origins: where browsers see both parts. user_space: bytes of downloaded traces of one user.
+
+    hosts: of a fleet, instead of one daemon.
+    """
 
     origins: Origins
     tcp: TcpDoor | None = None
@@ -61,6 +65,7 @@ class SharedOptions:
     user_header: str
     limits: WorkerLimits
     user_space: int
+    hosts: HostSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,10 @@ def running_shared(options: SharedOptions, settings: CommonOptions) -> Iterator[
         workers = [ConfinedWorker(warm, options.limits) for _ in range(WORKERS)]
         queue = AnalysisQueue(options.limits, workers=workers, cache=ResultCache(RESULTS_BYTES), most_each=MAX_RUNNING)
         stack.enter_context(queue)
-        spaces = UserSpaces(settings, queue, root, ui_origin=options.origins.ui, most_bytes=options.user_space)
+        hosts = stack.enter_context(closing(FleetHosts(options.hosts))) if options.hosts is not None else None
+        spaces = UserSpaces(
+            settings, queue, root, ui_origin=options.origins.ui, most_bytes=options.user_space, hosts=hosts
+        )
         stack.enter_context(closing(spaces))
         pages = SharedSite(
             origin=options.origins.pages,

@@ -1,7 +1,7 @@
 """What the server keeps for each of its users, and what each of them may take.
 
 Theory of operation
-    A user has a client of the daemon that calls for that user, a folder with downloaded traces, a secret for forms, and
+    A user has clients of the daemons that call for that user, a folder with downloaded traces, a secret for forms, and
     limits: MAX_RUNNING pages are made at a time, MAX_WAITING more may wait, and REQUESTS_PER_SECOND come on average.
     There are MAX_USERS such spaces; who was not seen for IDLE_S, or longest if there are too many, loses it.
 """
@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,8 +23,11 @@ from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import new_session
 from kinetoctl.web.http.web_messages import WebError
+from kinetoctl.web.pages.daemons import Daemons, OneDaemon
 from kinetoctl.web.pages.page_context import PageContext
 from kinetoctl.web.shared.fetched_traces import FetchedTraces
+from kinetoctl.web.shared.fleet_daemons import FleetDaemons
+from kinetoctl.web.shared.fleet_hosts import FleetHosts
 from kinetoctl.web.shared.page_user import PageUser
 
 MAX_USERS = 256
@@ -112,9 +115,12 @@ class UserSpaces:
         *,
         ui_origin: str,
         most_bytes: int,
+        hosts: FleetHosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """hosts: those of a fleet, instead of the daemon of the settings."""
         self._settings = settings
+        self._hosts = hosts
         self._queue = queue
         self._root = root
         self._ui_origin = ui_origin
@@ -165,20 +171,28 @@ class UserSpaces:
 
     def _made(self, user: PageUser) -> UserSpace:
         folder = Path(mkdtemp(prefix="user-", dir=self._root))
-        client = KeptClient(self._settings.address, timeout_s=self._settings.timeout_s, metadata=user.metadata)
-        traces = FetchedTraces(self._settings, client, folder, self._most_bytes)
+        timeout_s = self._settings.timeout_s
+        kept = ExitStack()
+        daemons: Daemons
+        if self._hosts is not None:
+            daemons = FleetDaemons(self._hosts, user.metadata, timeout_s)
+        else:
+            client = KeptClient(self._settings.address, timeout_s=timeout_s, metadata=user.metadata)
+            kept.callback(client.close)
+            daemons = OneDaemon(lambda: client, self._settings.address)
+        traces = FetchedTraces(self._settings, daemons, folder, self._most_bytes)
         context = PageContext(
             settings=self._settings,
             library=traces,
             queue=UserAnalyses(self._queue, folder, self._common),
-            connect=lambda: client,
+            daemons=daemons,
             ui_origin=self._ui_origin,
             scratch=folder,
         )
 
         def close() -> None:
             traces.close()
-            client.close()
+            kept.close()
             shutil.rmtree(folder, ignore_errors=True)
 
         return UserSpace(context, close, self._clock)

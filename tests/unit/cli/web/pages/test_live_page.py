@@ -10,6 +10,7 @@ from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.web.analyses.trace_library import TraceLibrary
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebRequest
+from kinetoctl.web.pages.daemons import OneDaemon
 from kinetoctl.web.pages.live_page import live_page
 from kinetoctl.web.pages.page_context import PageContext
 
@@ -35,7 +36,7 @@ def page(client: Asked, **query: str) -> str:
         settings=settings,
         library=TraceLibrary(settings),
         queue=None,  # type: ignore[arg-type]
-        connect=lambda: nullcontext(client),  # type: ignore[arg-type,return-value]
+        daemons=OneDaemon(lambda: nullcontext(client), settings.address),  # type: ignore[arg-type]
         ui_origin="",
     )
     request = WebRequest(method="GET", path="/live", query=tuple(query.items()))

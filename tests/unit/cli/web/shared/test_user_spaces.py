@@ -1,15 +1,18 @@
 """What users have of the server, apart from each other and within limits."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kinetoctl.base.common_options import CommonOptions
+from kinetoctl.client.hosts.host_targets import Place
 from kinetoctl.errors import NotFound, Refused
 from kinetoctl.web.analyses.analysis_queue import AnalysisQueue
 from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits
 from kinetoctl.web.http.web_messages import WebError
+from kinetoctl.web.pages.daemons import HostsFound, OfHost
 from kinetoctl.web.shared.fetched_traces import FetchedTraces
 from kinetoctl.web.shared.page_user import PageUser
 from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, UserAnalyses, UserSpaces
@@ -133,27 +136,32 @@ def test_who_was_not_seen_for_long_makes_room_and_nobody_who_is_here(spaces: Use
         assert list(spaces._spaces) == [BEA]
 
 
-class Daemon:
-    """Stands for a client: answers with a capture until it is told not to."""
+class Daemons:
+    """Stands for the daemons of these hosts: each answers with a capture until it is told not to."""
 
-    gone = False
+    def __init__(self) -> None:
+        self.hosts = [""]
+        self.content = b"x" * 700
 
-    def capture(self, capture_id: str) -> Any:
-        if self.gone:
+    def parts(self, capture_id: str) -> HostsFound[Any]:
+        if not self.hosts:
             raise NotFound(f"there is no capture {capture_id}")
-        found = capture(done_target(content=b"x" * 700))
+        found = capture(done_target(content=self.content))
         found.id = capture_id
-        return found
+        return HostsFound([OfHost(Place(host, host), found) for host in self.hosts])
+
+    def client(self, place: Place) -> Any:
+        return nullcontext(place.host)
 
 
 @pytest.fixture
-def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FetchedTraces, Daemon]]:
-    def fetch(_client: Any, _capture: Any, _settings: Any, folder: Path) -> list[Path]:
-        (folder / "trace").write_text("x")
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FetchedTraces, Daemons]]:
+    def fetch(client: Any, _capture: Any, _settings: Any, folder: Path) -> list[Path]:
+        (folder / "trace").write_text(client)
         return [folder / "trace"]
 
     monkeypatch.setattr("kinetoctl.web.shared.fetched_traces.fetch_trace", fetch)
-    daemon = Daemon()
+    daemon = Daemons()
     traces = FetchedTraces(SETTINGS, daemon, tmp_path, 1000)  # type: ignore[arg-type]
     yield traces, daemon
     traces.close()
@@ -163,25 +171,45 @@ FIRST, SECOND = "20260101-000000-a", "20260101-000000-b"
 
 
 def test_what_the_daemon_does_not_show_any_more_is_removed(
-    fetched: tuple[FetchedTraces, Daemon], tmp_path: Path
+    fetched: tuple[FetchedTraces, Daemons], tmp_path: Path
 ) -> None:
     traces, daemon = fetched
     (path,) = traces.find(FIRST, 30).paths
     assert Path(path).is_relative_to(tmp_path)
-    daemon.gone = True
+    daemon.hosts = []
     with pytest.raises(NotFound):
         traces.find(FIRST, 30)
     assert not Path(path).exists()
 
 
-def test_one_user_takes_so_much_space(fetched: tuple[FetchedTraces, Daemon]) -> None:
+def test_only_the_traces_of_the_hosts_that_answer_now_are_shown(
+    fetched: tuple[FetchedTraces, Daemons], tmp_path: Path
+) -> None:
+    traces, daemons = fetched
+    daemons.content = b"x" * 70
+    for hosts in (["a", "b", "c"], ["a", "c"], ["a", "b", "c"], ["b"]):
+        daemons.hosts = hosts
+        found = traces.find(FIRST, 30)
+        assert [Path(path).read_text() for path in found.paths] == hosts
+        assert len([*tmp_path.rglob("trace")]) == len(hosts)
+        assert traces.find(FIRST, 30) == found
+
+
+def test_the_space_of_a_capture_is_that_of_all_its_hosts(fetched: tuple[FetchedTraces, Daemons]) -> None:
+    traces, daemons = fetched
+    daemons.hosts = ["a", "b"]
+    with pytest.raises(Refused, match="--user-space"):
+        traces.find(FIRST, 30)
+
+
+def test_one_user_takes_so_much_space(fetched: tuple[FetchedTraces, Daemons]) -> None:
     traces, _ = fetched
     (first,) = traces.find(FIRST, 30).paths
     (second,) = traces.find(SECOND, 30).paths
     assert (Path(first).exists(), Path(second).exists()) == (False, True)
 
 
-def test_a_capture_that_is_larger_than_all_space_is_refused(fetched: tuple[FetchedTraces, Daemon]) -> None:
+def test_a_capture_that_is_larger_than_all_space_is_refused(fetched: tuple[FetchedTraces, Daemons]) -> None:
     traces, _ = fetched
     traces._most_bytes = 699
     with pytest.raises(Refused, match="--user-space"):
