@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kinetoctl.web.analyses import trace_runs
@@ -95,7 +96,12 @@ def test_a_folder_is_read_again_only_when_its_files_changed(tmp_path: Path, monk
     finder.find()
     read: list[Path] = []
     real = trace_runs._runs
-    monkeypatch.setattr(trace_runs, "_runs", lambda home, files: read.append(home) or real(home, files))
+
+    def watched(home: Path, files: Any) -> Any:
+        read.append(home)
+        return real(home, files)
+
+    monkeypatch.setattr(trace_runs, "_runs", watched)
     finder.find()
     assert read == []
     path.write_text(path.read_text() + " ")
