@@ -13,6 +13,7 @@ SYSTEM_PARENT = Path("/run")
 SYSTEM_RUNTIME_DIR = SYSTEM_PARENT / "kineto"
 RPC_SOCKET_NAME = "kinetod.sock"
 AGENT_SOCKET_NAME = "agent.sock"
+USUAL_PORT = 50051  # of a daemon that listens on TCP
 ADDRESS_VARIABLE = "KINETO_ADDRESS"
 TLS_VARIABLES = ("KINETO_TLS_CA", "KINETO_TLS_CERT", "KINETO_TLS_KEY")  # PEM files, in this order
 TLS_NAME_VARIABLE = "KINETO_TLS_NAME"
@@ -49,10 +50,15 @@ def _is_there(folder: Path, uid: int) -> bool:
 
 
 def parse_address(text: str) -> str:
-    """A gRPC target: unix:/path or host:port. Raises ValueError."""
+    """A gRPC target: unix:/path or host:port. Raises ValueError, which says how to write a host or a path alone."""
     if re.fullmatch(r"unix:.+|(?:dns:///|ipv4:|ipv6:)?(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}", text):
         return text
-    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}")
+    meant = ""
+    if re.fullmatch(r"[\w.-]+", text):
+        meant = f"; the port is missing: {text}:{USUAL_PORT}, unless its daemon has another one"
+    elif text.startswith("/"):
+        meant = f"; a socket is written unix:{text}"
+    raise ValueError(f"expected unix:/path/to/socket or host:port, got {text!r}{meant}")
 
 
 def is_loopback(host: str) -> bool:

@@ -153,8 +153,8 @@ def _security(
         return _named(options, environ), _with_token(grpc.ssl_channel_credentials(_content(CA, files[CA])), token)
     if missing := [name for name, path in files.items() if not path]:
         raise errors.UsageProblem(
-            f"the daemon at {address} requires certificates: set {', '.join(missing)} to PEM files, "
-            "or forward its Unix socket with ssh -L"
+            f"a connection to {address} requires certificates: set {', '.join(missing)} to PEM files, "
+            "or forward the daemon's Unix socket with ssh -L"
         )
     authority, certificate, key = (_content(name, path) for name, path in files.items())
     return _named(options, environ), grpc.ssl_channel_credentials(authority, key, certificate)

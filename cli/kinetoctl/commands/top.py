@@ -86,14 +86,17 @@ def _emit_one_of_many(document: dict[str, Any], output: str) -> None:
 @click.option("--reverse", is_flag=True, help="Reverse the sort order.")
 @click.option("--once", is_flag=True, help="Print one sample and exit. Otherwise a terminal shows a live view.")
 @click.option(
-    "--all", "include_without_agent", is_flag=True, help="Include processes that have no agent and use no GPU."
+    "--all",
+    "include_without_agent",
+    is_flag=True,
+    help="Include Python processes that neither have an agent, nor use a GPU, nor train.",
 )
 @selector_options
 @common_options
 def command(
     interval: int, order: str, reverse: bool, once: bool, include_without_agent: bool, selection: Selection
 ) -> int:
-    """Show the host, its GPUs and the processes on them, live.
+    """Show the host, its GPUs and what trains or uses them, live.
 
     UTIL is the share of time during which a kernel ran, MEM the share during which GPU memory was accessed. CPU
     150% means one and a half CPUs. Ctrl-C ends the view. In a pipe, or with -o json or yaml, samples are printed

@@ -29,6 +29,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 ORIGIN = "https://ui.perfetto.dev"
 HOST = "127.0.0.1"
+INSTALL_COPY = "pip install 'kinetod[perfetto]'"
 PORT = 9001  # the only one that the policy of the page allows
 _OFFLINE_ANSWERS: Mapping[str, bytes] = {"/vizviewer_info": b"{}", "/file_info": b'{"files": {}, "functions": {}}'}
 _OFFLINE_TRACE = "/localtrace"

@@ -17,7 +17,7 @@ from rich.text import Text
 from kinetoctl.base.reason_codes import is_explained
 from kinetoctl.client import enum_names
 from kinetoctl.output import units
-from kinetoctl.output.console import stdout_console
+from kinetoctl.output.console import PIPE_WIDTH, stdout_console
 from kinetoctl.output.file_status import damage, kept_lines
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 Line = tuple[str, str]
 NAME_WIDTH = 76
+LEAST_COMMAND = 16  # characters that stay of a command line in any terminal
 LABEL_WIDTH = 12
+_BETWEEN = " · "
 WAYS = {
     "torch_ops": "ops by",
     "memory_snapshot": "snapshot",
@@ -177,11 +179,13 @@ def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str,
     return lines
 
 
-def _title(target: "pb.Target") -> str:
+def _title(target: "pb.Target", room: int) -> str:
+    """Whose trace it is, in about this many characters: the command line gives way."""
     process = target.process
-    command = units.shortened(" ".join(process.command), NAME_WIDTH)
-    facts = [enum_names.target(target), enum_names.pod(process), process.framework, command]
-    return " · ".join(filter(None, facts))
+    facts = [enum_names.target(target), enum_names.pod(process), process.framework]
+    taken = sum(len(fact) + len(_BETWEEN) for fact in facts if fact)
+    command = units.shortened(" ".join(process.command), max(LEAST_COMMAND, min(NAME_WIDTH, room - taken)))
+    return _BETWEEN.join(filter(None, [*facts, command]))
 
 
 def _status(name: str) -> Text:
@@ -191,7 +195,8 @@ def _status(name: str) -> Text:
 def _print_target(console: Console, capture: "pb.Capture", target: "pb.Target", paths: Mapping[str, Path]) -> None:
     ended = enum_names.target_state(target.state) == "ENDED"
     name = enum_names.verdict(target.verdict) if ended else enum_names.target_state(target.state)
-    console.print(Text.assemble("\n", (one_line(_title(target)), "bold"), ": ", _status(name)))
+    room = console.width - len(f": {name}") - 1 if console.is_terminal else PIPE_WIDTH
+    console.print(Text.assemble("\n", (one_line(_title(target, room)), "bold"), ": ", _status(name)))
     for label, text in target_lines(capture, target, paths):
         console.print(Text.assemble("  ", (one_line(label).ljust(LABEL_WIDTH), "cyan"), one_line(text)))
 

@@ -1594,10 +1594,10 @@ class Views:
     ) -> Result:
         """What was recorded, where and with which versions: one row for each trace.
 
-        Everything is as the trace has it; what it does not have is missing. A Chrome trace has no command line. The window
-        is the one that was asked for, or else spans the activities of the trace.
+        Everything is as the trace has it; what it does not have is missing. Only kinetod's own traces have the command line
+        and the job. The window is the one that was asked for, or else spans the activities of the trace.
 
-        Columns: rank, world_size, host, process, pid, command, labels, gpus, framework, python, cuda, driver_cuda,
+        Columns: rank, world_size, host, process, pid, command, job, labels, gpus, framework, python, cuda, driver_cuda,
         cupti, kinetod, capture, start_ns, length_us.
         """
 

@@ -81,7 +81,8 @@ def _facts(rows: Sequence[Mapping[str, Any]], ranks: int) -> list[tuple[str, str
     """Names and values, without those that no trace has."""
     world = max((row["world_size"] or 0 for row in rows), default=0)
     told = [
-        ("job", _joined(label for row in rows for label in row["labels"] or ())),
+        ("job", _joined(row["job"] for row in rows)),
+        ("labels", _joined(label for row in rows for label in row["labels"] or ())),
         ("command", _joined(row["command"] for row in rows)),
         ("process", _process(rows)),
         ("host", _joined(row["host"] for row in rows)),

@@ -30,6 +30,7 @@ class TargetInfo:
     pid: int
     process_name: str
     command: list[str] = field(default_factory=list)
+    job_id: str = ""  # from the launcher, such as Slurm
     rank: int | None = None
     world_size: int | None = None
     framework: str = ""
@@ -107,6 +108,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "pid": int,
     "process_name": str,
     "command": list,
+    "job_id": str,
     "rank": (int, type(None)),
     "world_size": (int, type(None)),
     "framework": str,

@@ -7,7 +7,7 @@ Blocking work happens in threads, and reading the GPUs has a deadline: if a driv
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -118,8 +118,6 @@ class HostWatcher:
 
     async def _processes(self, match: Match, caller: Caller, gpus: Snapshot, everything: bool) -> list[pb.Process]:
         on_gpus = {process.pid for gpu in gpus.gpus for process in gpu.processes}
-        if everything or not match:
-            match = replace(match, helpers=True)
         found = await self._registry.shown(match, caller, on_gpus, everything=everything)
         return found[:MAX_PROCESSES]
 

@@ -256,12 +256,20 @@ class Registry:
     async def shown(
         self, match: Match, caller: Caller, on_gpus: Collection[int], *, everything: bool
     ) -> list[pb.Process]:
-        """For a host's display: processes with an agent and `on_gpus`, whatever these are, and with `everything` also
-        others that are Python or use a GPU; of them those that meet the conditions and the caller may see, by pid.
+        """For a host's display: processes with an agent, `on_gpus`, whatever these are, and what a person would trace;
+        with `everything` all that are Python or use a GPU. Of them those that meet the conditions and the caller may
+        see, by pid.
         """
-        pids = await self._pids(match, attachable=everything, others=on_gpus)
-        found = await self.meant(match, pids, lambda each: each.visible_to(caller), listed=True, anything=on_gpus)
-        return [each.process for each in found]
+
+        def sees(candidate: Candidate) -> bool:
+            return candidate.visible_to(caller)
+
+        wide = replace(match, helpers=True) if everything or not match else match
+        pids = await self._pids(wide, attachable=everything, others=on_gpus)
+        found = await self.meant(wide, pids, sees, listed=True, anything=on_gpus)
+        if not everything:
+            found += [each for each in await self._trainers(match, sees) if each.key.pid not in pids]
+        return [each.process for each in sorted(found, key=lambda each: each.key.pid)]
 
     async def selected(
         self, match: Match, usable: Callable[[Candidate], bool], *, attachable: bool, listed: bool = False

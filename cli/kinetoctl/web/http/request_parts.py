@@ -12,6 +12,8 @@ MAX_TARGET_BYTES = 16 * 1024  # a query in SQL is part of the address
 MAX_FORM_BYTES = 64 * 1024
 MAX_FIELDS = 100
 METHODS = (*security.SAFE_METHODS, "POST")
+_MAX_DIGITS = 9  # of a length; Python reads no number of thousands of them
+_ONCE = ("host", "origin", "sec-fetch-site", "cookie")  # what decides whose request it is has one value
 _FORM = "application/x-www-form-urlencoded"
 
 Headers = Iterable[tuple[str, str]]
@@ -32,7 +34,7 @@ def content_length(method: str, target: str, headers: Headers) -> int:
         return 0
     if encoded or len(lengths) != 1 or not lengths[0].isascii() or not lengths[0].isdigit():
         raise WebError(HTTPStatus.LENGTH_REQUIRED, "a form must say its length")
-    if int(lengths[0]) > MAX_FORM_BYTES:
+    if len(lengths[0]) > _MAX_DIGITS or int(lengths[0]) > MAX_FORM_BYTES:
         raise WebError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a form has at most {MAX_FORM_BYTES} bytes")
     if _media_type(named) != _FORM:
         raise WebError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"a form is {_FORM}")
@@ -41,6 +43,10 @@ def content_length(method: str, target: str, headers: Headers) -> int:
 
 def web_request(method: str, target: str, headers: Headers, content: bytes) -> WebRequest:
     """The request. Raises WebError."""
+    named = [(name.lower(), value) for name, value in headers]
+    for once in _ONCE:
+        if sum(name == once for name, _ in named) > 1:
+            raise WebError(HTTPStatus.BAD_REQUEST, f"the header {once} may be there once only")
     parts = urlsplit(target)
     if not parts.path.startswith("/") or parts.netloc:
         raise WebError(HTTPStatus.BAD_REQUEST, "the address must be a path")
@@ -49,7 +55,7 @@ def web_request(method: str, target: str, headers: Headers, content: bytes) -> W
         path=unquote(parts.path, errors="replace"),
         query=_fields(parts.query),
         form=_fields(content.decode("ascii", "replace")),
-        headers={name.lower(): value for name, value in headers},
+        headers=dict(named),
     )
 
 

@@ -18,6 +18,7 @@ MAX_COMMAND = 2000  # characters
         ("process", "text", "", "name of the process"),
         ("pid", "int", "", "number of the process, as it sees it itself"),
         ("command", "text", "", "command line of the process"),
+        ("job", "text", "", "id of the job, from its launcher, such as Slurm"),
         ("labels", "texts", "", "labels of the capture, as key=value"),
         ("gpus", "texts", "", "names of the GPUs that the process could see"),
         ("framework", "text", "", "framework and its version"),
@@ -34,8 +35,8 @@ MAX_COMMAND = 2000  # characters
 def recordings(context: Context) -> Answer:
     """What was recorded, where and with which versions: one row for each trace.
 
-    Everything is as the trace has it; what it does not have is missing. A Chrome trace has no command line. The window
-    is the one that was asked for, or else spans the activities of the trace.
+    Everything is as the trace has it; what it does not have is missing. Only kinetod's own traces have the command line
+    and the job. The window is the one that was asked for, or else spans the activities of the trace.
     """
     trace, target = context.trace, context.trace.target
     length = trace.window_end_ns - trace.window_start_ns
@@ -45,6 +46,7 @@ def recordings(context: Context) -> Answer:
         "process": target.process_name,
         "pid": target.pid,
         "command": " ".join(target.command)[:MAX_COMMAND],
+        "job": target.job_id,
         "labels": [f"{key}={text}" for key, text in sorted(target.labels.items())],
         "gpus": [name for device in trace.devices if isinstance(name := device.get("name"), str)],
         "framework": target.framework,

@@ -47,6 +47,8 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         host=_text(value(head, "host_name")),
         pid=pid if 0 <= pid < 2**31 else 0,
         process_name=process,
+        command=_texts(ours.get("command")) or [],
+        job_id=_text(ours.get("job_id")),
         rank=_count(distributed.get("rank")),
         world_size=_count(distributed.get("world_size")),
         framework=_text(ours.get("framework")),

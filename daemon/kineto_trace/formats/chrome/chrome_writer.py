@@ -115,6 +115,8 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
     values["kinetod"] = {
         "version": __version__,
         "capture_id": target.capture_id,
+        **({"command": target.command} if target.command else {}),
+        **({"job_id": target.job_id} if target.job_id else {}),
         "framework": target.framework,
         "python_version": target.python_version,
         "labels": target.labels,

@@ -52,6 +52,7 @@ def describe_target(
         pid=hello.pid,
         process_name=Path(process.command[0]).name if process.command else "",
         command=list(process.command),
+        job_id=process.job_id,
         rank=process.rank if process.HasField("rank") else None,
         world_size=process.world_size if process.HasField("world_size") else None,
         framework=process.framework,

@@ -113,3 +113,12 @@ def test_a_name_that_nobody_knows_is_said_to_be_so(authority: Authority, tmp_pat
 
 def test_a_text_that_is_not_known_stays_as_it_is() -> None:
     assert explanation("a new failure", tls=True) == "a new failure"
+
+
+def test_without_certificates_nothing_is_claimed_about_a_host_that_was_not_asked() -> None:
+    result = run_process(["ps", "--address", "no-such-host.invalid:1"], environment())
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        "error: a connection to no-such-host.invalid:1 requires certificates: "
+        "set KINETO_TLS_CA, KINETO_TLS_CERT, KINETO_TLS_KEY to PEM files, or forward"
+    )

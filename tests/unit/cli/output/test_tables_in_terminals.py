@@ -119,6 +119,20 @@ def test_a_capture_of_a_command_of_4000_characters_is_verified_and_explained_wit
         assert max(map(_cells, lines)) <= width
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_head_of_a_result_keeps_pid_rank_and_verdict_beside_a_command_of_4000_characters(
+    server: FakeServer, width: int
+) -> None:
+    target = captures.done_target()
+    target.process.command[:] = COMMANDS["plain"]
+    target.process.framework = "torch 2.13.0+cpu"
+    server.profiler.stored = captures.capture(target, status=pb.CAPTURE_STATUS_DONE)
+    lines = in_terminal(width, "--address", server.address, "captures", "show", "c1")
+    (head,) = (line for line in lines if line.startswith("pid "))
+    assert _cells(head) <= width
+    assert head.startswith(f"pid {target.pid}") and " · python t" in head and head.endswith(": DONE")
+
+
 def test_columns_that_do_not_fit_go_below_the_first_ones_indented() -> None:
     columns, rows = ("PID", "USER", "COMMAND"), [("1234567", "somebody", "python train.py --epochs 3")]
     assert table_lines(columns, rows, 40) == [

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from kineto_trace.errors import FormatError
 from kineto_trace.formats.trace_export import FORMATS, export_trace, format_of
+from kineto_trace.open.trace_opener import open_trace
 from support.trace_files.traces import target, trace
 
 KERNEL = {"start": 0, "duration": 10, "name": "k", "stream": 7}
@@ -54,3 +55,11 @@ def test_names_of_hosts_and_captures_stay_inside_the_log_directory(tmp_path: Pat
     whole = trace({"kernel": [KERNEL]}, target=target(host="../up", capture_id="../../x"))
     written = export_trace(whole, tmp_path / "logs", "tensorboard")
     assert written.path.resolve().is_relative_to((tmp_path / "logs").resolve())
+
+
+@pytest.mark.parametrize("name", ["chrome", "perfetto", "store"])
+def test_whose_trace_it_is_comes_back_from_a_file(tmp_path: Path, name: str) -> None:
+    whose = target(command=["python", "train.py", '--name="a b"\\'], job_id="4242_7")
+    written = export_trace(trace({"kernel": [KERNEL]}, target=whose), tmp_path / f"t{FORMATS[name].suffix}", name)
+    again = open_trace(written.path).target
+    assert (again.command, again.job_id) == (whose.command, "4242_7")

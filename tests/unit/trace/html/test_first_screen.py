@@ -43,12 +43,13 @@ def test_of_several_ranks_each_finding_is_there_once_with_what_the_job_would_gai
 
 def test_facts_that_differ_over_the_ranks_are_listed_and_the_first_ones_of_many(tmp_path: Path) -> None:
     hosts = [
-        {"host": f"h{rank}", "pid": 10 + rank, "world_size": 8, "command": ["python", "t.py"]} for rank in range(6)
+        {"host": f"h{rank}", "pid": 10 + rank, "world_size": 8, "command": ["python", "t.py"], "job_id": "17"}
+        for rank in range(6)
     ]
     facts = dict(screen(*job(tmp_path, *hosts)).facts)
     assert facts["host"] == "h0, h1, h2, h3 and 2 more"
     assert (facts["process"], facts["ranks"]) == ("python (pids 10-15)", "6 of 8")
-    assert (facts["command"], facts["window"]) == ("python t.py", "300 µs")
+    assert (facts["job"], facts["command"], facts["window"]) == ("17", "python t.py", "300 µs")
     assert "GPU" not in facts and "CUDA" not in facts
 
 

@@ -111,6 +111,13 @@ def test_headers_are_limited() -> None:
         assert status(get(server, "/", "X-Long: " + "x" * 70_000)) == 431
 
 
+@pytest.mark.parametrize("names", [("evil.example", ""), ("", "evil.example"), ("", "")])
+def test_a_request_that_names_two_hosts_is_refused(names: tuple[str, str]) -> None:
+    with serving() as server:
+        hosts = "".join(f"Host: {name or f'127.0.0.1:{server.port}'}\r\n" for name in names)
+        assert status(exchange(server.port, f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())) == 400
+
+
 FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
@@ -123,6 +130,7 @@ FORM = "Content-Type: application/x-www-form-urlencoded"
         ((FORM, "Content-Length: -3"), 411),
         ((FORM, "Content-Length: 3", "Transfer-Encoding: chunked"), 411),
         ((FORM, f"Content-Length: {MAX_FORM_BYTES + 1}"), 413),
+        ((FORM, "Content-Length: " + "9" * 5000), 413),
         (("Content-Type: application/json", "Content-Length: 3"), 415),
         (("Content-Type: multipart/form-data; boundary=x", "Content-Length: 3"), 415),
     ],

@@ -14,7 +14,7 @@ def described(**result: Any) -> TargetInfo:
     return describe_target(
         capture_id="c",
         host="h",
-        process=pb.Process(pid=7, command=["/usr/bin/python", "train.py"], rank=3),
+        process=pb.Process(pid=7, command=["/usr/bin/python", "train.py"], rank=3, job_id="17"),
         hello=hello_message(pid=7),
         start=start_request(options={"with_stack": True}),
         result=ended._replace(**result),
@@ -27,6 +27,7 @@ def test_a_target_is_described_with_what_its_agent_said_at_the_end() -> None:
     info = described(threads={"7": "main\n", "x": "no"}, iterations={"thread": 7, "starts": [[3, 5], [4, 9]]})
     assert TargetInfo.from_json(info.to_json()) == info
     assert (info.process_name, info.rank, info.window_start_ns, info.window_end_ns) == ("python", 3, 5, 9)
+    assert (info.command, info.job_id) == (["/usr/bin/python", "train.py"], "17")
     assert info.threads == {7: "main "}
     assert (info.iterations, info.iteration_thread) == ([[3, 5], [4, 9]], 7)
     assert (info.options, info.labels, info.complete) == ({"with_stack": True}, {"team": "vision"}, True)

@@ -14,8 +14,8 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def test_a_recording_names_its_process_machine_versions_and_window() -> None:
     of = target(
-        rank=3, world_size=8, command=["python", "train.py"], labels={"job": "7", "by": "me"}, framework="torch 2.11.0",
-        python_version="3.12.3",
+        rank=3, world_size=8, command=["python", "train.py"], job_id="4242", labels={"job": "7", "by": "me"},
+        framework="torch 2.11.0", python_version="3.12.3",
     )  # fmt: skip
     found = row(
         target=of, devices=({"name": "NVIDIA H200"}, {"id": 1}), head={"kinetod": '{"version": "0.1.0"}'},
@@ -23,8 +23,9 @@ def test_a_recording_names_its_process_machine_versions_and_window() -> None:
     )  # fmt: skip
     assert found == {
         "rank": 3, "world_size": 8, "host": "host", "process": "python", "pid": 4242, "command": "python train.py",
-        "labels": ["by=me", "job=7"], "gpus": ["NVIDIA H200"], "framework": "torch 2.11.0", "python": "3.12.3",
-        "cuda": "13.2", "driver_cuda": "13.0", "cupti": "130001", "kinetod": "0.1.0", "capture": "cap",
+        "job": "4242", "labels": ["by=me", "job=7"], "gpus": ["NVIDIA H200"],
+        "framework": "torch 2.11.0", "python": "3.12.3", "cuda": "13.2",
+        "driver_cuda": "13.0", "cupti": "130001", "kinetod": "0.1.0", "capture": "cap",
         "start_ns": START_NS, "length_us": 1000.0,
     }  # fmt: skip
 
