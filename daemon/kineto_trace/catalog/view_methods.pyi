@@ -100,9 +100,9 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
-        sizes: str = "exact",
-        groups: str = "alike",
+        align: Literal["auto", "clock", "collectives"] = "auto",
+        sizes: Literal["exact", "log2", "all"] = "exact",
+        groups: Literal["alike", "each"] = "alike",
         executor: Executor | None = None,
     ) -> Result:
         """The collectives of the view `collectives` grouped by kind, process group, size and type.
@@ -125,7 +125,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         executor: Executor | None = None,
     ) -> Result:
         """Every collective of NCCL or RCCL over all ranks, in order of time.
@@ -314,7 +314,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        device: str = "all",
+        device: Literal["all", "cpu", "gpu"] = "all",
         step: int | None = None,
         short_names: bool = False,
         compat: Literal["none", "hta"] = "none",
@@ -495,7 +495,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -596,7 +596,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        of: str = "ops",
+        of: Literal["python", "ops", "kernels"] = "ops",
         thread: int | None = None,
         step: int | None = None,
         idle: bool = False,
@@ -672,7 +672,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        on: str = "gpu",
+        on: Literal["gpu", "cpu"] = "gpu",
         duration_ratio: float = 0.8,
         num_kernels: int = 1000,
         allowlist: Sequence[str] = (),
@@ -822,7 +822,7 @@ class Views:
         sources: Sources,
         *,
         limit: int = 100,
-        cause: str = "",
+        cause: Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"] | None = None,
         executor: Executor | None = None,
     ) -> Result:
         """The longest gaps of all GPUs, each with its cause and what the host did.
@@ -1256,7 +1256,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        group_by: str = "name",
+        group_by: Literal["name", "name+shape"] = "name",
         stacks: bool = False,
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
@@ -1290,7 +1290,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        step_ends: str = "host",
+        step_ends: Literal["host", "device"] = "host",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -1346,7 +1346,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        by: str = "line",
+        by: Literal["function", "line"] = "line",
         thread: str = "",
         idle: bool = True,
         executor: Executor | None = None,
@@ -1587,7 +1587,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        step_ends: str = "host",
+        step_ends: Literal["host", "device"] = "host",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -1655,7 +1655,7 @@ class Views:
         *,
         steps: int | str | Sequence[int] | None = None,
         num_candidates: int = 2,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:

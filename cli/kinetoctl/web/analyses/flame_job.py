@@ -20,7 +20,7 @@ from kineto_trace.analysis.flame.flame_profiles import (
     timed_profile,
 )
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, compact, merged_tree, timed_tree
-from kineto_trace.analysis.flame.flame_views import NOTHING_OF, flame_subject
+from kineto_trace.analysis.flame.flame_views import NOTHING_OF
 from kineto_trace.html.flame_chart import FrameTexts, flame_chart
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import steps
@@ -74,7 +74,7 @@ def flame_request(
     **fields: Any,
 ) -> FlameRequest:
     """The request that a job's plain values stand for; fields: the other ones of FlameRequest. Raises ViewError."""
-    choice = FlameChoice(of=flame_subject(of), thread=thread, step=step, idle=idle)
+    choice = FlameChoice(of=FlameSubject(of), thread=thread, step=step, idle=idle)
     pairs = tuple((name, value) for name, value in fields.pop("fields", ()))
     return FlameRequest(choice=choice, order=FlameOrder(order), fields=pairs, **fields)
 

@@ -35,6 +35,7 @@ from kineto_trace.open.trace_opener import Form, detect
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.result import Result, make_result
+from kineto_trace.view_api.option_words import option_words
 from kineto_trace.view_api.result_files import csv_bytes
 from kineto_trace.view_api.view import View
 
@@ -328,7 +329,12 @@ def _described(view: View) -> dict[str, Any]:
         "name": view.name,
         "description": view.description,
         "options": [
-            {"name": name, "type": type_text(view.option_type(name)), "default": _text(default)}
+            {
+                "name": name,
+                "type": type_text(view.option_type(name)),
+                "default": _text(default),
+                "words": list(option_words(view.option_type(name))),
+            }
             for name, default in view.options.items()
         ],
         "columns": [column._asdict() for column in view.result_columns],

@@ -8,7 +8,6 @@ from kineto_trace.analysis.flame.flame_folding import OTHERS, folded, keys
 from kineto_trace.analysis.flame.flame_nodes import NS, FlameNode
 from kineto_trace.analysis.flame.flame_profiles import FlameChoice, FlameSubject, merged_profile
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, merged_tree
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.stacks.call_forests import StackKind
 from kineto_trace.view_api.result import columns
@@ -37,7 +36,7 @@ NOTHING_OF = {
 def flame_graph(
     context: Context,
     *,
-    of: str = FlameSubject.OPS,
+    of: FlameSubject = FlameSubject.OPS,
     thread: int | None = None,
     step: int | None = None,
     idle: bool = False,
@@ -57,7 +56,7 @@ def flame_graph(
     - idle: count samples in which a thread was idle, too.
     - least: stacks with less than this share (in %) are one row together.
     """
-    choice = FlameChoice(of=flame_subject(of), thread=thread, step=step, idle=idle)
+    choice = FlameChoice(of=FlameSubject(of), thread=thread, step=step, idle=idle)
     profile = merged_profile(context, choice)
     tree = merged_tree([profile.calls])
     whole = int(tree.total[ROOT])
@@ -70,14 +69,6 @@ def flame_graph(
         rest |= {"stack": [[OTHERS]], "name": [OTHERS], "kind": [None], "stacks": [len(others)]}
         values = {name: [*column, *rest[name]] for name, column in values.items()}
     return Answer(values, profile.notes if whole else [*profile.notes, NOTHING_OF[choice.of]])
-
-
-def flame_subject(text: str) -> FlameSubject:
-    """Returns what a flame graph is of. Raises ViewError."""
-    try:
-        return FlameSubject(text)
-    except ValueError:
-        raise ViewError(f"view flame_graph: of={text!r} is not valid; use {', '.join(FlameSubject)}") from None
 
 
 def flame_root(context: Context, choice: FlameChoice) -> tuple[FlameNode, str]:

@@ -1,6 +1,6 @@
 """The operator table: host and device time of every operator, by name, by input shapes, by call stack."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +9,13 @@ from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import captured_ops, gpu, inside_equals
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-NAME, NAME_AND_SHAPE = "name", "name+shape"
+GroupBy = Literal["name", "name+shape"]
 NS_PER_US = 1000
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 _IN_GRAPHS = (
@@ -62,7 +61,7 @@ Ints = npt.NDArray[np.int64]
         ("call_stack", "text", "", "Python frames, innermost first; of backward operators: of the forward operator"),
     ),
 )
-def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
+def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = False) -> Answer:
     """Operators by name: how often each ran, and its time on the host and on the GPU.
 
     A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
@@ -77,7 +76,7 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
       functions; operators without a stack have a row of their own.
     """
     table, times, tensor = context.trace.table("cpu_op"), context.get(op_times), context.get(tensor_times)
-    shapes = context.get(input_shapes) if is_by_shape(group_by) else None
+    shapes = context.get(input_shapes) if group_by == "name+shape" else None
     keys: list[npt.NDArray[Any]] = [table["name"]]
     if shapes is not None:
         keys.append(shapes.number)
@@ -122,13 +121,6 @@ def without_gpu(answer: Answer) -> Answer:
         name: [None] * len(column) if name.startswith(GPU_FIGURES) else column for name, column in answer.values.items()
     }
     return Answer(values, [*answer.notes, NO_GPU])
-
-
-def is_by_shape(group_by: str) -> bool:
-    """Whether input shapes tell rows apart. Raises ViewError for an unknown value of the option."""
-    if group_by not in (NAME, NAME_AND_SHAPE):
-        raise ViewError(f"view operators: group_by={group_by!r} is not valid; use {NAME} or {NAME_AND_SHAPE}")
-    return group_by == NAME_AND_SHAPE
 
 
 def _stacks(context: Context, stacks: bool) -> Any:

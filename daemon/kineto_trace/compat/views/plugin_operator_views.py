@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.operator_views import NAME, is_by_shape, operator_columns, operators
+from kineto_trace.analysis.host_time.operator_views import GroupBy, operator_columns, operators
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
 from kineto_trace.compat.tensorboard.plugin_order import visiting_order
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @operators.variant(Compat.PLUGIN)
-def plugin_operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
+def plugin_operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = False) -> Answer:
     """compat=plugin: the operator view of the TensorBoard profiler plug-in.
 
     Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
@@ -41,7 +41,7 @@ def plugin_operators(context: Context, *, group_by: str = NAME, stacks: bool = F
         known = told.of_op[rows] != NO_STACK
         nodes, rows, weights = nodes[known], rows[known], weights[known]
     keys: list[npt.NDArray[Any]] = [tree.name[nodes]]
-    shapes = _with_default(context) if is_by_shape(group_by) else None
+    shapes = _with_default(context) if group_by == "name+shape" else None
     if shapes is not None:
         keys.append(shapes[0][rows])
     if stacks:

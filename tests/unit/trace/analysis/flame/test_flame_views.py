@@ -134,7 +134,7 @@ def test_what_a_trace_does_not_have_is_said() -> None:
 
 
 def test_values_that_there_are_not_are_refused() -> None:
-    with pytest.raises(ViewError, match="of='cpu' is not valid; use python, ops, kernels"):
+    with pytest.raises(ViewError, match="of='cpu' is not valid; use one of python, ops, kernels"):
         run_view("flame_graph", trace(ROWS), of="cpu")
     with pytest.raises(ViewError, match="no step 6; there are: 4, 5"):
         run_view("flame_graph", trace(ROWS), step=6)
