@@ -1,7 +1,8 @@
 """Results as plain values that templates show: a document for each result, and the columns of its table as texts.
 
 A document is what `kinetoctl report -o json` prints of a view, {"rows", "columns", "notes"} and, if it failed,
-"failure", with {"view", "total": how many rows there are, "chart": HTML} beside it.
+"failure", with {"view", "total": how many rows there are, "chart": HTML, "bars": how many a chart of all would have}
+beside it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

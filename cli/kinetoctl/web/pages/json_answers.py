@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebRequest
 
-_PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
+_PAGE = ("view", "total", "steps", "chart", "bars", "compared")  # of a result for a page, beside what a report has
 
 
 def json_answer(value: Any) -> WebAnswer:

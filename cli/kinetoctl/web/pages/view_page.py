@@ -11,22 +11,43 @@ from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baselines
 from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
-from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
+from kinetoctl.web.pages.selectors import (
+    ALL_BARS,
+    BARS,
+    DEFAULT_ROWS,
+    MAX_BARS,
+    MAX_ROWS,
+    bar_limit,
+    rank_choices,
+    row_limit,
+    whole_number,
+    word,
+)
 
 DIFF, SETTING = "diff_", "set."
+ONLY_SHOWN = ("limit", "chart", "bars")  # fields that change what a page shows of the values, not the values
+YES_OR_NO = {"yes or no": [("true", "yes"), ("false", "no")]}
+COMPATS, NO_COMPAT = {"plugin": "TensorBoard plug-in", "hta": "HTA"}, "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewChoice:
-    """What of a view is asked for. rank and step: empty for all; base: the id of the traces to compare with."""
+    """What of a view is asked for.
+
+    rank and step: empty for all; base: the id of the traces to compare with; compat: the tool whose figures the view
+    reproduces, or empty. chart: the column that the chart is of, or empty for its usual ones; bars: how many it has.
+    """
 
     name: str
     trace_id: str
     rank: str
     step: str
     base: str
+    compat: str
     settings: tuple[tuple[str, str], ...]
     limit: int
+    chart: str
+    bars: int
 
     @property
     def compares(self) -> bool:
@@ -36,14 +57,13 @@ class ViewChoice:
 
 def view_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The page of a view. Raises WebError, and the client's errors."""
-    view, choice = _view(context, name), _choice(request, trace_id, name)
+    view = _view(context, name)
+    choice = _choice(request, trace_id, view)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ranks
     if ranks.documents and (choice.base or not choice.compares):
         asked = ask(lambda: _documents(context, choice, WAIT_S))
     document = asked.documents[0] if asked.documents and asked is not ranks else None
-    set_to = dict(choice.settings)
-    options = [{**option, "value": set_to.get(option["name"], "")} for option in view["options"]]
     return render(
         "view.html",
         context,
@@ -51,7 +71,8 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         session,
         id=trace_id,
         name=context.name(trace_id),
-        view={**view, "options": options},
+        view=view,
+        options=_options(view, choice),
         ranks=rank_choices(ranks.documents),
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],
@@ -59,34 +80,40 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         bases=baselines(context, trace_id),
         base=choice.base,
         base_name=context.name(choice.base),
+        compats=[(tool, COMPATS[tool]) for tool in view["compat"]],
+        compat=choice.compat,
+        charts=view["charts"],
+        chart=choice.chart,
+        bar_counts=_bar_counts(document),
+        bars=request.first("bars"),
+        bar_limit=choice.bars,
         compares=choice.compares,
         limit=choice.limit,
         asked=asked,
         document=document,
         command=_command(context, choice),
-        json=data_address(request, without=("limit",)),
-        csv=data_address(request, without=("limit",), suffix=".csv"),
+        json=data_address(request, without=ONLY_SHOWN),
+        csv=data_address(request, without=ONLY_SHOWN, suffix=".csv"),
         headers=asked.headers,
     )
 
 
 def view_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The result as `kinetoctl report -o json` prints it. Raises WebError, AnalysisFailed and the client's errors."""
-    _view(context, name)
-    choice = _choice(request, trace_id, name, MAX_ROWS)
+    choice = _choice(request, trace_id, _view(context, name), MAX_ROWS)
     return results_answer(_documents(context, choice, context.settings.timeout_s))
 
 
 def view_csv(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The result as `kinetoctl report -o csv` prints it. Raises WebError, AnalysisFailed and the client's errors."""
-    _view(context, name)
-    choice = _choice(request, trace_id, name)
+    choice = _choice(request, trace_id, _view(context, name))
     job = {
         "job": "csv",
         "name": name,
         "rank": int(choice.rank) if choice.rank else None,
         "step": choice.step,
         "settings": choice.settings,
+        "compat": choice.compat or NO_COMPAT,
     }
     base = choice.base if choice.compares else ""
     return csv_answer(context.answer(trace_id, job, base=base, wait_s=context.settings.timeout_s), name)
@@ -99,19 +126,22 @@ def _view(context: PageContext, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _choice(request: WebRequest, trace_id: str, name: str, rows: int = DEFAULT_ROWS) -> ViewChoice:
-    """Raises WebError for numbers that are none."""
+def _choice(request: WebRequest, trace_id: str, view: Mapping[str, Any], rows: int = DEFAULT_ROWS) -> ViewChoice:
+    """Raises WebError for numbers that are none, and words that there are not."""
     settings = tuple(
         (key.removeprefix(SETTING), value) for key, value in request.query if key.startswith(SETTING) and value
     )
     return ViewChoice(
-        name=name,
+        name=view["name"],
         trace_id=trace_id,
         rank=whole_number(request, "rank"),
         step=request.first("step"),
         base=request.first("base"),
+        compat=word(request, "compat", view["compat"]),
         settings=settings,
         limit=row_limit(request, rows),
+        chart=word(request, "chart", [name for name, _ in view["charts"]]),
+        bars=bar_limit(request),
     )
 
 
@@ -125,8 +155,31 @@ def _documents(context: PageContext, choice: ViewChoice, wait_s: float) -> Seque
         rank=int(choice.rank) if choice.rank else None,
         step=choice.step,
         settings=choice.settings,
+        compat=choice.compat or NO_COMPAT,
         limit=choice.limit,
+        chart=choice.chart,
+        bars=choice.bars,
     )
+
+
+def _options(view: Mapping[str, Any], choice: ViewChoice) -> list[dict[str, Any]]:
+    """The view's options with their values, and with what they can be set to, if that is one of a few words."""
+    set_to = dict(choice.settings)
+    return [
+        {
+            **option,
+            "value": set_to.get(option["name"], ""),
+            "choices": [(each, each) for each in option["words"]] or YES_OR_NO.get(option["type"], []),
+        }
+        for option in view["options"]
+    ]
+
+
+def _bar_counts(document: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The numbers of bars that can be chosen for a chart; none for one that shows all of them anyway."""
+    count = document["bars"] if document else 0
+    fewer = [(str(number), str(number)) for number in BARS[1:] if number < count]
+    return [*fewer, (ALL_BARS, f"all {count}" if count <= MAX_BARS else f"{MAX_BARS:,}")] if count > BARS[0] else []
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
@@ -136,5 +189,6 @@ def _command(context: PageContext, choice: ViewChoice) -> str:
         return context.command(
             "diff", "--by", by, context.name(choice.base) or "BASELINE", context.name(choice.trace_id)
         )
-    settings = [word for name, value in choice.settings for word in ("--set", f"{name}={value}")]
-    return context.command("report", "--view", choice.name, *settings, context.name(choice.trace_id))
+    settings = [part for name, value in choice.settings for part in ("--set", f"{name}={value}")]
+    compat = ["--compat", choice.compat] if choice.compat else []
+    return context.command("report", "--view", choice.name, *compat, *settings, context.name(choice.trace_id))
