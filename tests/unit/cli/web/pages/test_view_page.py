@@ -16,7 +16,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("views")
     for name in ("model", "before"):
         save_columns(model_trace(), folder / f"{name}.kineto")
-    with browsing([folder / "model.kineto", write_lightning(folder / "lightning.json"), folder / "before.kineto"]) as it:
+    with browsing(
+        [folder / "model.kineto", write_lightning(folder / "lightning.json"), folder / "before.kineto"]
+    ) as it:
         yield it
 
 
