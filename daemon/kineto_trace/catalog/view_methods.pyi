@@ -1256,7 +1256,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        group_by: Literal["name", "name+shape"] = "name",
+        group_by: Literal["name", "name+shape", "type"] = "name",
         stacks: bool = False,
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
@@ -1270,7 +1270,9 @@ class Views:
         work, those with the most host_self_us, and the figures of the GPU are missing.
 
         Options:
-        - group_by: "name", or "name+shape" for one row per distinct input shapes.
+        - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
+          matrix products, told by the names of PyTorch's operators (nodes of the backward pass are of the kind that they
+          are for).
         - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
           functions; operators without a stack have a row of their own.
 
@@ -1279,10 +1281,10 @@ class Views:
         Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
         inside its only namesake is not counted. The plug-in's list of names decides which kernels use tensor cores. Only
         recorded call stacks count; with `stacks`, operators without one are left out. Data loading, optimizer steps and
-        DDP's forward are not operators.
+        DDP's forward are not operators. There is no cumulative share.
 
         Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
-        host_total_us, device_self_pct, host_self_pct, tensor_core_eligible, tensor_core_self_pct,
+        host_total_us, device_self_pct, host_self_pct, cumulative_pct, tensor_core_eligible, tensor_core_self_pct,
         tensor_core_total_pct, call_stack.
         """
 

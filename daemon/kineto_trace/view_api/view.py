@@ -108,9 +108,9 @@ class View:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
 
-    def option_type(self, name: str) -> Any:
+    def option_type(self, name: str, compat: Compat = Compat.NONE) -> Any:
         """Returns the type of an option, from the signature of the view's function. Raises KeyError."""
-        for function in filter(None, (self.function, self.reduce)):
+        for function in filter(None, (*self._functions(compat), self.function, self.reduce)):
             if name in inspect.signature(function).parameters:
                 return get_type_hints(function).get(name, type(self.options[name]))
         raise KeyError(name)
@@ -183,7 +183,7 @@ class View:
             known = ", ".join(sorted(self.compat)) or "none"
             raise ViewError(f"view {self.name} cannot reproduce the figures of {compat}; it supports: {known}")
         for name, value in options.items():
-            kind = self.option_type(name)
+            kind = self.option_type(name, compat)
             if not accepts(kind, value):
                 known = ", ".join(option_words(kind))
                 raise ViewError(f"view {self.name}: {name}={value!r} is not valid; use one of {known}")

@@ -62,6 +62,19 @@ def test_lists_of_values_and_figures_of_another_tool_are_chosen_on_the_page(
     assert tab.problems == []
 
 
+def test_operators_are_grouped_by_kind_of_work_with_cumulative_shares(
+    new_tab: Any, server: Browser, ids: list[str]
+) -> None:
+    tab = opened(new_tab, server, f"/c/{ids[0]}/view/operators")
+    tab.page.get_by_label("Group by").select_option("type")
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.wait_for_url("**set.group_by=type**")
+    tab.page.locator("tbody tr").first.wait_for()
+    assert tab.page.locator("tbody tr td:nth-child(2)").all_inner_texts() == ["matrix product", "other"]
+    assert tab.page.get_by_role("button", name="Cumulative").count() == 1
+    assert tab.problems == []
+
+
 def test_another_column_and_more_bars_are_drawn(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = opened(new_tab, server, f"/c/{ids[0]}/view/operators")
     assert tab.page.locator(".chart-row svg").count() == 24
