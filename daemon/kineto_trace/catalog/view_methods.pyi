@@ -596,7 +596,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        of: Literal["python", "ops", "kernels"] = "ops",
+        of: Literal["python", "ops", "kernels", "modules", "modules_gpu"] = "ops",
         thread: int | None = None,
         step: int | None = None,
         idle: bool = False,
@@ -611,7 +611,7 @@ class Views:
         Options:
         - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
           line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
-          launched it.
+          launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
         - thread: id of the only thread of interest; of kernels, the one that launched them.
         - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
         - idle: count samples in which a thread was idle, too.

@@ -16,32 +16,38 @@ from kineto_trace.kernel_traits.kernel_types import COMMUNICATION_OP, DATA_LOADI
 from kineto_trace.model.context import Context
 
 OTHER = "other"
-_ELEMENTWISE = frozenset(
-    """abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
-    bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip conj_physical copysign cos cosh
-    deg2rad digamma div elu eq equal erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac
-    frexp gcd ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 igamma igammac isfinite isinf
-    isnan isneginf isposinf lcm ldexp le leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2
-    logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mish mul mvlgamma nan_to_num ne
-    neg nextafter polygamma positive pow prelu rad2deg reciprocal relu relu6 remainder round rrelu rsqrt rsub selu sgn
-    sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square sub tan tanh threshold true_divide trunc
-    where xlogy""".split()
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ELEMENTWISE = _words(
+    """abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip
+    conj_physical copysign cos cosh deg2rad digamma div elu eq equal erf erfc erfinv exp exp2 expm1 float_power
+    floor floor_divide fmax fmin fmod frac frexp gcd ge gelu glu gt hardshrink hardsigmoid hardswish hardtanh
+    heaviside hypot i0 igamma igammac isfinite isinf isnan isneginf isposinf lcm ldexp le leaky_relu lerp lgamma
+    log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
+    lt masked_fill maximum minimum mish mul mvlgamma nan_to_num ne neg nextafter polygamma positive pow prelu
+    rad2deg reciprocal relu relu6 remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc
+    sinh softplus softshrink sqrt square sub tan tanh threshold true_divide trunc where xlogy"""
 )
-_REDUCTIONS = frozenset(
-    """all amax amin aminmax any argmax argmin count_nonzero cumprod cumsum linalg_vector_norm logcumsumexp logsumexp
-    max mean median min nanmean nansum norm prod std std_mean sum var var_mean""".split()
+_REDUCTIONS = _words(
+    """all amax amin aminmax any argmax argmin count_nonzero cumprod cumsum linalg_vector_norm logcumsumexp
+    logsumexp max mean median min nanmean nansum norm prod std std_mean sum var var_mean"""
 )
-_VIEWS = frozenset(
-    """_reshape_alias _unsafe_view alias as_strided broadcast_to chunk conj detach diagonal expand expand_as flatten
-    imag lift_fresh movedim narrow permute real reshape reshape_as select slice split split_with_sizes squeeze
-    swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view view_as view_as_complex
-    view_as_real""".split()
+_VIEWS = _words(
+    """_reshape_alias _unsafe_view alias as_strided broadcast_to chunk conj detach diagonal expand expand_as
+    flatten imag lift_fresh movedim narrow permute real reshape reshape_as select slice split split_with_sizes
+    squeeze swapaxes t tensor_split transpose unbind unflatten unfold unsqueeze view view_as view_as_complex
+    view_as_real"""
 )
-_COPIES = frozenset(
+_COPIES = _words(
     """_copy_from _to_copy arange cat clone concat contiguous copy diagonal_backward empty empty_like empty_strided
-    fill flip full full_like new_empty new_full new_zeros new_ones ones ones_like pad constant_pad_nd pin_memory repeat
-    repeat_interleave resize roll scalar_tensor select_backward set slice_backward stack to tril triu unfold_backward
-    zero zeros zeros_like item _local_scalar_dense""".split()
+    fill flip full full_like new_empty new_full new_zeros new_ones ones ones_like pad constant_pad_nd pin_memory
+    repeat repeat_interleave resize roll scalar_tensor select_backward set slice_backward stack to tril triu
+    unfold_backward zero zeros zeros_like item _local_scalar_dense"""
 )
 _BY_NAME = (  # of the whole name
     ("communication", re.compile(rf"{COMMUNICATION_OP.pattern}|^_?c10d|^record_param_comms$|^symm_mem::")),

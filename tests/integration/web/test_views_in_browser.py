@@ -137,6 +137,21 @@ def test_without_scripts_all_rows_of_a_tree_are_shown(new_tab: Any, server: Brow
     assert tab.page.locator("tbody button").count() == 0
 
 
+def test_a_flame_graph_of_modules_is_chosen_and_zoomed(new_tab: Any, server: Browser, ids: list[str]) -> None:
+    tab = opened(new_tab, server, f"/c/{ids[0]}/flame")
+    tab.page.get_by_role("combobox", name="Of").select_option("modules_gpu")
+    tab.page.get_by_role("button", name="Show").click()
+    tab.page.wait_for_url("**of=modules_gpu**")
+    frame = tab.page.locator(".flame .module", has_text="Head_0").first
+    frame.hover()
+    assert "Head_0: " in tab.page.locator("#flame-about").inner_text()
+    frame.click()
+    tab.page.wait_for_url("**root=*")
+    tab.page.get_by_role("link", name="Whole graph").wait_for()
+    assert "Head_0" in tab.page.locator("main .crumbs").last.inner_text()
+    assert tab.problems == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_of_trees_are_accessible_and_fit_a_phone(
     new_tab: Any, server: Browser, ids: list[str], axe: str, scheme: str

@@ -11,6 +11,7 @@ from kineto_trace.analysis.flame.flame_folding import find, folded, keys
 from kineto_trace.analysis.flame.flame_functions import FunctionTotals, callees, callers, function_totals
 from kineto_trace.analysis.flame.flame_nodes import FlameKind, FlameNode
 from kineto_trace.analysis.flame.flame_profiles import (
+    GPU_SUBJECTS,
     SECOND,
     STEP,
     FlameChoice,
@@ -151,7 +152,7 @@ def _drawn(
     notes = []
     if request.order is FlameOrder.TIME:
         profile = timed_profile(context, request.choice)
-        placed = request.choice.of is not FlameSubject.KERNELS
+        placed = request.choice.of not in GPU_SUBJECTS
         texts = FrameTexts(whole=0, unit=profile.unit, periods=1.0, per="")
         tree = timed_tree(profile.calls, profile.start if placed else None)
         notes.append(TIMED if placed else LAUNCHED)

@@ -9,6 +9,7 @@ from kineto_trace.analysis.flame.flame_nodes import NS, FlameNode
 from kineto_trace.analysis.flame.flame_profiles import FlameChoice, FlameSubject, merged_profile
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, merged_tree
 from kineto_trace.model.context import Context
+from kineto_trace.structure.module_calls import NO_MODULES
 from kineto_trace.structure.stacks.call_forests import StackKind
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -18,6 +19,8 @@ NOTHING_OF = {
     FlameSubject.PYTHON: "the trace has no Python calls and no samples of Python stacks",
     FlameSubject.OPS: "the trace has no operators and no annotations",
     FlameSubject.KERNELS: "the trace has no GPU work",
+    FlameSubject.MODULES: NO_MODULES,
+    FlameSubject.MODULES_GPU: f"no GPU work was launched in modules; if there are none: {NO_MODULES}",
 }
 
 
@@ -25,8 +28,8 @@ NOTHING_OF = {
     "flame_graph",
     columns(
         ("stack", "texts", "", "frames from the outermost to the innermost one; the first is the thread"),
-        ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, or kernel"),
-        ("kind", "text", "", "what it is: function, annotation, operator, gpu, waiting (for the GIL) or idle"),
+        ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, module or kernel"),
+        ("kind", "text", "", "what it is: function, annotation, operator, module, gpu, waiting (for the GIL) or idle"),
         ("self_us", "float", "us", "time in which the stack was exactly this; missing if only samples are known"),
         ("self_pct", "float", "%", "share of the time or samples of all stacks"),
         ("samples", "int", "", "samples with exactly this stack, if the time between two samples is not known"),
@@ -50,7 +53,7 @@ def flame_graph(
     Options:
     - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
       line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
-      launched it.
+      launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
     - thread: id of the only thread of interest; of kernels, the one that launched them.
     - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
     - idle: count samples in which a thread was idle, too.

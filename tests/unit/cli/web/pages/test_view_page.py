@@ -9,6 +9,7 @@ from kineto_trace.html.view_charts import MAX_BARS
 from kineto_trace.store.parquet_folder import save_columns
 from support.service.web import Browser, browsing
 from support.trace_files.model_traces import LAYERS, model_trace, write_lightning
+from support.trace_files.traces import trace
 
 
 @pytest.fixture(scope="module")
@@ -16,15 +17,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("views")
     for name in ("model", "before"):
         save_columns(model_trace(), folder / f"{name}.kineto")
-    with browsing(
-        [folder / "model.kineto", write_lightning(folder / "lightning.json"), folder / "before.kineto"]
-    ) as it:
-        yield it
+    save_columns(trace({"kernel": [{"name": "gemm", "duration": 5}]}), folder / "bare.kineto")
+    lightning = write_lightning(folder / "lightning.json")
+    with browsing([folder / "model.kineto", lightning, folder / "before.kineto", folder / "bare.kineto"]) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def ids(browser: Browser) -> list[str]:
-    """Of the model, the trace of Lightning and the model's baseline."""
+    """Of the model, the trace of Lightning, the model's baseline and a trace of one kernel."""
     return re.findall(r'href="/c/(\w+)"', browser.ask("/").text)
 
 
@@ -106,6 +107,29 @@ def test_as_many_bars_are_drawn_as_are_asked_for(browser: Browser, ids: list[str
         page = browser.shown(f"{address}?{query}").text
         assert (len(bars(page)), "bars.</p>" in page) == (drawn, drawn < count)
     assert options(browser.shown(f"/c/{ids[1]}/view/modules").text, "bars") == []
+
+
+@pytest.mark.parametrize(("of", "total"), [("modules", 34_000), ("modules_gpu", 965_000)])
+@pytest.mark.parametrize("order", ["merged", "time", "sandwich"])
+def test_a_flame_graph_of_modules_alone_is_of_their_host_or_gpu_time(
+    browser: Browser, ids: list[str], of: str, total: int, order: str
+) -> None:
+    page = browser.shown(f"/c/{ids[0]}/flame?of={of}&order={order}").text
+    assert "Encoder_0" in page and "aten::" not in page and 'frame module"' in page
+    assert f"--set of={of}" in page
+    tree = json.loads(browser.ask(f"/c/{ids[0]}/flame.json?of={of}").text)["tree"][0]
+    assert tree["total"] == total
+    (net,) = tree["children"][0]["children"]
+    assert (net["name"], {each["name"] for each in net["children"]}) == ("Net_0", {"Encoder_0", "Head_0"})
+
+
+def test_two_flame_graphs_of_modules_are_compared_by_module(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/flame?of=modules_gpu&base={ids[2]}").text
+    assert "diff --by modules " in page and "Encoder_0" in page
+
+
+def test_a_trace_without_modules_says_what_records_them(browser: Browser, ids: list[str]) -> None:
+    assert "record with with_modules=True" in browser.shown(f"/c/{ids[3]}/flame?of=modules").text
 
 
 def test_what_a_page_draws_does_not_change_the_values_behind_it(browser: Browser, ids: list[str]) -> None:
