@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kineto_trace.store.parquet_folder import save_columns
 from support.service.hostile_trace import write_hostile
+from support.service.model_traces import LAYERS, model_trace, write_lightning
 from support.service.web import Browser, browsing
-from support.trace_files.model_traces import LAYERS, model_trace, write_lightning
 
 pytestmark = pytest.mark.slow
 

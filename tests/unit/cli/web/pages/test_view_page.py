@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from kineto_trace.html.view_charts import MAX_BARS
 from kineto_trace.store.parquet_folder import save_columns
+from support.service.model_traces import LAYERS, model_trace, write_lightning
 from support.service.web import Browser, browsing
-from support.trace_files.model_traces import LAYERS, model_trace, write_lightning
 from support.trace_files.traces import trace
 
 
