@@ -3,6 +3,7 @@
 import json
 import types
 from collections.abc import Sequence
+from enum import EnumType
 from inspect import Parameter
 from pathlib import Path
 from textwrap import fill, indent
@@ -10,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.catalog.view_methods import Sources, Views, docstring, signature
+from kineto_trace.view_api.option_words import option_words
 from kineto_trace.view_api.view import View
 
 PATH = Path(__file__).parents[1] / "daemon/kineto_trace/catalog/view_methods.pyi"
@@ -46,8 +48,8 @@ def kind_text(kind: Any) -> str:
     """The source text of a type."""
     if kind is Sources:
         return "Sources"
-    if get_origin(kind) is Literal:
-        return f"Literal[{', '.join(map(value_text, get_args(kind)))}]"
+    if get_origin(kind) is Literal or isinstance(kind, EnumType):
+        return f"Literal[{', '.join(map(value_text, option_words(kind)))}]"
     if get_origin(kind) in (Union, types.UnionType):
         return " | ".join(map(kind_text, get_args(kind)))
     if get_origin(kind) in (Sequence, tuple):

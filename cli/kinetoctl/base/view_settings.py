@@ -2,8 +2,9 @@
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from kineto_trace.view_api.option_words import option_words
 
 from kinetoctl.errors import WrongAnalysis
 
@@ -54,23 +55,15 @@ def type_text(kind: Any) -> str:
     plain = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
     if kind in plain:
         return plain[kind]
-    choices = _choices(kind)
-    if choices:
-        return "one of " + ", ".join(choices)
+    words = option_words(kind)
+    if words:
+        return "one of " + ", ".join(words) + (", or none" if type(None) in get_args(kind) else "")
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join("none" if part is type(None) else type_text(part) for part in get_args(kind))
     if _is_list(kind):
         inner = next(iter(get_args(kind)), str)
         return f"{type_text(inner)}, or several with commas"
     return "a text"
-
-
-def _choices(kind: Any) -> dict[str, Any]:
-    if get_origin(kind) is Literal:
-        return {str(value): value for value in get_args(kind)}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return {str(member.value): member for member in kind}
-    return {}
 
 
 def _is_list(kind: Any) -> bool:
@@ -82,13 +75,13 @@ def _parsed(kind: Any, text: str) -> Any:
     parsers: Mapping[Any, Callable[[str], Any]] = {int: int, float: float, str: str, bool: _yes_or_no}
     if kind in parsers:
         return parsers[kind](text)
-    choices = _choices(kind)
-    if choices:
-        if text not in choices:
-            raise ValueError(text)
-        return choices[text]
     if get_origin(kind) in (Union, types.UnionType):
         return _one_of(get_args(kind), text)
+    words = option_words(kind)
+    if words:
+        if text not in words:
+            raise ValueError(text)
+        return words[text]
     if _is_list(kind):
         inner = next((part for part in get_args(kind) if part is not Ellipsis), str)
         return [_parsed(inner, part.strip()) for part in text.split(",") if part.strip()]

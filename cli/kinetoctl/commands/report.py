@@ -97,6 +97,19 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     ]
 
 
+def _complete_setting(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[Any]:
+    """Options of the views so far, and the words of one that takes a few."""
+    from click.shell_completion import CompletionItem
+    from kineto_trace.catalog.view_catalog import VIEWS
+    from kineto_trace.view_api.option_words import option_words
+
+    views = [VIEWS[name] for name in ctx.params.get("views") or () if name in VIEWS]
+    name, separator, _ = incomplete.partition("=")
+    kinds = {option: view.option_type(option) for view in views for option in view.options}
+    offered = [f"{name}={word}" for word in option_words(kinds.get(name))] if separator else [f"{n}=" for n in kinds]
+    return [CompletionItem(text) for text in offered if text.startswith(incomplete)]
+
+
 @click.command("report")
 @traces_argument
 @click.option(
@@ -119,6 +132,7 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
     "settings",
     type=SETTING,
     multiple=True,
+    shell_complete=_complete_setting,
     help="Set an option of the views, or of one of them with VIEW.NAME=VALUE; repeatable.",
 )
 @click.option(

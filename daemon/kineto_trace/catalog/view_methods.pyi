@@ -100,9 +100,9 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
-        sizes: str = "exact",
-        groups: str = "alike",
+        align: Literal["auto", "clock", "collectives"] = "auto",
+        sizes: Literal["exact", "log2", "all"] = "exact",
+        groups: Literal["alike", "each"] = "alike",
         executor: Executor | None = None,
     ) -> Result:
         """The collectives of the view `collectives` grouped by kind, process group, size and type.
@@ -125,7 +125,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         executor: Executor | None = None,
     ) -> Result:
         """Every collective of NCCL or RCCL over all ranks, in order of time.
@@ -314,7 +314,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        device: str = "all",
+        device: Literal["all", "cpu", "gpu"] = "all",
         step: int | None = None,
         short_names: bool = False,
         compat: Literal["none", "hta"] = "none",
@@ -546,7 +546,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -647,7 +647,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        of: str = "ops",
+        of: Literal["python", "ops", "kernels", "modules", "modules_gpu"] = "ops",
         thread: int | None = None,
         step: int | None = None,
         idle: bool = False,
@@ -662,7 +662,7 @@ class Views:
         Options:
         - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
           line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
-          launched it.
+          launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
         - thread: id of the only thread of interest; of kernels, the one that launched them.
         - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
         - idle: count samples in which a thread was idle, too.
@@ -723,7 +723,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        on: str = "gpu",
+        on: Literal["gpu", "cpu"] = "gpu",
         duration_ratio: float = 0.8,
         num_kernels: int = 1000,
         allowlist: Sequence[str] = (),
@@ -873,7 +873,7 @@ class Views:
         sources: Sources,
         *,
         limit: int = 100,
-        cause: str = "",
+        cause: Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"] | None = None,
         executor: Executor | None = None,
     ) -> Result:
         """The longest gaps of all GPUs, each with its cause and what the host did.
@@ -1307,7 +1307,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        group_by: str = "name",
+        group_by: Literal["name", "name+shape", "type"] = "name",
         stacks: bool = False,
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
@@ -1321,7 +1321,9 @@ class Views:
         work, those with the most host_self_us, and the figures of the GPU are missing.
 
         Options:
-        - group_by: "name", or "name+shape" for one row per distinct input shapes.
+        - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
+          matrix products, told by the names of PyTorch's operators (nodes of the backward pass are of the kind that they
+          are for).
         - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
           functions; operators without a stack have a row of their own.
 
@@ -1330,10 +1332,10 @@ class Views:
         Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
         inside its only namesake is not counted. The plug-in's list of names decides which kernels use tensor cores. Only
         recorded call stacks count; with `stacks`, operators without one are left out. Data loading, optimizer steps and
-        DDP's forward are not operators.
+        DDP's forward are not operators. There is no cumulative share.
 
         Columns: rank, name, input_shape, calls, device_self_us, device_total_us, host_self_us, host_exclusive_us,
-        host_total_us, device_self_pct, host_self_pct, tensor_core_eligible, tensor_core_self_pct,
+        host_total_us, device_self_pct, host_self_pct, cumulative_pct, tensor_core_eligible, tensor_core_self_pct,
         tensor_core_total_pct, call_stack.
         """
 
@@ -1341,7 +1343,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        step_ends: str = "host",
+        step_ends: Literal["host", "device"] = "host",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -1397,7 +1399,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        by: str = "line",
+        by: Literal["function", "line"] = "line",
         thread: str = "",
         idle: bool = True,
         executor: Executor | None = None,
@@ -1638,7 +1640,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        step_ends: str = "host",
+        step_ends: Literal["host", "device"] = "host",
         compat: Literal["none", "plugin"] = "none",
         executor: Executor | None = None,
     ) -> Result:
@@ -1706,7 +1708,7 @@ class Views:
         *,
         steps: int | str | Sequence[int] | None = None,
         num_candidates: int = 2,
-        align: str = "auto",
+        align: Literal["auto", "clock", "collectives"] = "auto",
         compat: Literal["none", "hta"] = "none",
         executor: Executor | None = None,
     ) -> Result:

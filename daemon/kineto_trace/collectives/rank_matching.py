@@ -14,7 +14,7 @@ Theory of operation
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,13 @@ from kineto_trace.collectives.rank_clocks import (
     clock_of,
     listed,
 )
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import calls, gpu, steps
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-ALIGNMENTS = ("auto", "clock", "collectives")
+AlignBy = Literal["auto", "clock", "collectives"]
 _METHODS = {
     "given": "as they were given",
     "trace": "by the offsets that were measured",
@@ -135,10 +134,8 @@ def _computing(context: Context, device: Ints, start: Ints, end: Ints) -> Ints:
     return covered
 
 
-def match(partials: Sequence[tuple[int, RankCollectives]], by: str = "auto") -> Matched:
-    """Matches the collectives of all ranks and aligns clocks by one of ALIGNMENTS. Raises ViewError."""
-    if by not in ALIGNMENTS:
-        raise ViewError(f"option align: {by!r} is not valid; expected one of {', '.join(ALIGNMENTS)}")
+def match(partials: Sequence[tuple[int, RankCollectives]], by: AlignBy = "auto") -> Matched:
+    """Matches the collectives of all ranks and aligns their clocks."""
     ranks = [rank for rank, _ in partials]
     numbers: dict[CollectiveDescription, int] = {}
     own = [np.array([numbers.setdefault(d, len(numbers)) for d in part.descriptions], np.int64) for _, part in partials]

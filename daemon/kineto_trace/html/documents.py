@@ -1,11 +1,12 @@
 """Results as plain values that templates show: a document for each result, and the columns of its table as texts.
 
 A document is what `kinetoctl report -o json` prints of a view, {"rows", "columns", "notes"} and, if it failed,
-"failure", with {"view", "total": how many rows there are, "chart": HTML} beside it.
+"failure", with {"view", "total": how many rows there are, "chart": HTML, "bars": how many a chart of all would have}
+beside it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import floor, isfinite, log10
 from typing import Any
@@ -17,6 +18,11 @@ from kineto_trace.view_api.column_units import scaled_unit
 from kineto_trace.view_api.result_columns import ResultColumn
 
 Document = Mapping[str, Any]
+# Views whose rows are a tree, each below the row that has it: the column to indent, its depth, and what repeats both.
+TREES: Mapping[str, tuple[str, str, str]] = {
+    "modules": ("name", "depth", "path"),
+    "call_tree": ("name", "depth", "path"),
+}
 MAX_ITEMS = 64  # of a list
 LONG = 40  # characters
 SHORT_NAMES = frozenset({"cause", "finding"})  # columns that hold our own names: charts say them in words, too
@@ -60,13 +66,28 @@ def titles(columns: Sequence[Mapping[str, Any]]) -> list[str]:
     return [title[:1].upper() + title[1:] for title in told]
 
 
+def tree_levels(shown: Document) -> list[int]:
+    """The depth of each row, 0 for the outermost ones, if the rows are a tree; else nothing."""
+    if shown["view"] not in TREES:
+        return []
+    levels = [row[TREES[shown["view"]][1]] for row in shown["rows"]]
+    below = all(level <= before + 1 for before, level in zip([-1, *levels], levels, strict=False))
+    return levels if below and max(levels, default=0) else []
+
+
 def table_columns(shown: Document, without: Collection[str] = ()) -> list[TableColumn]:
-    """The columns of a document that have a value in one of its rows, without those of these names."""
+    """The columns of a document that have a value in one of its rows, without those of these names.
+
+    Of a tree, one column has the kind "branch"; its place says what the depth and the path do.
+    """
     found = []
+    branch, *repeated = TREES[shown["view"]] if tree_levels(shown) else [""]
+    without = {*without, *repeated}
     for column, title in zip(shown["columns"], titles(shown["columns"]), strict=True):
         values = [row[column["name"]] for row in shown["rows"]]
         if column["name"] not in without and any(value is not None and value != [] for value in values):
-            found.append(_column(ResultColumn(**column), title, values))
+            made = _column(ResultColumn(**column), title, values)
+            found.append(replace(made, kind="branch") if made.name == branch else made)
     return found
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kineto_trace.html.view_charts import chart
+from kineto_trace.html.view_charts import MAX_BARS, bar_count, chart
 from kineto_trace.view_api.result import Result
 
 
@@ -21,12 +21,18 @@ def document(result: Result, limit: int) -> dict[str, Any]:
     }
 
 
-def page_parts(result: Result, drawn: Markup | None = None) -> dict[str, Any]:
-    """What pages show of a result beside its rows. drawn: instead of the view's own chart."""
+def page_parts(
+    result: Result, drawn: Markup | None = None, *, column: str = "", bars: int = MAX_BARS
+) -> dict[str, Any]:
+    """What pages show of a result beside its rows.
+
+    drawn: instead of the view's own chart, for which column and bars are those of `chart`.
+    """
     if drawn is None:
-        drawn = Markup("") if result.failure else chart(result)
+        drawn = Markup("") if result.failure else chart(result, column, bars)
     return {
         "view": result.view,
         "total": len(result),
         "chart": str(drawn),
+        "bars": bar_count(result),
     }

@@ -4,7 +4,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from kineto_trace.base.visible_text import visible
 from kineto_trace.html.charts import figure
-from kineto_trace.html.documents import table_columns, titles, unit_text
+from kineto_trace.html.documents import table_columns, titles, tree_levels, unit_text
 from kineto_trace.html.view_heads import view_sentence, view_title
 
 
@@ -22,6 +22,7 @@ def environment(*loaders: BaseLoader) -> Environment:
         table_columns=table_columns,
         title=view_title,
         titles=titles,
+        tree_levels=tree_levels,
         unit=unit_text,
         view_sentence=view_sentence,
         visible=visible,

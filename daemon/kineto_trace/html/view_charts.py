@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from kineto_trace.analysis.diff.diff_views import NOISE
@@ -21,7 +22,7 @@ from kineto_trace.html.charts import (
     stacked_bars,
 )
 from kineto_trace.view_api.column_units import scaled_unit
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedParts, Pairs, Parts, Spread, with_bars_of
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.shape_values import (
     OTHERS,
@@ -43,17 +44,38 @@ MAX_BARS = 24
 MAX_CHARTS = 8  # of values over time
 MAX_POINTS = 2000
 BINS = 40
+_STEP = "step"
 
 
-def chart(result: ResultData) -> Markup:
-    """Draws a result; empty if it has no rows, or its view no shape."""
+def chart(result: ResultData, column: str = "", bars: int = MAX_BARS) -> Markup:
+    """Draws a result with as many bars; empty if it has no rows, or its view no shape.
+
+    column: one of bar_columns, which the bars are of. The longest ones come first then, unless they are steps.
+    """
     shape = SHAPES.get(result.view)
-    if shape is None and len(result):
-        return _compared(result, compared_pairs(result))
-    return _DRAW[type(shape)](result, shape) if shape is not None and len(result) else Markup("")
+    if not len(result):
+        return Markup("")
+    if shape is None:
+        return _compared(result, compared_pairs(result), bars)
+    if not column or not isinstance(shape, Parts):
+        return _DRAW[type(shape)](result, shape, bars)
+    rows = drawn_rows(result, shape)
+    if _STEP not in shape.label:
+        rows = rows[np.argsort(-np.nan_to_num(numbers(result, column)[rows]), kind="stable")]
+    return _bars(result, with_bars_of(shape, column), rows[:bars])
 
 
-def _curve(result: ResultData, shape: Curve) -> Markup:
+def bar_count(result: ResultData) -> int:
+    """Returns how many bars or boxes the chart of a result has if all are drawn; 0 for other charts."""
+    shape = SHAPES.get(result.view)
+    if isinstance(shape, Parts):
+        return len(drawn_rows(result, shape)) if len(result) else 0
+    if isinstance(shape, NamedParts):
+        return len(groups(result, shape.label)) if len(result) else 0
+    return len(result) if isinstance(shape, Spread) else 0
+
+
+def _curve(result: ResultData, shape: Curve, _: int) -> Markup:
     """Draws a chart for each of the first places; of long ones, every n-th moment."""
     times = moments(result, shape.moment)
     factor, unit = scale(result, shape.values)
@@ -68,21 +90,24 @@ def _curve(result: ResultData, shape: Curve) -> Markup:
     return charts
 
 
-def _parts(result: ResultData, shape: Parts) -> Markup:
-    rows = drawn_rows(result, shape)[:MAX_BARS]
+def _parts(result: ResultData, shape: Parts, bars: int) -> Markup:
+    return _bars(result, shape, drawn_rows(result, shape)[:bars])
+
+
+def _bars(result: ResultData, shape: Parts, rows: npt.NDArray[np.int64]) -> Markup:
     names = labels(result, shape.label)
     return _stacked([names[row] for row in rows], parts(result, shape, rows), scale(result, shape.values))
 
 
-def _named_parts(result: ResultData, shape: NamedParts) -> Markup:
+def _named_parts(result: ResultData, shape: NamedParts, bars: int) -> Markup:
     """Draws the longest parts in colours of their own, and the rest together."""
-    bars = dict(list(groups(result, shape.label).items())[:MAX_BARS])
-    found = named_parts(result, shape, list(bars.values()))
+    drawn = dict(list(groups(result, shape.label).items())[:bars])
+    found = named_parts(result, shape, list(drawn.values()))
     if len(found) > SERIES:
         longest = sorted((name for name in found if name != OTHERS), key=lambda name: -found[name].sum())
         rest = [values for name, values in found.items() if name not in longest[: SERIES - 1]]
         found = {**{name: found[name] for name in longest[: SERIES - 1]}, OTHERS: np.sum(rest, axis=0)}
-    return _stacked(list(bars), found, scale(result, [shape.value]))
+    return _stacked(list(drawn), found, scale(result, [shape.value]))
 
 
 def _stacked(names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[float, str]) -> Markup:
@@ -91,18 +116,18 @@ def _stacked(names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[
     return stacked_bars(names, series, unit)
 
 
-def pairs(result: ResultData, shape: Pairs, hrefs: Sequence[str] = ()) -> Markup:
+def pairs(result: ResultData, shape: Pairs, bars: int = MAX_BARS, hrefs: Sequence[str] = ()) -> Markup:
     """Draws both traces, and below them their differences. hrefs: where the rows of the result lead, "" for nowhere."""
-    return _both(result, {"": shape}, paired_rows(result, shape)[:MAX_BARS], hrefs)
+    return _both(result, {"": shape}, paired_rows(result, shape)[:bars], hrefs)
 
 
-def _compared(result: ResultData, shapes: Sequence[Pairs]) -> Markup:
+def _compared(result: ResultData, shapes: Sequence[Pairs], bars: int) -> Markup:
     """Draws the figures of each row below each other, as far as there is room, or else the first figure alone."""
     if not shapes:
         return Markup("")
-    shown = shapes if len(shapes) * len(result) <= MAX_BARS else shapes[:1]
+    shown = shapes if len(shapes) * len(result) <= bars else shapes[:1]
     titles = [title_of(result, each.other).removesuffix(" other") for each in shown]
-    return _both(result, dict(zip(titles, shown, strict=True)), range(min(len(result), MAX_BARS)))
+    return _both(result, dict(zip(titles, shown, strict=True)), range(min(len(result), bars)))
 
 
 def _both(result: ResultData, shapes: Mapping[str, Pairs], rows: Sequence[int], hrefs: Sequence[str] = ()) -> Markup:
@@ -147,10 +172,10 @@ def _delta_scale(result: ResultData, shapes: Sequence[Pairs], values: Mapping[st
     return factor, unit or "count"
 
 
-def _spread(result: ResultData, shape: Spread) -> Markup:
+def _spread(result: ResultData, shape: Spread, bars: int) -> Markup:
     factor, unit = scale(result, [f"max{shape.suffix}"])
     quartiles = np.stack(
-        [numbers(result, f"{name}{shape.suffix}")[:MAX_BARS] * factor for name in ("min", "p25", "p50", "p75", "max")]
+        [numbers(result, f"{name}{shape.suffix}")[:bars] * factor for name in ("min", "p25", "p50", "p75", "max")]
     )
     names, known = labels(result, shape.label), np.flatnonzero(np.isfinite(quartiles).all(axis=0)).tolist()
     spread = []
@@ -160,7 +185,7 @@ def _spread(result: ResultData, shape: Spread) -> Markup:
     return boxes([names[row] for row in known], spread, unit)
 
 
-def _histogram(result: ResultData, shape: Histogram) -> Markup:
+def _histogram(result: ResultData, shape: Histogram, _: int) -> Markup:
     factor, unit = scale(result, [shape.value])
     values = numbers(result, shape.value) * factor
     known = values[np.isfinite(values)]
@@ -174,7 +199,7 @@ def _known(values: Values) -> list[float | None]:
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
-_DRAW: Mapping[type, Callable[[ResultData, Any], Markup]] = {
+_DRAW: Mapping[type, Callable[[ResultData, Any, int], Markup]] = {
     Curve: _curve,
     Parts: _parts,
     NamedParts: _named_parts,

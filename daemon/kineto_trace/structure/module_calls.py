@@ -27,6 +27,7 @@ from kineto_trace.structure.nesting import ends, nest
 NOTHING = -1
 TORCH_PREFIX = "nn.Module: "
 LIGHTNING_MODULE = "[pl][module]"
+NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
 ACCUMULATE_GRAD = EVALUATE_FUNCTION + "torch::autograd::AccumulateGrad"
 
 Ints = npt.NDArray[np.int64]
@@ -36,16 +37,18 @@ Ints = npt.NDArray[np.int64]
 class ModuleCalls:
     """Calls of modules in preorder, thread by thread. Times Unix ns.
 
-    module: the module's number (0 where it has none). parent: place of the call around it; NOTHING. stop: the place
-    after the last call inside. path: number of its chain of names. op: per row of cpu_op the place of the innermost
-    call; activity: per GPU activity (parts.gpu) likewise; NOTHING: none.
+    thread: id. module: the module's number (0 where it has none). parent: place of the call around it; NOTHING: none.
+    depth: number of calls around it. stop: the place after the last call inside. path: number of its chain of names.
+    op: per row of cpu_op the place of the innermost call, or NOTHING; activity: per GPU activity (parts.gpu) likewise.
     """
 
     name: npt.NDArray[np.int32]
+    thread: Ints
     module: Ints
     start: Ints
     end: Ints
     parent: Ints
+    depth: Ints
     stop: Ints
     path: Ints
     op: Ints
@@ -53,6 +56,11 @@ class ModuleCalls:
 
     def __len__(self) -> int:
         return len(self.name)
+
+
+def module_name(text: str) -> str:
+    """Returns what a module is called whose calls have this name: its class and number."""
+    return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
 
 
 def is_lightning(trace: Trace) -> bool:
@@ -98,10 +106,12 @@ def module_calls(context: Context) -> ModuleCalls:
     place = nested.innermost(thread, at).astype(np.int64)
     return ModuleCalls(
         name=name,
+        thread=nested.events.track.astype(np.int64),
         module=module[nested.order],
         start=nested.events.start,
         end=tree.end,
         parent=tree.parent.astype(np.int64),
+        depth=tree.depth.astype(np.int64),
         stop=tree.stop.astype(np.int64),
         path=paths(tree.parent, tree.depth, name),
         op=nested.innermost(table["thread"], table["start"]).astype(np.int64),

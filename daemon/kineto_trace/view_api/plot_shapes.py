@@ -5,7 +5,7 @@ columns these are follows from no name or type, so each view is listed. Units ar
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +150,42 @@ SHAPES: Mapping[str, Shape] = {
     "threads": Parts(("rank", "name", "thread"), ("cpu_us", "cpu_wait_us")),
     "time_causes": NamedParts(_GPU, "cause", "share_pct"),
 }
+# Columns with figures of the rows that can have the bars instead, besides each part alone.
+_STATISTICS = ("calls", "mean_us", "max_us", "min_us")
+_FURTHER: Mapping[str, tuple[str, ...]] = {
+    "call_tree": ("device_total_us", "host_total_us", "calls"),
+    "collective_summary": ("calls", "mean_us", "max_us", "wait_us", "busbw_gb_s"),
+    "cuda_graphs": ("gpu_us", "span_us", "call_us", "launches", "kernels"),
+    "data_loading": ("per_step_us", "share_pct", "idle_pct"),
+    "gpu_annotations": ("count", "mean_us", "max_us", "min_us"),
+    "hot_lines": ("per_step_us", "share_pct", "idle_pct"),
+    "kernel_breakdown": ("count", "mean_us", "max_us", "min_us"),
+    "kernels": (*_STATISTICS, "blocks_per_sm", "occupancy_pct"),
+    "kernels_by_op": (*_STATISTICS, "registers", "shared_memory_bytes", "blocks_per_sm", "occupancy_pct"),
+    "memory_peak": ("peak_bytes", "blocks"),
+    "memory_statistics": ("size_increase_bytes", "allocation_bytes", "self_allocation_bytes", "allocation_count",
+                          "self_allocation_count", "calls"),
+    "modules": ("device_total_us", "host_total_us", "host_overhead_us", "backward_device_us", "backward_host_us",
+                "occurrences", "operators"),
+    "operators": ("device_total_us", "host_total_us", "host_exclusive_us", "calls"),
+    "overview": ("step_us", "utilization_pct", "sm_efficiency_pct", "occupancy_pct", "kernel_us", "kernels"),
+    "profiler_steps": ("gpu_us", "gpu_activities"),
+    "python_samples": ("running", "waiting", "idle"),
+    "rank_waits": ("mean_wait_us", "collectives"),
+    "ranks": ("step_us", "step_p95_us", "step_max_us", "waiting_us", "waited_for_us"),
+    "step_breakdown": ("total_us",),
+    "step_phases": ("total_us",),
+    "step_spread": ("min_us", "p95_us", "max_us", "spread_pct"),
+    "threads": ("running", "waiting", "idle", "voluntary_switches", "involuntary_switches", "major_faults"),
+}  # fmt: skip
+
+
+def bar_columns(view: str) -> tuple[str, ...]:
+    """Returns the columns of a view that can have its chart's bars alone."""
+    shape = SHAPES.get(view)
+    return (*shape.values, *_FURTHER.get(view, ())) if isinstance(shape, Parts) else ()
+
+
+def with_bars_of(shape: Parts, column: str) -> Parts:
+    """Returns the shape with this column's values as its bars."""
+    return replace(shape, values=(column,), whole="")

@@ -6,9 +6,10 @@ Theory of operation
     second function, `reduce`: the first one then computes of each trace what the second needs, any small value that
     can be pickled (it may come from another process or host), so that memory is bounded by one rank's trace.
 
-    Options are keyword arguments with defaults. The figures are exact by default. With `compat` a view reproduces those
-    of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so register themselves with
-    `View.variant` (compat/views).
+    Options are keyword arguments with defaults. One that takes a few words has a Literal or an Enum as its type
+    (option_words.py): the type is what checks them and what lists them. The figures are exact by default. With `compat`
+    a view reproduces those of the TensorBoard profiler plug-in or of HTA where they differ. The functions that do so
+    register themselves with `View.variant` (compat/views).
 """
 
 import inspect
@@ -23,6 +24,7 @@ import pyarrow as pa
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.trace_forms import as_meant
+from kineto_trace.view_api.option_words import accepts, option_words
 from kineto_trace.view_api.result import Result, ResultColumn, columns, make_result, make_table
 
 _PACKED = ""  # no column is called so
@@ -106,9 +108,9 @@ class View:
             if parameter.kind is parameter.KEYWORD_ONLY
         }
 
-    def option_type(self, name: str) -> Any:
+    def option_type(self, name: str, compat: Compat = Compat.NONE) -> Any:
         """Returns the type of an option, from the signature of the view's function. Raises KeyError."""
-        for function in filter(None, (self.function, self.reduce)):
+        for function in filter(None, (*self._functions(compat), self.function, self.reduce)):
             if name in inspect.signature(function).parameters:
                 return get_type_hints(function).get(name, type(self.options[name]))
         raise KeyError(name)
@@ -172,7 +174,7 @@ class View:
         return self.variants.get(compat, Variant(self.function, self.reduce))
 
     def check(self, compat: Compat, options: Mapping[str, Any]) -> None:
-        """Raises ViewError for an unknown option or compat."""
+        """Raises ViewError for an unknown option or compat, or a word that its option does not take."""
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(self.options) or "it has none"
@@ -180,6 +182,11 @@ class View:
         if compat != Compat.NONE and compat not in self.compat:
             known = ", ".join(sorted(self.compat)) or "none"
             raise ViewError(f"view {self.name} cannot reproduce the figures of {compat}; it supports: {known}")
+        for name, value in options.items():
+            kind = self.option_type(name, compat)
+            if not accepts(kind, value):
+                known = ", ".join(option_words(kind))
+                raise ViewError(f"view {self.name}: {name}={value!r} is not valid; use one of {known}")
 
 
 VIEWS: dict[str, View] = {}  # by name; kineto_trace.catalog.view_catalog fills it

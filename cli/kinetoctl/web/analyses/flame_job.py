@@ -11,6 +11,7 @@ from kineto_trace.analysis.flame.flame_folding import find, folded, keys
 from kineto_trace.analysis.flame.flame_functions import FunctionTotals, callees, callers, function_totals
 from kineto_trace.analysis.flame.flame_nodes import FlameKind, FlameNode
 from kineto_trace.analysis.flame.flame_profiles import (
+    GPU_SUBJECTS,
     SECOND,
     STEP,
     FlameChoice,
@@ -20,7 +21,7 @@ from kineto_trace.analysis.flame.flame_profiles import (
     timed_profile,
 )
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, compact, merged_tree, timed_tree
-from kineto_trace.analysis.flame.flame_views import NOTHING_OF, flame_subject
+from kineto_trace.analysis.flame.flame_views import NOTHING_OF
 from kineto_trace.html.flame_chart import FrameTexts, flame_chart
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import steps
@@ -74,7 +75,7 @@ def flame_request(
     **fields: Any,
 ) -> FlameRequest:
     """The request that a job's plain values stand for; fields: the other ones of FlameRequest. Raises ViewError."""
-    choice = FlameChoice(of=flame_subject(of), thread=thread, step=step, idle=idle)
+    choice = FlameChoice(of=FlameSubject(of), thread=thread, step=step, idle=idle)
     pairs = tuple((name, value) for name, value in fields.pop("fields", ()))
     return FlameRequest(choice=choice, order=FlameOrder(order), fields=pairs, **fields)
 
@@ -151,7 +152,7 @@ def _drawn(
     notes = []
     if request.order is FlameOrder.TIME:
         profile = timed_profile(context, request.choice)
-        placed = request.choice.of is not FlameSubject.KERNELS
+        placed = request.choice.of not in GPU_SUBJECTS
         texts = FrameTexts(whole=0, unit=profile.unit, periods=1.0, per="")
         tree = timed_tree(profile.calls, profile.start if placed else None)
         notes.append(TIMED if placed else LAUNCHED)

@@ -111,7 +111,7 @@ def tree_levels(result: Result, *, address: str) -> Drawn:
     hrefs = [f"{address}{row['path']}" if at and row["children"] else "" for at, row in enumerate(result.rows())]
     shape = SHAPES[result.view]
     assert isinstance(shape, Pairs)
-    return result, pairs(result, shape, hrefs)
+    return result, pairs(result, shape, hrefs=hrefs)
 
 
 def counter_charts(result: Result) -> Drawn:

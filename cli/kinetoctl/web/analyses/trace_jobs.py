@@ -27,16 +27,20 @@ from kineto_trace.catalog.view_runner import (
 from kineto_trace.conversion.time_cut import around, cut, longest
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.formats.trace_export import export_trace
+from kineto_trace.html.documents import titles
 from kineto_trace.html.first_screen import first_requests, first_screen
 from kineto_trace.html.result_documents import page_parts
+from kineto_trace.html.view_charts import MAX_BARS
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import Form, detect
 from kineto_trace.sql import Database
 from kineto_trace.sql.arrow_tables import SqlSource
+from kineto_trace.view_api.option_words import option_words
+from kineto_trace.view_api.plot_shapes import bar_columns
 from kineto_trace.view_api.result import Result, make_result
 from kineto_trace.view_api.result_files import csv_bytes
-from kineto_trace.view_api.view import View
+from kineto_trace.view_api.view import Compat, View
 
 from kinetoctl.base.diff_names import COMPARED_FIRST, COUNTERPARTS
 from kinetoctl.base.view_settings import options_of, type_text
@@ -50,6 +54,7 @@ MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
 MAX_CSV_ROWS = 200_000
 DIFF, STEP = "diff_", "step"
+OWN_RULES = "the comparison follows kinetod's own rules"
 
 
 class _Open(NamedTuple):
@@ -130,16 +135,20 @@ class TraceJobs:
         drawings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         compare: Sequence[str] = (),
         base_rank: int | None = None,
+        compat: str = Compat.NONE,
+        chart: str = "",
+        bars: int = MAX_BARS,
     ) -> list[dict[str, Any]]:
         """Each view's result. rank and step: the only ones of interest.
 
         base: the traces to compare with. base_rank: the only one of them, with which every trace is compared.
         compare: the views that are not comparisons themselves of which a comparison with them is added, as `compared`.
-        drawings: the options of those of page_charts, by view; other views have charts of their own.
+        drawings: the options of those of page_charts, by view; other views have charts of their own, with as many
+        bars, of the column `chart` if it is given. compat: the tool whose figures they reproduce.
         """
         views = [find_view(name) for name in names]
         options = options_of(views, [(key, text) for key, text in settings])
-        requests = [Request(view=view.name, options=options[view.name]) for view in views]
+        requests = [Request(view=view.name, compat=Compat(compat), options=options[view.name]) for view in views]
         sources = self._sources(paths, rank)
         before = self._baseline(base, base_rank)
         results = self._results(requests, before, sources)
@@ -148,7 +157,9 @@ class TraceJobs:
             for request, result in zip(requests, results, strict=True)
             if before.sources and result.view in compare
         }
-        documents = [_document(result, step, limit, drawings.get(result.view)) for result in results]
+        documents = [
+            _document(result, step, limit, drawings.get(result.view), column=chart, bars=bars) for result in results
+        ]
         for document in documents:
             if document["view"] in compared:
                 document["compared"] = _document(compared[document["view"]], "", limit)
@@ -163,12 +174,13 @@ class TraceJobs:
         step: str = "",
         settings: Sequence[tuple[str, str]] = (),
         base_rank: int | None = None,
+        compat: str = Compat.NONE,
     ) -> str:
         """One view's result as `kinetoctl report -o csv` prints it; of a comparison, with that of `base`."""
         view = find_view(name)
         options = options_of([view], [(key, text) for key, text in settings])[view.name]
         before = self._baseline(base, base_rank)
-        request = Request(view=view.name, options=options)
+        request = Request(view=view.name, compat=Compat(compat), options=options)
         (result,) = self._results([request], before, self._sources(paths, rank))
         return _csv(_of_step(result, step))
 
@@ -265,7 +277,9 @@ class TraceJobs:
             if result.failure:
                 raise FileError(result.failure)
             if request.view in COUNTERPARTS:
-                return self._compared(find_view(COUNTERPARTS[request.view]), base, sources, {})
+                found = self._compared(Request(view=COUNTERPARTS[request.view]), base, sources)
+                own = () if request.compat is Compat.NONE else (OWN_RULES,)
+                return replace(found, notes=(*own, *found.notes))
             pairs = base.pairs(sources)
             before = [(source, other.rank) for source, other in pairs]
             return self._differences(request, result, before, [(source, source.rank) for source in sources])
@@ -291,12 +305,11 @@ class TraceJobs:
     def _results(self, requests: Sequence[Request], before: BaselineTraces, sources: Sequence[Source]) -> list[Result]:
         """The result of each view; of a comparison, if it is the only one, with the traces before."""
         if len(requests) == 1 and requests[0].view.startswith(DIFF):
-            return [self._compared(find_view(requests[0].view), before, sources, requests[0].options)]
+            return [self._compared(requests[0], before, sources)]
         return self._combined(requests, sources)
 
-    def _compared(
-        self, view: View, base: BaselineTraces, sources: Sequence[Source], options: Mapping[str, Any]
-    ) -> Result:
+    def _compared(self, request: Request, base: BaselineTraces, sources: Sequence[Source]) -> Result:
+        view, keywords = find_view(request.view), request.keywords()
         if not base.sources:
             raise FileError(f"view {view.name} compares two traces: choose a baseline")
         pairs = base.pairs(sources)
@@ -304,19 +317,28 @@ class TraceJobs:
             base.sources[:1] if base.rank is not None else [before for before, _ in pairs],
             [own for _, own in pairs],
         )
-        before, after = ([view.partial(self._context(each), **options) for each in side] for side in sides)
-        return compare_jobs(view, before, after, **options)
+        before, after = ([view.partial(self._context(each), **keywords) for each in side] for side in sides)
+        return compare_jobs(view, before, after, **keywords)
 
 
 def _described(view: View) -> dict[str, Any]:
+    columns = [column._asdict() for column in view.result_columns]
+    headings = {column["name"]: title for column, title in zip(columns, titles(columns), strict=True)}
     return {
         "name": view.name,
         "description": view.description,
+        "compat": sorted(view.compat),
+        "charts": [(name, headings[name]) for name in bar_columns(view.name)],
         "options": [
-            {"name": name, "type": type_text(view.option_type(name)), "default": _text(default)}
+            {
+                "name": name,
+                "type": type_text(view.option_type(name)),
+                "default": _text(default),
+                "words": list(option_words(view.option_type(name))),
+            }
             for name, default in view.options.items()
         ],
-        "columns": [column._asdict() for column in view.result_columns],
+        "columns": columns,
     }
 
 
@@ -327,10 +349,12 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _document(
+    result: Result, step: str, limit: int, drawing: Mapping[str, Any] | None = None, **drawn_as: Any
+) -> dict[str, Any]:
     """A result as `kinetoctl report -o json` has it, and what a page shows beside it; `chart` is SVG.
 
-    drawing: options of the view's chart in page_charts.
+    drawing: options of the view's chart in page_charts; drawn_as: of its own chart, as page_parts takes them.
     """
     names = [column.name for column in result.columns]
     steps = list(dict.fromkeys(map(str, result.values(STEP)))) if STEP in names else []
@@ -339,7 +363,7 @@ def _document(result: Result, step: str, limit: int, drawing: Mapping[str, Any] 
         result, drawn = DRAWINGS[result.view](result, **drawing)
     return {
         **documents({result.view: result}, limit)[result.view],
-        **page_parts(result, drawn),
+        **page_parts(result, drawn, **drawn_as),
         "steps": steps,
     }
 

@@ -1,4 +1,4 @@
-"""Flame graphs of one capture: of Python, operators or kernels, merged, in order of time or around one function."""
+"""Flame graphs of one capture: of Python, operators, kernels or modules; merged, timed or around one function."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,14 @@ from kinetoctl.web.pages.json_answers import data_address, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
 from kinetoctl.web.pages.selectors import rank_choices, whole_number
 
-OF = {"ops": "operators", "kernels": "GPU work", "python": "Python"}
+OF = {
+    "ops": "operators",
+    "kernels": "GPU work",
+    "python": "Python",
+    "modules": "modules, on the host",
+    "modules_gpu": "modules, on the GPU",
+}
+ON_GPU = ("kernels", "modules_gpu")
 ORDERS = {"merged": "merged", "time": "in order of time", "sandwich": "sandwich: one function"}
 IDLE = {"yes": "with idle samples"}
 NUMBERS = ("rank", "step", "thread", "base_rank")
@@ -29,6 +36,8 @@ LEGEND: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("gpu", "kernel, copy or fill"),
         ("others", "others"),
     ),
+    "modules": (("module", "module"), ("others", "others")),
+    "modules_gpu": (("module", "module"), ("others", "others")),
     "python": (
         ("function", "running, or not known"),
         ("waiting", "waiting for the GIL"),
@@ -85,6 +94,7 @@ def flame_page(context: PageContext, request: WebRequest, session: WebSession, t
         fields=fields,
         ofs=list(OF.items()),
         orders=list(ORDERS.items()),
+        on_gpu=fields["of"] in ON_GPU,
         idles=list(IDLE.items()),
         ranks=rank_choices(ranks.documents),
         all_ranks="first" if fields["order"] == "time" else "all",
@@ -135,7 +145,8 @@ def _command(context: PageContext, asked_for: FlameFields) -> str:
     own = context.name(asked_for.trace_id)
     if fields["base"]:
         ranks = Baseline(trace_id=fields["base"], rank=fields["base_rank"]).words(fields["rank"])
-        return context.command("diff", "--by", fields["of"], *ranks, context.name(fields["base"]), own)
+        by = fields["of"].removesuffix("_gpu")
+        return context.command("diff", "--by", by, *ranks, context.name(fields["base"]), own)
     chosen = {"of": fields["of"], "thread": fields["thread"], "step": fields["step"], "idle": fields["idle"] and "true"}
     settings = [word for name, value in chosen.items() if value for word in ("--set", f"{name}={value}")]
     return context.command("report", "--view", "flame_graph", *settings, own)

@@ -11,7 +11,7 @@ from kinetoctl.web.http.web_messages import CSV, JSON, WebAnswer, WebRequest
 if TYPE_CHECKING:
     from kinetoctl.web.pages.daemons import HostsFound
 
-_PAGE = ("view", "total", "steps", "chart", "compared")  # of a result for a page, beside what a report has
+_PAGE = ("view", "total", "steps", "chart", "bars", "compared")  # of a result for a page, beside what a report has
 
 
 def json_answer(value: Any) -> WebAnswer:

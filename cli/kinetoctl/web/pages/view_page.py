@@ -11,23 +11,44 @@ from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import Baseline, baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import csv_answer, data_address, results_answer
 from kinetoctl.web.pages.page_context import WAIT_S, PageContext, ask, render
-from kinetoctl.web.pages.selectors import DEFAULT_ROWS, MAX_ROWS, rank_choices, row_limit, whole_number
+from kinetoctl.web.pages.selectors import (
+    ALL_BARS,
+    BARS,
+    DEFAULT_ROWS,
+    MAX_BARS,
+    MAX_ROWS,
+    bar_limit,
+    rank_choices,
+    row_limit,
+    whole_number,
+    word,
+)
 from kinetoctl.web.pages.tree_levels import drawings, tree_level
 
 DIFF, SETTING = "diff_", "set."
+ONLY_SHOWN = ("limit", "chart", "bars")  # fields that change what a page shows of the values, not the values
+YES_OR_NO = {"yes or no": [("true", "yes"), ("false", "no")]}
+COMPATS, NO_COMPAT = {"plugin": "TensorBoard plug-in", "hta": "HTA"}, "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewChoice:
-    """What of a view is asked for. rank and step: empty for all; baseline: the traces to compare with."""
+    """What of a view is asked for.
+
+    rank and step: empty for all; baseline: the traces to compare with; compat: the tool whose figures the view
+    reproduces, or empty. chart: the column that the chart is of, or empty for its usual ones; bars: how many it has.
+    """
 
     name: str
     trace_id: str
     rank: str
     step: str
     baseline: Baseline
+    compat: str
     settings: tuple[tuple[str, str], ...]
     limit: int
+    chart: str
+    bars: int
 
     @property
     def compares(self) -> bool:
@@ -37,14 +58,13 @@ class ViewChoice:
 
 def view_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The page of a view. Raises WebError, and the client's errors."""
-    view, choice = _view(context, name), _choice(request, trace_id, name)
+    view = _view(context, name)
+    choice = _choice(request, trace_id, view)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ranks
     if ranks.documents and (choice.baseline.trace_id or not choice.compares):
         asked = ask(lambda: _documents(context, choice, WAIT_S, drawings(request, name)))
     document = asked.documents[0] if asked.documents and asked is not ranks else None
-    set_to = dict(choice.settings)
-    options = [{**option, "value": set_to.get(option["name"], "")} for option in view["options"]]
     return render(
         "view.html",
         context,
@@ -52,35 +72,41 @@ def view_page(context: PageContext, request: WebRequest, session: WebSession, tr
         session,
         id=trace_id,
         name=context.name(trace_id),
-        view={**view, "options": options},
+        view=view,
+        options=_options(view, choice),
         ranks=rank_choices(ranks.documents),
         rank=choice.rank,
         steps=[(step, step) for step in document["steps"]] if document else [],
         step=choice.step,
         **baseline_values(context, trace_id, choice.baseline, ranks.documents),
+        compats=[(tool, COMPATS[tool]) for tool in view["compat"]],
+        compat=choice.compat,
+        charts=view["charts"],
+        chart=choice.chart,
+        bar_counts=_bar_counts(document),
+        bars=request.first("bars"),
+        bar_limit=choice.bars,
         compares=choice.compares,
         limit=choice.limit,
         asked=asked,
         document=document,
         level=tree_level(request, document) if document else None,
         command=_command(context, choice),
-        json=data_address(request, without=("limit",)),
-        csv=data_address(request, without=("limit",), suffix=".csv"),
+        json=data_address(request, without=ONLY_SHOWN),
+        csv=data_address(request, without=ONLY_SHOWN, suffix=".csv"),
         headers=asked.headers,
     )
 
 
 def view_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The result as `kinetoctl report -o json` prints it. Raises WebError, AnalysisFailed and the client's errors."""
-    _view(context, name)
-    choice = _choice(request, trace_id, name, MAX_ROWS)
+    choice = _choice(request, trace_id, _view(context, name), MAX_ROWS)
     return results_answer(_documents(context, choice, context.settings.timeout_s))
 
 
 def view_csv(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str, name: str) -> WebAnswer:
     """The result as `kinetoctl report -o csv` prints it. Raises WebError, AnalysisFailed and the client's errors."""
-    _view(context, name)
-    choice = _choice(request, trace_id, name)
+    choice = _choice(request, trace_id, _view(context, name))
     job = {
         "job": "csv",
         "name": name,
@@ -88,6 +114,7 @@ def view_csv(context: PageContext, request: WebRequest, _session: WebSession, tr
         "step": choice.step,
         "settings": choice.settings,
         "base_rank": choice.baseline.rank_number,
+        "compat": choice.compat or NO_COMPAT,
     }
     base = choice.baseline.trace_id if choice.compares else ""
     return csv_answer(context.answer(trace_id, job, base=base, wait_s=context.settings.timeout_s), name)
@@ -100,19 +127,22 @@ def _view(context: PageContext, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _choice(request: WebRequest, trace_id: str, name: str, rows: int = DEFAULT_ROWS) -> ViewChoice:
-    """Raises WebError for numbers that are none."""
+def _choice(request: WebRequest, trace_id: str, view: Mapping[str, Any], rows: int = DEFAULT_ROWS) -> ViewChoice:
+    """Raises WebError for numbers that are none, and words that there are not."""
     settings = tuple(
         (key.removeprefix(SETTING), value) for key, value in request.query if key.startswith(SETTING) and value
     )
     return ViewChoice(
-        name=name,
+        name=view["name"],
         trace_id=trace_id,
         rank=whole_number(request, "rank"),
         step=request.first("step"),
         baseline=baseline_of(request),
+        compat=word(request, "compat", view["compat"]),
         settings=settings,
         limit=row_limit(request, rows),
+        chart=word(request, "chart", [name for name, _ in view["charts"]]),
+        bars=bar_limit(request),
     )
 
 
@@ -130,25 +160,49 @@ def _documents(
         rank=int(choice.rank) if choice.rank else None,
         step=choice.step,
         settings=choice.settings,
+        compat=choice.compat or NO_COMPAT,
         limit=choice.limit,
         drawings=drawn or {},
+        chart=choice.chart,
+        bars=choice.bars,
     )
+
+
+def _options(view: Mapping[str, Any], choice: ViewChoice) -> list[dict[str, Any]]:
+    """The view's options with their values, and with what they can be set to, if that is one of a few words."""
+    set_to = dict(choice.settings)
+    return [
+        {
+            **option,
+            "value": set_to.get(option["name"], ""),
+            "choices": [(each, each) for each in option["words"]] or YES_OR_NO.get(option["type"], []),
+        }
+        for option in view["options"]
+    ]
+
+
+def _bar_counts(document: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The numbers of bars that can be chosen for a chart; none for one that shows all of them anyway."""
+    count = document["bars"] if document else 0
+    fewer = [(str(number), str(number)) for number in BARS[1:] if number < count]
+    return [*fewer, (ALL_BARS, f"all {count}" if count <= MAX_BARS else f"{MAX_BARS:,}")] if count > BARS[0] else []
 
 
 def _command(context: PageContext, choice: ViewChoice) -> str:
     name, trace_id, baseline = choice.name, choice.trace_id, choice.baseline
+    compat = ["--compat", choice.compat] if choice.compat else []
     tree = _tree_words(choice)
     if tree:
         traces = context.name(baseline.trace_id) or "BASELINE", context.name(trace_id)
-        return context.command("diff", *tree, *baseline.words(choice.rank), *traces)
+        return context.command("diff", *tree, *compat, *baseline.words(choice.rank), *traces)
     if name in DIFF_VIEWS.values() or (baseline.trace_id and not choice.compares):
         return comparison_command(context, trace_id, baseline, [name], rank=choice.rank, settings=choice.settings)
-    settings = [word for key, value in choice.settings for word in ("--set", f"{key}={value}")]
-    return context.command("report", "--view", name, *settings, context.name(trace_id))
+    settings = [part for key, value in choice.settings for part in ("--set", f"{key}={value}")]
+    return context.command("report", "--view", name, *compat, *settings, context.name(trace_id))
 
 
 def _tree_words(choice: ViewChoice) -> list[str]:
     """What `kinetoctl diff` is told to show a node of the tree, or its operators; nothing for other views."""
-    by = next((word for word, view in TREE_VIEWS.items() if view == choice.name), None)
+    by = next((each for each, view in TREE_VIEWS.items() if view == choice.name), None)
     path = dict(choice.settings).get("path", "" if by == TREE else "0")
     return [] if by is None else ["--by", by, *(("--path", path) if path else ())]

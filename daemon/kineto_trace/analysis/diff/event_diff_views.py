@@ -1,7 +1,7 @@
 """Two traces beside each other: all their events by name, as HTA's TraceDiff does."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from kineto_trace.view_api.result import Result, columns
 from kineto_trace.view_api.view import Answer, view
 
 NS_PER_US = 1000
-CPU, GPU, ALL = "cpu", "gpu", "all"
+EventsOn = Literal["all", "cpu", "gpu"]
 MEASURES = {"total": "sum of the durations"}
 
 Ints = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def _events(partials: Sequence[tuple[int, Side]]) -> Answer:
 def diff_event_names(
     context: Context,
     *,
-    device: str = ALL,
+    device: EventsOn = "all",
     step: int | None = None,
     short_names: bool = False,
 ) -> Side:
@@ -59,14 +59,7 @@ def diff_event_names(
     - short_names: drop template arguments, parameters and return types of kernels, so that their variants share a row
       (HTA's use_short_name).
     """
-    check_device(device)
     return side_of(context, *_all(context, device, step), short_names)
-
-
-def check_device(device: str) -> None:
-    """Raises ViewError for an unknown value of the option."""
-    if device not in (CPU, GPU, ALL):
-        raise ViewError(f"view diff_event_names: device={device!r} is not valid; use {CPU}, {GPU} or {ALL}")
 
 
 def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short_names: bool) -> Side:
@@ -83,10 +76,10 @@ def side_of(context: Context, name: npt.NDArray[np.int32], duration: Ints, short
     return Side(names, {"calls": groups.sizes().astype(np.float64), "total": total})
 
 
-def _all(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+def _all(context: Context, device: EventsOn, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
     activity, called = context.get(gpu), context.get(calls)
     names, durations, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    if device != GPU:
+    if device != "gpu":
         for kind in OP_TABLES:
             table = context.trace.table(kind)
             names.append(table["name"])
@@ -95,7 +88,7 @@ def _all(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[n
         names.append(called.name)
         durations.append(called.end - called.start)
         times.append(called.start)
-    if device != CPU:
+    if device != "cpu":
         names.append(activity.name)
         durations.append(activity.end - activity.start)
         times.append(np.where(activity.call >= 0, np.append(called.start, 0)[activity.call], activity.start))

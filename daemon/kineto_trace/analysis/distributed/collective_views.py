@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.collectives.nccl import NO_SEQUENCE, CollectiveDescription, bus_factor
 from kineto_trace.collectives.rank_clocks import UNKNOWN, RankCollectives
 from kineto_trace.collectives.rank_matching import (
+    AlignBy,
     Instances,
     Matched,
     instances,
@@ -19,14 +20,13 @@ from kineto_trace.collectives.rank_matching import (
     skew_uncertainty,
 )
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES, lasts
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
 Ints = npt.NDArray[np.int64]
-SIZES = ("exact", "log2", "all")
-GROUPS = ("alike", "each")
+Sizes = Literal["exact", "log2", "all"]
+Groups = Literal["alike", "each"]
 MAX_NAMES = 4  # of process groups in a row
 SIGMAS = 3.0  # so much more often than by chance must a rank come last to be named
 Floats = npt.NDArray[np.float64]
@@ -88,7 +88,7 @@ def _compute_pct(matched: Matched, count: int) -> Floats:
     return _compute_of_groups(matched, np.arange(count), count)
 
 
-def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto") -> Answer:
+def _list(partials: Sequence[tuple[int, RankCollectives]], *, align: AlignBy = "auto") -> Answer:
     matched = match(partials, align)
     found = instances(matched)
     largest = _largest(matched, found)
@@ -208,11 +208,12 @@ def _size_text(size: int | None, sizes: str) -> str | None:
 
 
 def _grouped(
-    partials: Sequence[tuple[int, RankCollectives]], *, align: str = "auto", sizes: str = "exact", groups: str = "alike"
+    partials: Sequence[tuple[int, RankCollectives]],
+    *,
+    align: AlignBy = "auto",
+    sizes: Sizes = "exact",
+    groups: Groups = "alike",
 ) -> Answer:
-    for name, value, known_values in (("sizes", sizes, SIZES), ("groups", groups, GROUPS)):
-        if value not in known_values:
-            raise ViewError(f"option {name}: {value!r} is not valid; expected one of {', '.join(known_values)}")
     matched = match(partials, align)
     found = instances(matched)
     description = _largest(matched, found)

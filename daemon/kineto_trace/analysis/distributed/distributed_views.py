@@ -11,7 +11,7 @@ from kineto_trace.analysis.overview.step_breakdown import device_ranges, roles
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, intersection, union
 from kineto_trace.collectives.rank_clocks import RankCollectives, listed
-from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
+from kineto_trace.collectives.rank_matching import AlignBy, Matched, instances, match, rank_collectives
 from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
@@ -146,7 +146,7 @@ def _rank_steps(context: Context) -> RankSteps:
 WAIT = ("transfer_us", "synchronizing_us")
 
 
-def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: str = "auto") -> Answer:
+def _wait_rows(partials: Sequence[tuple[int, RankSteps]], *, align: AlignBy = "auto") -> Answer:
     known, cut = _with_steps(partials)
     shown = {rank for rank, _ in known}
     matched = match([(rank, part.found) for rank, part in partials], align)

@@ -8,7 +8,14 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.intervals import union
 from kineto_trace.collectives.rank_clocks import RankCollectives
-from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives, skew_uncertainty
+from kineto_trace.collectives.rank_matching import (
+    AlignBy,
+    Matched,
+    instances,
+    match,
+    rank_collectives,
+    skew_uncertainty,
+)
 from kineto_trace.collectives.rank_waits import lasts, missing_waits, waits
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
@@ -40,7 +47,7 @@ def _rows(
     *,
     steps: Steps = None,
     num_candidates: int = 2,
-    align: str = "auto",
+    align: AlignBy = "auto",
 ) -> Answer:
     wanted, candidates = wanted_steps(steps), max(1, num_candidates)
     matched = match(partials, align)

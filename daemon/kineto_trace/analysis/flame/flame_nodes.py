@@ -17,6 +17,7 @@ class FlameKind(StrEnum):
     GPU = "gpu"  # a kernel, copy or fill
     WAITING = "waiting"  # for the GIL
     IDLE = "idle"
+    MODULE = "module"
     OTHERS = "others"  # frames that are too narrow to be drawn, as one
 
 

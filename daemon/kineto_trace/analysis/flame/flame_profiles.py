@@ -1,5 +1,6 @@
 """The calls that a flame graph is of: Python, operators or GPU work, of one thread and step if wanted."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from kineto_trace.analysis.flame.flame_nodes import NS, SAMPLES
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.base.quantities import time_text
 from kineto_trace.errors import ViewError
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.context import Context
@@ -18,6 +20,8 @@ from kineto_trace.structure.stacks.call_forests import (
     CallForest,
     StackKind,
     gpu_calls,
+    module_calls_on_gpu,
+    module_calls_on_host,
     operator_calls,
     python_calls,
     sampled_lines,
@@ -29,6 +33,9 @@ STEPS = STEP_PREFIX.removesuffix("#")
 STEP, SECOND = "step", "second"
 NO_IDLE = "samples of idle threads are left out"
 
+OUTSIDE_MODULES = "{} of GPU time were launched outside of modules, as by the backward pass and the optimizer"
+NS_PER_US = 1e3
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -38,6 +45,17 @@ class FlameSubject(StrEnum):
     PYTHON = "python"
     OPS = "ops"
     KERNELS = "kernels"
+    MODULES = "modules"  # by their time on the host
+    MODULES_GPU = "modules_gpu"  # by the GPU time that was launched in them
+
+
+GPU_SUBJECTS = (FlameSubject.KERNELS, FlameSubject.MODULES_GPU)  # in order of time: side by side, as launched
+
+_ON_HOST: Mapping[FlameSubject, Callable[[Context], CallForest]] = {
+    FlameSubject.OPS: operator_calls,
+    FlameSubject.PYTHON: python_calls,
+    FlameSubject.MODULES: module_calls_on_host,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +109,11 @@ def timed_profile(context: Context, choice: FlameChoice) -> FlameProfile:
     Without a thread in the choice, that is the one that trains. Raises ViewError for a step that is not in the trace.
     """
     start, end, count = _stretch(context, choice.step, only_whole=False)
-    if choice.of is FlameSubject.KERNELS:
+    if choice.of in GPU_SUBJECTS:
         found, unit, notes = _calls(context, choice, (start, end) if choice.step is not None else None)
         calls = of_thread(found, choice.thread)
         return FlameProfile(calls=calls, unit=unit, start=start, end=end, steps=count, notes=notes)
-    calls = context.get(python_calls if choice.of is FlameSubject.PYTHON else operator_calls)
+    calls = context.get(_ON_HOST[choice.of])
     thread = choice.thread if choice.thread is not None else _busiest(context, calls)
     calls = of_thread(calls, thread)
     inside = calls.kind != StackKind.THREAD
@@ -150,18 +168,17 @@ def _calls(
     context: Context, choice: FlameChoice, cut: tuple[int, int] | None
 ) -> tuple[CallForest, str, tuple[str, ...]]:
     """Returns all calls with their own values in the stretch of time (None: everywhere), their unit, and notes."""
-    if choice.of is FlameSubject.OPS:
-        calls = context.get(operator_calls)
-        return clipped(calls, *cut) if cut else calls, NS, ()
+    if choice.of is FlameSubject.MODULES_GPU:
+        calls, outside = module_calls_on_gpu(context, cut)
+        return calls, NS, (OUTSIDE_MODULES.format(time_text(outside / NS_PER_US)),) if outside else ()
     if choice.of is FlameSubject.KERNELS:
         calls = context.get(gpu_calls)
         inside = (calls.start >= cut[0]) & (calls.start < cut[1]) if cut else True
         return replace(calls, own=np.where(inside, calls.own, 0)), NS, ()
-    calls = context.get(sampled_lines)
-    if not len(calls):
-        calls = context.get(python_calls)
-        return clipped(calls, *cut) if cut else calls, NS, ()
-    return _samples(context, calls, cut, idle=choice.idle)
+    if choice.of is FlameSubject.PYTHON and len(lines := context.get(sampled_lines)):
+        return _samples(context, lines, cut, idle=choice.idle)
+    calls = context.get(_ON_HOST[choice.of])
+    return clipped(calls, *cut) if cut else calls, NS, ()
 
 
 def _samples(

@@ -8,8 +8,8 @@ from kineto_trace.analysis.flame.flame_folding import OTHERS, folded, keys
 from kineto_trace.analysis.flame.flame_nodes import NS, FlameNode
 from kineto_trace.analysis.flame.flame_profiles import FlameChoice, FlameSubject, merged_profile
 from kineto_trace.analysis.flame.flame_trees import ROOT, FlameTree, Ints, merged_tree
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
+from kineto_trace.structure.module_calls import NO_MODULES
 from kineto_trace.structure.stacks.call_forests import StackKind
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
@@ -19,6 +19,8 @@ NOTHING_OF = {
     FlameSubject.PYTHON: "the trace has no Python calls and no samples of Python stacks",
     FlameSubject.OPS: "the trace has no operators and no annotations",
     FlameSubject.KERNELS: "the trace has no GPU work",
+    FlameSubject.MODULES: NO_MODULES,
+    FlameSubject.MODULES_GPU: f"no GPU work was launched in modules; if there are none: {NO_MODULES}",
 }
 
 
@@ -26,8 +28,8 @@ NOTHING_OF = {
     "flame_graph",
     columns(
         ("stack", "texts", "", "frames from the outermost to the innermost one; the first is the thread"),
-        ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, or kernel"),
-        ("kind", "text", "", "what it is: function, annotation, operator, gpu, waiting (for the GIL) or idle"),
+        ("name", "text", "", "the innermost frame: operator, annotation, Python function, line, module or kernel"),
+        ("kind", "text", "", "what it is: function, annotation, operator, module, gpu, waiting (for the GIL) or idle"),
         ("self_us", "float", "us", "time in which the stack was exactly this; missing if only samples are known"),
         ("self_pct", "float", "%", "share of the time or samples of all stacks"),
         ("samples", "int", "", "samples with exactly this stack, if the time between two samples is not known"),
@@ -37,7 +39,7 @@ NOTHING_OF = {
 def flame_graph(
     context: Context,
     *,
-    of: str = FlameSubject.OPS,
+    of: FlameSubject = FlameSubject.OPS,
     thread: int | None = None,
     step: int | None = None,
     idle: bool = False,
@@ -51,13 +53,13 @@ def flame_graph(
     Options:
     - of: "ops" for operators and annotations by their time on the host; "python" for Python functions, by samples and
       line where stacks were sampled, otherwise by the time of calls; "kernels" for GPU work below the frames that
-      launched it.
+      launched it; "modules" for modules by their time on the host, "modules_gpu" by the GPU time launched in them.
     - thread: id of the only thread of interest; of kernels, the one that launched them.
     - step: number of the only step of interest (N of ProfilerStep#N); kernels count by their launch.
     - idle: count samples in which a thread was idle, too.
     - least: stacks with less than this share (in %) are one row together.
     """
-    choice = FlameChoice(of=flame_subject(of), thread=thread, step=step, idle=idle)
+    choice = FlameChoice(of=FlameSubject(of), thread=thread, step=step, idle=idle)
     profile = merged_profile(context, choice)
     tree = merged_tree([profile.calls])
     whole = int(tree.total[ROOT])
@@ -70,14 +72,6 @@ def flame_graph(
         rest |= {"stack": [[OTHERS]], "name": [OTHERS], "kind": [None], "stacks": [len(others)]}
         values = {name: [*column, *rest[name]] for name, column in values.items()}
     return Answer(values, profile.notes if whole else [*profile.notes, NOTHING_OF[choice.of]])
-
-
-def flame_subject(text: str) -> FlameSubject:
-    """Returns what a flame graph is of. Raises ViewError."""
-    try:
-        return FlameSubject(text)
-    except ValueError:
-        raise ViewError(f"view flame_graph: of={text!r} is not valid; use {', '.join(FlameSubject)}") from None
 
 
 def flame_root(context: Context, choice: FlameChoice) -> tuple[FlameNode, str]:

@@ -1,6 +1,7 @@
 """Time by annotation, and the annotation that each GPU activity belongs to."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,6 @@ from kineto_trace.analysis.gpu_time.kernel_breakdown_views import statistics_row
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.overlap_resolution import innermost_spans
 from kineto_trace.arrays.top_n import ByName, largest
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.activity_links import Calls, calls, gpu
@@ -21,6 +21,7 @@ from kineto_trace.view_api.text_columns import texts
 from kineto_trace.view_api.view import Answer, view
 
 NOTHING = -1
+TakenOn = Literal["gpu", "cpu"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,7 +47,7 @@ def annotations_on_gpu(context: Context) -> Table:
 def gpu_annotations(
     context: Context,
     *,
-    on: str = "gpu",
+    on: TakenOn = "gpu",
     duration_ratio: float = 0.8,
     num_kernels: int = 1000,
     allowlist: Sequence[str] = (),
@@ -63,19 +64,12 @@ def gpu_annotations(
     - duration_ratio: see num_kernels.
     - allowlist: annotations whose names contain one of these texts are always listed.
     """
-    table = context.get(annotations_on_gpu) if is_on_gpu(on) else context.trace.table("user_annotation")
+    table = context.get(annotations_on_gpu) if on == "gpu" else context.trace.table("user_annotation")
     name, duration = table["name"].astype(np.int64), table["duration"] / 1000
     strings, kept = context.trace.strings, allowed(context, table["name"], allowlist)
     return annotation_columns(
         largest(name, duration, strings, ratio=duration_ratio, limit=num_kernels, kept=kept), on, by_name=False
     )
-
-
-def is_on_gpu(on: str) -> bool:
-    """The option `on`. Raises ViewError."""
-    if on not in ("gpu", "cpu"):
-        raise ViewError(f"view gpu_annotations: on={on!r} is not valid; use gpu or cpu")
-    return on == "gpu"
 
 
 def allowed(context: Context, name: npt.NDArray[np.int32], allowlist: Sequence[str]) -> frozenset[str]:
@@ -84,7 +78,7 @@ def allowed(context: Context, name: npt.NDArray[np.int32], allowlist: Sequence[s
     return frozenset(each for each in names if any(text in each for text in allowlist))
 
 
-def annotation_columns(found: ByName, on: str, *, by_name: bool) -> Answer:
+def annotation_columns(found: ByName, on: TakenOn, *, by_name: bool) -> Answer:
     """The columns of the view gpu_annotations."""
     rows = statistics_rows(found)
     if by_name:
@@ -94,7 +88,7 @@ def annotation_columns(found: ByName, on: str, *, by_name: bool) -> Answer:
     return Answer({field: [row[field] for row in rows] for field in fields}, notes)
 
 
-def no_annotations(on: str) -> str:
+def no_annotations(on: TakenOn) -> str:
     """The note on a trace without any."""
     return f"there are no annotations on the {on.upper()} in the trace"
 

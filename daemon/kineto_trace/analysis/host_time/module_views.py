@@ -14,10 +14,11 @@ from kineto_trace.structure.activity_links import calls, gpu, ops
 from kineto_trace.structure.event_tree import KINDS, build
 from kineto_trace.structure.module_calls import (
     LIGHTNING_MODULE,
-    TORCH_PREFIX,
+    NO_MODULES,
     ModuleCalls,
     backward_roots,
     module_calls,
+    module_name,
     paths,
 )
 from kineto_trace.view_api.result import columns
@@ -27,7 +28,6 @@ NOTHING = -1
 NS_PER_US = 1000
 SEPARATOR = "/"
 STEPS = "ProfilerStep"
-NO_MODULES = "the trace has no calls of modules: record with with_modules=True or with_stack=True"
 
 Ints = npt.NDArray[np.int64]
 
@@ -98,7 +98,7 @@ def modules(context: Context) -> Answer:
     first = np.full(path_count, count, np.int64)
     np.minimum.at(first, found.path, np.arange(count))
     order = _preorder(found.path[found.parent[first]] if count else first, found.parent[first] < 0, found.start[first])
-    names = [_name(context.trace.strings[number]) for number in found.name[first].tolist()]
+    names = [module_name(context.trace.strings[number]) for number in found.name[first].tolist()]
     texts, depth = _texts(found.path[found.parent[first]], found.parent[first] < 0, names)
     values: dict[str, Any] = {
         key: (sums(found.path, column, path_count) / NS_PER_US)[order] for key, column in figures.items()
@@ -148,10 +148,6 @@ def _texts(above: Ints, outermost: npt.NDArray[np.bool_], names: list[str]) -> t
         texts.append(name if outer == NOTHING else texts[outer] + SEPARATOR + name)
         depth.append(0 if outer == NOTHING else depth[outer] + 1)
     return texts, depth
-
-
-def _name(text: str) -> str:
-    return text.removeprefix(TORCH_PREFIX).removeprefix(LIGHTNING_MODULE)
 
 
 @view(

@@ -1,6 +1,6 @@
 """The operator table: host and device time of every operator, by name, by input shapes, by call stack."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,14 +9,14 @@ from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
-from kineto_trace.errors import ViewError
+from kineto_trace.kernel_traits.operator_types import OPERATOR_TYPES, operator_types
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import captured_ops, gpu, inside_equals
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-NAME, NAME_AND_SHAPE = "name", "name+shape"
+GroupBy = Literal["name", "name+shape", "type"]
 NS_PER_US = 1000
 NO_OPERATORS = "the trace has no operators: record the activity type cpu_op (torch.profiler: ProfilerActivity.CPU)"
 _IN_GRAPHS = (
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 @view(
     "operators",
     columns(
-        ("name", "text", "", "operator"),
+        ("name", "text", "", "operator; with group_by=type what kind of work the operators of the row do"),
         ("input_shape", "text", "", "shapes of its inputs, if recorded; only with group_by=name+shape"),
         ("calls", "int", "", "number of runs"),
         ("device_self_us", "float", "us", "GPU time launched by its own calls, summed"),
@@ -56,13 +56,19 @@ Ints = npt.NDArray[np.int64]
         ),
         ("device_self_pct", "float", "%", "share of device_self_us in that of all rows"),
         ("host_self_pct", "float", "%", "share of host_self_us in that of all rows"),
+        (
+            "cumulative_pct",
+            "float",
+            "%",
+            "device_self_pct of this row and those before it, summed; without GPU activity that of host_self_pct",
+        ),
         ("tensor_core_eligible", "bool", "", "whether it or an operator inside it can use tensor cores"),
         ("tensor_core_self_pct", "float", "%", "share of device_self_us in kernels that use tensor cores"),
         ("tensor_core_total_pct", "float", "%", "share of device_total_us in kernels that use tensor cores"),
         ("call_stack", "text", "", "Python frames, innermost first; of backward operators: of the forward operator"),
     ),
 )
-def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
+def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = False) -> Answer:
     """Operators by name: how often each ran, and its time on the host and on the GPU.
 
     A kernel, copy or fill belongs to the innermost operator around the call that caused it, which the correlation id
@@ -72,13 +78,16 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
     work, those with the most host_self_us, and the figures of the GPU are missing.
 
     Options:
-    - group_by: "name", or "name+shape" for one row per distinct input shapes.
+    - group_by: "name"; "name+shape" for one row per distinct input shapes; "type" for one row per kind of work, such as
+      matrix products, told by the names of PyTorch's operators (nodes of the backward pass are of the kind that they
+      are for).
     - stacks: one row per distinct call stack. Stacks are the recorded ones, otherwise those of the trace's Python
       functions; operators without a stack have a row of their own.
     """
     table, times, tensor = context.trace.table("cpu_op"), context.get(op_times), context.get(tensor_times)
-    shapes = context.get(input_shapes) if is_by_shape(group_by) else None
-    keys: list[npt.NDArray[Any]] = [table["name"]]
+    shapes = context.get(input_shapes) if group_by == "name+shape" else None
+    kinds = context.get(operator_types)[table["name"]] if group_by == "type" else None
+    keys: list[npt.NDArray[Any]] = [table["name"] if kinds is None else kinds]
     if shapes is not None:
         keys.append(shapes.number)
     if stacks:
@@ -106,7 +115,12 @@ def operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -
     answer = operator_columns(
         context, groups, groups.sizes(), sums, eligible, order, shapes, _stacks(context, stacks), notes
     )
-    return answer if on_gpu else without_gpu(answer)
+    shares = answer.values["device_self_pct" if on_gpu else "host_self_pct"]
+    values = {**answer.values, "cumulative_pct": np.minimum(np.cumsum(shares), 100)}
+    if kinds is not None:
+        values["name"] = [OPERATOR_TYPES[number] for number in kinds[groups.first[order]].tolist()]
+    told = Answer(values, answer.notes)
+    return told if on_gpu else without_gpu(told)
 
 
 def _of_graphs(context: Context) -> list[str]:
@@ -122,13 +136,6 @@ def without_gpu(answer: Answer) -> Answer:
         name: [None] * len(column) if name.startswith(GPU_FIGURES) else column for name, column in answer.values.items()
     }
     return Answer(values, [*answer.notes, NO_GPU])
-
-
-def is_by_shape(group_by: str) -> bool:
-    """Whether input shapes tell rows apart. Raises ViewError for an unknown value of the option."""
-    if group_by not in (NAME, NAME_AND_SHAPE):
-        raise ViewError(f"view operators: group_by={group_by!r} is not valid; use {NAME} or {NAME_AND_SHAPE}")
-    return group_by == NAME_AND_SHAPE
 
 
 def _stacks(context: Context, stacks: bool) -> Any:
@@ -159,6 +166,7 @@ def operator_columns(
             "calls": calls[order],
             "device_self_pct": _of_all(sums["device_self_us"])[order],
             "host_self_pct": _of_all(sums["host_self_us"])[order],
+            "cumulative_pct": [None] * len(first),
             "tensor_core_eligible": eligible[order],
             "tensor_core_self_pct": _share(sums["tensor_self"], sums["device_self_us"])[order],
             "tensor_core_total_pct": _share(sums["tensor_total"], sums["device_total_us"])[order],

@@ -1,12 +1,11 @@
 """The view of sampled Python: which functions and lines ran."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from kineto_trace.arrays.row_groups import Groups, group
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES, WAITS, LineCount, format_lines
 from kineto_trace.model.trace import NO_STRING, Table, Trace
@@ -23,7 +22,7 @@ from kineto_trace.structure.python.python_samples import (
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
-BY = ("function", "line")
+SamplesBy = Literal["function", "line"]
 
 
 @view(
@@ -58,7 +57,7 @@ BY = ("function", "line")
         ("lines", "text", "", "with by=function: its samples by line, the line with the most samples first"),
     ),
 )
-def python_samples(context: Context, *, by: str = "line", thread: str = "", idle: bool = True) -> Answer:
+def python_samples(context: Context, *, by: SamplesBy = "line", thread: str = "", idle: bool = True) -> Answer:
     """Where sampled Python code ran, by function and line: most running samples first, idle code last.
 
     Only the innermost Python frame of a sample counts, including all C code that it called. Samples of unknown state
@@ -69,8 +68,6 @@ def python_samples(context: Context, *, by: str = "line", thread: str = "", idle
     - thread: only threads whose name contains this text.
     - idle: false leaves out code that was only ever seen idle.
     """
-    if by not in BY:
-        raise ViewError(f"view python_samples: by={by!r} is not valid; use {' or '.join(BY)}")
     trace, found = context.trace, line_samples(context.trace)
     found = _of_threads(context, found, thread)
     table = trace.table("python_function")

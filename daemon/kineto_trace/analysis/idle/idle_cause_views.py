@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
-from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleGaps, idle_gaps
+from kineto_trace.analysis.idle.idle_gaps import CAUSES, IdleCause, IdleGaps, idle_gaps
 from kineto_trace.analysis.idle.idle_pieces import IDLE_CAUSES, idle_pieces
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import NOTHING, calls, gpu, steps
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
@@ -113,7 +112,7 @@ def _by_op(
         ("call_stack", "text", "", "Python frames around the operator, innermost first"),
     ),
 )
-def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> Answer:
+def idle_gaps_view(context: Context, *, limit: int = 100, cause: IdleCause | None = None) -> Answer:
     """The longest gaps of all GPUs, each with its cause and what the host did.
 
     Options:
@@ -123,8 +122,6 @@ def idle_gaps_view(context: Context, *, limit: int = 100, cause: str = "") -> An
     found = context.get(idle_gaps)
     order, notes = np.argsort(-found.length, kind="stable"), _notes(found)
     if cause:
-        if cause not in CAUSES:
-            raise ViewError(f"view idle_gaps: cause={cause!r} is not valid; use one of {', '.join(CAUSES)}")
         order = order[found.cause[order] == CAUSES.index(cause)]
         if len(found) and not len(order):
             seen = ", ".join(CAUSES[number] for number in unique_values(found.cause).tolist())

@@ -25,7 +25,7 @@ Theory of operation
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,8 @@ from kineto_trace.structure.activity_links import MEMCPY, NOTHING, Calls, calls,
 from kineto_trace.structure.recorded_time import unrecorded
 from kineto_trace.structure.training_thread import training_thread
 
-CAUSES = ("host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown")
+IdleCause = Literal["host", "synchronisation", "data_loading", "communication", "memory", "queued", "unknown"]
+CAUSES: tuple[str, ...] = get_args(IdleCause)
 HOST, SYNCHRONISATION, DATA_LOADING, COMMUNICATION, MEMORY, QUEUED, UNKNOWN = range(len(CAUSES))
 BLOCKING = re.compile(r"^(?:cuda|hip)(?:Device|Stream|Event|Ctx)Synchronize|^cu(?:Ctx|Stream|Event)Synchronize")
 BLOCKING_COPY = re.compile(r"^(?:cuda|hip)Memcpy(?!.*Async)|^cuMemcpy(?!.*Async)")

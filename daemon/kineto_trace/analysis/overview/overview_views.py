@@ -1,7 +1,7 @@
 """The views of the overview: where the time of steps goes, and how busy each GPU was."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from kineto_trace.analysis.overview.step_breakdown import (
 )
 from kineto_trace.analysis.overview.step_views import incomplete_note
 from kineto_trace.arrays.intervals import union
-from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES
 from kineto_trace.structure.activity_links import gpu
@@ -34,7 +33,7 @@ from kineto_trace.view_api.view import Answer, view
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-STEP_ENDS = ("host", "device")
+StepEnds = Literal["host", "device"]
 AVERAGE = "average"
 
 _OF_GPUS = (  # columns of step_breakdown and overview
@@ -78,7 +77,7 @@ _SHARES = (
         *_SHARES,  # type: ignore[arg-type]
     ),
 )
-def step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
+def step_breakdown(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     """What each training step spent its time on; the last row is the average of the measured steps.
 
     A step that had begun before the recording or had not ended in it has a row, but does not count for the average. Nor
@@ -100,15 +99,8 @@ def step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
     return unknown_without_gpu(context, answer, _OF_GPUS) if answer.values["step"] else answer
 
 
-def _chosen_breakdown(context: Context, step_ends: str) -> Breakdown:
-    check_step_ends(step_ends)
+def _chosen_breakdown(context: Context, step_ends: StepEnds) -> Breakdown:
     return context.get(device_breakdown if step_ends == "device" else breakdown)
-
-
-def check_step_ends(step_ends: str) -> None:
-    """Raises ViewError for an invalid value of the option."""
-    if step_ends not in STEP_ENDS:
-        raise ViewError(f"step_ends={step_ends!r} is not valid; use {' or '.join(STEP_ENDS)}")
 
 
 def step_columns(found: Breakdown, without_steps: str) -> Answer:
@@ -249,7 +241,7 @@ def _mean(values: list[float]) -> float:
         ("kernel_us", "float", "us", "sum of the kernels' durations"),
     ),
 )
-def overview(context: Context, *, step_ends: str = "host") -> Answer:
+def overview(context: Context, *, step_ends: StepEnds = "host") -> Answer:
     """The headline figures of a trace in one row: the average step, and how well its GPUs were used.
 
     The parts of the step and the option step_ends are those of step_breakdown, the GPU figures those of gpu_summary,

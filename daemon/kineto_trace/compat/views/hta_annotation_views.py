@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.annotation_views import (
+    TakenOn,
     allowed,
     annotation_columns,
     gpu_annotations,
-    is_on_gpu,
     kernels_with_annotations,
     no_annotations,
     tracks_of,
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 def hta_annotations(
     context: Context,
     *,
-    on: str = "gpu",
+    on: TakenOn = "gpu",
     duration_ratio: float = 0.8,
     num_kernels: int = 1000,
     allowlist: Sequence[str] = (),
@@ -40,7 +40,7 @@ def hta_annotations(
     are then those of the sums.
     """
     frame = context.get(hta_frame)
-    chosen = frame.exact & (frame.kind == KIND["gpu_user_annotation" if is_on_gpu(on) else "user_annotation"])
+    chosen = frame.exact & (frame.kind == KIND["gpu_user_annotation" if on == "gpu" else "user_annotation"])
     name, duration = frame.name[chosen], frame.duration[chosen] / 1000
     strings, kept = context.trace.strings, allowed(context, name, allowlist)
     found = as_hta(name.astype(np.int64), duration, strings, ratio=duration_ratio, limit=num_kernels, kept=kept)

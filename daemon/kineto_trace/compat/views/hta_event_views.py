@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.analysis.diff.event_diff_views import ALL, GPU, check_device, diff_event_names, side_of
+from kineto_trace.analysis.diff.event_diff_views import EventsOn, diff_event_names, side_of
 from kineto_trace.analysis.diff.name_totals import Side
 from kineto_trace.analysis.kernels.counter_views import counter_columns, counters_with_operators
 from kineto_trace.analysis.kernels.kernel_sequence_views import (
@@ -23,17 +23,18 @@ Ints = npt.NDArray[np.int64]
 
 
 @diff_event_names.variant(Compat.HTA)
-def hta_event_names(context: Context, *, device: str = ALL, step: int | None = None, short_names: bool = False) -> Side:
+def hta_event_names(
+    context: Context, *, device: EventsOn = "all", step: int | None = None, short_names: bool = False
+) -> Side:
     """compat=hta: the figures of TraceDiff.compare_traces and TraceDiff.ops_diff.
 
     All rows that HTA keeps count, including Python functions (and here those of the last step), with HTA's rounding.
     Without `step` it compares the first step.
     """
-    check_device(device)
     return side_of(context, *_of_step(context, device, step), short_names)
 
 
-def _of_step(context: Context, device: str, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
+def _of_step(context: Context, device: EventsOn, step: int | None) -> tuple[npt.NDArray[np.int32], Ints]:
     frame = context.get(hta_rows)
     if step is None:
         numbers = step_numbers(context.trace.strings, np.arange(len(context.trace.strings), dtype=np.int32))
@@ -42,8 +43,8 @@ def _of_step(context: Context, device: str, step: int | None) -> tuple[npt.NDArr
             raise ViewError("view diff_event_names: HTA compares one step, and the trace has none (ProfilerStep#N)")
         step = int(known.min())
     chosen = frame.iteration == step
-    if device != ALL:
-        chosen &= (frame.stream != NOTHING) == (device == GPU)
+    if device != "all":
+        chosen &= (frame.stream != NOTHING) == (device == "gpu")
     return frame.name[chosen], frame.duration[chosen]
 
 

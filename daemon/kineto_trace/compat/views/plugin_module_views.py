@@ -1,8 +1,9 @@
 """The plug-in's module view, and its Lightning view, in the view modules."""
 
-from kineto_trace.analysis.host_time.module_views import NO_MODULES, SEPARATOR, modules
+from kineto_trace.analysis.host_time.module_views import SEPARATOR, modules
 from kineto_trace.compat.tensorboard.plugin_modules import plugin_modules
 from kineto_trace.model.context import Context
+from kineto_trace.structure.module_calls import NO_MODULES
 from kineto_trace.view_api.view import Answer, Compat
 
 

@@ -1,12 +1,12 @@
 """The plug-in's operator view in the view operators."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
-from kineto_trace.analysis.host_time.operator_views import NAME, is_by_shape, operator_columns, operators
+from kineto_trace.analysis.host_time.operator_views import operator_columns, operators
 from kineto_trace.arrays.row_groups import group
 from kineto_trace.compat.tensorboard.plugin_backward import plugin_backward
 from kineto_trace.compat.tensorboard.plugin_order import visiting_order
@@ -24,13 +24,15 @@ Ints = npt.NDArray[np.int64]
 
 
 @operators.variant(Compat.PLUGIN)
-def plugin_operators(context: Context, *, group_by: str = NAME, stacks: bool = False) -> Answer:
+def plugin_operators(
+    context: Context, *, group_by: Literal["name", "name+shape"] = "name", stacks: bool = False
+) -> Answer:
     """compat=plugin: the operator view of the TensorBoard profiler plug-in.
 
     Calls belong to operators by external ids, operators that overlap because of rounding are dropped, and an operator
     inside its only namesake is not counted. The plug-in's list of names decides which kernels use tensor cores. Only
     recorded call stacks count; with `stacks`, operators without one are left out. Data loading, optimizer steps and
-    DDP's forward are not operators.
+    DDP's forward are not operators. There is no cumulative share.
     """
     tree, visits = context.get(plugin_tree), context.get(plugin_backward).visits
     nodes = np.flatnonzero(tree.operator & (visits > 0))
@@ -41,7 +43,7 @@ def plugin_operators(context: Context, *, group_by: str = NAME, stacks: bool = F
         known = told.of_op[rows] != NO_STACK
         nodes, rows, weights = nodes[known], rows[known], weights[known]
     keys: list[npt.NDArray[Any]] = [tree.name[nodes]]
-    shapes = _with_default(context) if is_by_shape(group_by) else None
+    shapes = _with_default(context) if group_by == "name+shape" else None
     if shapes is not None:
         keys.append(shapes[0][rows])
     if stacks:

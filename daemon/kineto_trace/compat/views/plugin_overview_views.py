@@ -3,7 +3,6 @@
 from kineto_trace.analysis.overview.gpu_utilization import Course, utilization_course
 from kineto_trace.analysis.overview.overview_views import (
     Stretches,
-    check_step_ends,
     efficiency_columns,
     gpu_columns,
     gpu_summary,
@@ -27,13 +26,12 @@ _NO_STEPS = "the plug-in has no steps without operators"
 
 
 @step_breakdown.variant(Compat.PLUGIN)
-def plugin_step_breakdown(context: Context, *, step_ends: str = "host") -> Answer:
+def plugin_step_breakdown(context: Context) -> Answer:
     """compat=plugin: steps end on the device, whatever `step_ends` says, and percentages have two digits.
 
     GPU ranges can be steps and cpu_exec, only ten collectives are communication, and driver calls do not count. Once
     the roles so far fill all steps, the next role counts as a whole, so that rows may sum to more than the step.
     """
-    check_step_ends(step_ends)
     return _rounded(step_columns(context.get(plugin_breakdown), _NO_STEPS))
 
 
@@ -47,9 +45,8 @@ def plugin_gpu_summary(context: Context) -> Answer:
 
 
 @overview.variant(Compat.PLUGIN)
-def plugin_overview(context: Context, *, step_ends: str = "host") -> Answer:
+def plugin_overview(context: Context) -> Answer:
     """compat=plugin: the figures are those of these views with compat=plugin."""
-    check_step_ends(step_ends)
     gpus, use = context.get(plugin_gpu_figures), context.get(plugin_tensor_use)
     return _rounded(overview_columns(context.get(plugin_breakdown), gpus, use, _NO_STEPS))
 

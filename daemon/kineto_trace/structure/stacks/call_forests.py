@@ -7,6 +7,8 @@ Theory of operation
     - gpu_calls: kernels, copies and fills, each below the frames that launched it; work of CUDA graphs also below the
       operators that captured it, where those are known. Times of overlapping work add up
     - python_calls: Python frames as they lie in time, with self times
+    - module_calls_on_host: calls of modules alone, with their self times; module_calls_on_gpu: the same with the GPU
+      time that was launched in each call, outside of the calls inside it
     - sampled_lines: sampled Python by line, and below a line what its thread waited for; own values are samples
 """
 
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.arrays.row_groups import sums
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_ROW, Table, Trace
@@ -26,6 +29,7 @@ from kineto_trace.structure.activity_links import calls, captured_ops, gpu
 from kineto_trace.structure.captured_graphs import op_paths
 from kineto_trace.structure.event_tree import KINDS as EVENT_KINDS
 from kineto_trace.structure.event_tree import EventTree, build
+from kineto_trace.structure.module_calls import module_calls, module_name
 from kineto_trace.structure.python.python_samples import IDLE, WAITING, LineSamples, line_samples, state_counts
 
 NO_LAUNCH = "launch not in the trace"
@@ -47,6 +51,7 @@ class StackKind(IntEnum):
     GPU = 4
     WAITING = 5  # for the GIL
     IDLE = 6
+    MODULE = 7
 
 
 _EVENTS = {
@@ -152,6 +157,42 @@ def _captured(context: Context) -> Iterator[tuple[Ints, Ints]]:
         names = np.array([path[level] if level < len(path) else NO_ROW for path in paths] + [NO_ROW], np.int64)
         deep = np.flatnonzero(names[operator] != NO_ROW)
         yield deep, names[operator[deep]]
+
+
+def module_calls_on_host(context: Context) -> CallForest:
+    """Returns calls of modules, with self times in ns: those without the modules inside."""
+    found = context.get(module_calls)
+    length = found.end - found.start
+    inside = np.flatnonzero(found.parent >= 0)
+    return _of_modules(context, length - sums(found.parent[inside], length[inside], len(found)).astype(np.int64))
+
+
+def module_calls_on_gpu(context: Context, cut: tuple[int, int] | None = None) -> tuple[CallForest, int]:
+    """Returns calls of modules, with the GPU time (ns) that was launched in each, and the GPU time of all other work.
+
+    cut: only work that was launched between these moments (Unix ns) counts.
+    """
+    found, work, called = context.get(module_calls), context.get(gpu), context.get(calls)
+    took = work.end - work.start
+    if cut:
+        known = work.call >= 0
+        moment = work.start.copy()
+        moment[known] = called.start[work.call[known]]
+        took = np.where((moment >= cut[0]) & (moment < cut[1]), took, 0)
+    inside = found.activity >= 0
+    own = sums(found.activity[inside], took[inside], len(found)).astype(np.int64)
+    return _of_modules(context, own), int(took[~inside].sum())
+
+
+def _of_modules(context: Context, own: Ints) -> CallForest:
+    found, nodes = context.get(module_calls), _Nodes(context.trace)
+    nodes.add_threads(found.thread)
+    first = len(unique_values(found.thread))
+    parent = np.where(found.parent >= 0, found.parent + first, nodes.thread_places(found.thread))
+    times = {"thread": found.thread, "start": found.start, "end": found.end, "depth": found.depth + 1}
+    nodes.add(parent, found.name, StackKind.MODULE, own=own, **times)
+    forest = nodes.forest()
+    return replace(forest, frames=[module_name(text) for text in forest.frames])
 
 
 def sampled_lines(context: Context) -> CallForest:

@@ -28,6 +28,7 @@ def _function(
     streams: Sequence[int] = (),
     device: Literal["CPU", "GPU"] = "GPU",
     side: Side = Side.HOST,
+    cause: Literal["host", "queue"] | None = None,
 ) -> Answer:
     """Nothing."""
     return Answer({"x": []})
@@ -51,6 +52,8 @@ VIEW = View("example", _function, columns(("x", "int", "", "x")), None)
         ("streams", "", []),
         ("device", "CPU", "CPU"),
         ("side", "gpu", Side.GPU),
+        ("cause", "queue", "queue"),
+        ("cause", "none", None),
     ],
 )
 def test_values_have_the_types_of_the_signature(name: str, text: str, value: Any) -> None:
@@ -64,6 +67,7 @@ def test_values_have_the_types_of_the_signature(name: str, text: str, value: Any
         ("top", "many", "example.top: expected a whole number, got 'many'"),
         ("by_shape", "perhaps", "example.by_shape: expected yes or no, got 'perhaps'"),
         ("device", "TPU", "example.device: expected one of CPU, GPU, got 'TPU'"),
+        ("cause", "tea", "example.cause: expected one of host, queue, or none, got 'tea'"),
         ("streams", "a", "example.streams: expected a whole number, or several with commas, got 'a'"),
         ("step", "x", "example.step: expected a whole number or none, got 'x'"),
     ],

@@ -369,6 +369,12 @@ def test_the_kinds_of_stacks_complete() -> None:
     assert completed("kinetoctl trace --with-stack s") == ["plain,sample"]
 
 
+def test_options_of_views_and_their_words_complete() -> None:
+    assert completed("kinetoctl report --view operators --set ") == ["plain,group_by=", "plain,stacks="]
+    assert completed("kinetoctl report --view operators --set group_by=name+") == ["plain,group_by=name+shape"]
+    assert completed("kinetoctl report --view operators --set group_by=name+ --set stacks=") == [""]
+
+
 def test_a_mistyped_command_is_answered_with_those_that_are_like_it(run: Run) -> None:
     for words, like in ((["trcae"], "Did you mean trace?"), (["captures", "lst"], "Did you mean list?")):
         result = run(*words)

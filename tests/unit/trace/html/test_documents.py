@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from kineto_trace.html.documents import table_columns, titles
+from kineto_trace.html.documents import table_columns, titles, tree_levels
 from kineto_trace.view_api.result_columns import columns
 
 
@@ -32,6 +32,27 @@ def test_a_column_has_one_unit_and_aligned_decimals(
     kind: str, unit: str, values: list[Any], expected: tuple[str, list[str]]
 ) -> None:
     assert shown(kind, unit, values) == expected
+
+
+def of_tree(view: str, depths: list[int]) -> dict[str, Any]:
+    schema = columns(("path", "text", "", ""), ("name", "text", "", ""), ("depth", "int", "", ""))
+    rows = [{"path": f"p{n}", "name": f"n{n}", "depth": depth} for n, depth in enumerate(depths)]
+    return {"view": view, "columns": [column._asdict() for column in schema], "rows": rows}
+
+
+def test_a_tree_has_the_level_of_each_row_and_one_column_instead_of_path_and_depth() -> None:
+    document = of_tree("modules", [0, 1, 2, 1, 0])
+    assert tree_levels(document) == [0, 1, 2, 1, 0]
+    assert [(column.name, column.kind) for column in table_columns(document)] == [("name", "branch")]
+
+
+@pytest.mark.parametrize(
+    ("view", "depths"), [("modules", [1, 2]), ("modules", [0, 2]), ("modules", [0, 0]), ("query", [0, 1])]
+)
+def test_rows_that_are_not_below_one_another_are_no_tree(view: str, depths: list[int]) -> None:
+    document = of_tree(view, depths)
+    assert tree_levels(document) == []
+    assert [column.name for column in table_columns(document)] == ["path", "name", "depth"]
 
 
 def test_columns_without_a_value_and_those_that_are_left_out_are_not_shown() -> None:

@@ -7,8 +7,8 @@ import pytest
 from kineto_trace.analysis.causes.time_causes import CAUSES
 from kineto_trace.analysis.diff.view_differences import COMPARED, Extent, view_differences
 from kineto_trace.catalog.view_catalog import VIEWS
-from kineto_trace.html.view_charts import MAX_BARS, chart, pairs
-from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs
+from kineto_trace.html.view_charts import MAX_BARS, bar_count, chart, pairs
+from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, Pairs, bar_columns
 from kineto_trace.view_api.result import Result, make_result
 
 
@@ -35,6 +35,30 @@ def test_bars_show_the_first_rows_in_their_order() -> None:
     names, times = [f"k{n}" for n in range(count)], [1000.0 * n + 1 for n in range(count)]
     drawn = chart(of("kernels", count, name=names, total_us=times))
     assert re.findall(r">(k\d+)</span>", drawn) == [f"k{n}" for n in range(MAX_BARS)]
+
+
+def test_as_many_bars_are_drawn_as_are_wanted() -> None:
+    found = of("kernels", 40, name=[f"k{n}" for n in range(40)])
+    assert (chart(found, bars=30).count('class="chart-row"'), bar_count(found)) == (30, 40)
+    assert (bar_count(of("kernels", 0)), bar_count(of("queue_length", 4))) == (0, 0)
+    two = of("time_causes", 4, device=[0, 0, 1, 1], cause=["host", "sync", "host", "sync"])
+    assert (chart(two, bars=1).count('class="chart-row"'), bar_count(two)) == (1, 2)
+
+
+def test_bars_of_another_column_begin_with_the_longest_but_those_of_steps_stay_in_order() -> None:
+    drawn = chart(of("kernels", 4, name=["a", "b", "c", "d"], calls=[1, 7, None, 3]), "calls", 3)
+    assert re.findall(r">([a-d])</span>", drawn) == ["b", "d", "a"]
+    assert "Chart of calls in count" in drawn
+    drawn = chart(of("step_phases", 3, step=["1", "2", "3"], total_us=[1.0, 7.0, 3.0]), "total_us")
+    assert re.findall(r'"chart-label">([^<]*)', drawn) == ["step 1", "step 2", "step 3"]
+
+
+def test_every_column_that_a_chart_can_be_of_is_drawn() -> None:
+    offered = {view: bar_columns(view) for view in SHAPES if bar_columns(view)}
+    assert offered["operators"][2:4] == ("device_total_us", "host_total_us")
+    for view, names in offered.items():
+        for name in names:
+            assert "<rect" in chart(of(view), name), f"{view}.{name}"
 
 
 def test_the_mean_step_the_use_of_tensor_cores_and_the_overlap_of_communication_have_bars_of_all_their_parts() -> None:

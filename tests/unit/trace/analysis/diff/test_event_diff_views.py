@@ -72,7 +72,7 @@ def test_hta_compares_the_first_step() -> None:
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(ViewError, match="no step 9"):
         shown(step=9)
-    with pytest.raises(ViewError, match="use cpu, gpu or all"):
+    with pytest.raises(ViewError, match="use one of all, cpu, gpu"):
         shown(device="tpu")
     with pytest.raises(ViewError, match="HTA compares one step"):
         diff_events(Context(trace({})), Context(trace({})), compat=Compat.HTA)

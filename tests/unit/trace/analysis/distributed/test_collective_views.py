@@ -108,7 +108,7 @@ def test_clocks_of_several_hosts_are_aligned_by_the_ends_of_collectives() -> Non
     assert "the clocks of ranks 1 are taken as they are: nothing is known about them" in trusted.notes
     for found in (aligned, trusted):
         assert found.values("skew_uncertainty_us") == [None, None, None]
-    with pytest.raises(ViewError, match="'gps' is not valid; expected one of auto, clock, collectives"):
+    with pytest.raises(ViewError, match="align='gps' is not valid; use one of auto, clock, collectives"):
         over(collective_instances, rank0, rank1, align="gps")
 
 
@@ -257,9 +257,9 @@ def test_the_summary_puts_sizes_and_groups_together_that_are_alike() -> None:
     assert rows() == [(1024, "3, 4", 2), (1028, "4", 1), (1200, "3", 1), (4000, "3, 4", 2)]
     assert rows(sizes="log2") == [(1069, "3, 4", 4), (4000, "3, 4", 2)]
     assert rows(sizes="all", groups="each") == [(2017, "4", 3), (2075, "3", 3)]
-    with pytest.raises(ViewError, match="option sizes: 'log10' is not valid; expected one of exact, log2, all"):
+    with pytest.raises(ViewError, match="sizes='log10' is not valid; use one of exact, log2, all"):
         rows(sizes="log10")
-    with pytest.raises(ViewError, match="option groups: 'x' is not valid; expected one of alike, each"):
+    with pytest.raises(ViewError, match="groups='x' is not valid; use one of alike, each"):
         rows(groups="x")
 
 

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from kineto_trace.analysis.flame.flame_folding import folded, keys
 from kineto_trace.analysis.flame.flame_nodes import NS, SAMPLES, FlameKind, FlameNode
-from kineto_trace.analysis.flame.flame_profiles import FlameChoice, FlameSubject, merged_profile, timed_profile
+from kineto_trace.analysis.flame.flame_profiles import (
+    GPU_SUBJECTS,
+    FlameChoice,
+    FlameSubject,
+    merged_profile,
+    timed_profile,
+)
 from kineto_trace.analysis.flame.flame_trees import timed_tree
 from kineto_trace.analysis.flame.flame_views import flame_root
 from kineto_trace.catalog.view_runner import run_view
@@ -127,14 +133,58 @@ def test_exact_python_calls_have_self_times() -> None:
 
 
 def test_what_a_trace_does_not_have_is_said() -> None:
-    for of, what in (("ops", "operators"), ("python", "Python"), ("kernels", "GPU work")):
+    for of, what in (("ops", "operators"), ("python", "Python"), ("kernels", "GPU work"), ("modules", "modules")):
         result = run_view("flame_graph", trace({}), of=of)
         assert len(result) == 0
         assert what in result.notes[0]
 
 
+def _module(start: int, duration: int, name: str, number: int, parent: int = -1) -> dict[str, Any]:
+    return {**FRAME, "start": start, "duration": duration, "name": f"nn.Module: {name}", "module": number} | {
+        "parent": parent
+    }
+
+
+# Net runs in both steps, and Linear in it around the launch of gemm; the launch of the second step is outside of both.
+MODULES = {**ROWS, "python_function": [
+    _module(50, 450, "Net_0", 0), _module(120, 200, "Linear_0", 1, 0), _module(1000, 100, "Net_0", 0),
+]}  # fmt: skip
+
+
+def test_modules_alone_have_their_time_on_the_host() -> None:
+    assert stacks(MODULES, "self_us", "kind", of="modules") == [
+        ("thread 70 Net_0", 0.35, "module"),
+        ("thread 70 Net_0 Linear_0", 0.2, "module"),
+    ]
+    assert stacks(MODULES, of="modules", step=5) == [("thread 70 Net_0", 0.1)]
+
+
+def test_modules_alone_have_the_gpu_time_that_was_launched_in_them_and_the_rest_is_said() -> None:
+    assert stacks(MODULES, of="modules_gpu") == [("thread 70 Net_0 Linear_0", 0.04)]
+    result = run_view("flame_graph", trace(MODULES, length_ns=3000), of="modules_gpu")
+    assert result.notes == (
+        "0.009 µs of GPU time were launched outside of modules, as by the backward pass and the optimizer",
+    )
+    of_step = run_view("flame_graph", trace(MODULES, length_ns=3000), of="modules_gpu", step=4)
+    assert ([row["stack"][-1] for row in of_step.rows()], of_step.notes) == (["Linear_0"], ())
+
+
+def test_modules_in_order_of_time_are_where_they_ran_and_gpu_time_is_side_by_side() -> None:
+    assert shape(timed(FlameSubject.MODULES, rows=MODULES))[3] == [
+        (
+            "thread 70",
+            0,
+            1050,
+            [("Net_0", 0, 450, [("Linear_0", 70, 200, [])]), ("Net_0", 950, 100, [])],
+        )
+    ]
+    assert [(child.name, child.total) for child in timed(FlameSubject.MODULES_GPU, rows=MODULES).children] == [
+        ("thread 70", 40)
+    ]
+
+
 def test_values_that_there_are_not_are_refused() -> None:
-    with pytest.raises(ViewError, match="of='cpu' is not valid; use python, ops, kernels"):
+    with pytest.raises(ViewError, match="of='cpu' is not valid; use one of python, ops, kernels, modules, modules_gpu"):
         run_view("flame_graph", trace(ROWS), of="cpu")
     with pytest.raises(ViewError, match="no step 6; there are: 4, 5"):
         run_view("flame_graph", trace(ROWS), step=6)
@@ -144,9 +194,9 @@ def shape(node: FlameNode) -> Any:
     return (node.name, node.start, node.total, [shape(child) for child in node.children])
 
 
-def timed(of: FlameSubject, step: int | None = None, **changes: Any) -> FlameNode:
-    profile = timed_profile(Context(trace(ROWS, length_ns=3000, **changes)), FlameChoice(of=of, step=step))
-    tree = timed_tree(profile.calls, None if of is FlameSubject.KERNELS else profile.start)
+def timed(of: FlameSubject, step: int | None = None, rows: Any = ROWS, **changes: Any) -> FlameNode:
+    profile = timed_profile(Context(trace(rows, length_ns=3000, **changes)), FlameChoice(of=of, step=step))
+    tree = timed_tree(profile.calls, None if of in GPU_SUBJECTS else profile.start)
     return folded(tree, keys(tree))
 
 

@@ -72,6 +72,27 @@ def test_shares_of_gpu_time_are_unknown_without_gpu_activity() -> None:
     assert sum(row["host_self_pct"] for row in rows) == pytest.approx(100)
 
 
+def test_cumulative_shares_follow_the_order_of_the_rows() -> None:
+    for tables, share in ((LINEAR, "device_self_pct"), ({"cpu_op": LINEAR["cpu_op"]}, "host_self_pct")):
+        rows = operators(Context(trace(tables))).rows()
+        shares = [row[share] for row in rows]
+        assert [row["cumulative_pct"] for row in rows] == pytest.approx(
+            [sum(shares[: n + 1]) for n in range(len(rows))]
+        )
+        assert rows[-1]["cumulative_pct"] == pytest.approx(100)
+    assert {row["cumulative_pct"] for row in operators(Context(trace(LINEAR)), compat=Compat.PLUGIN).rows()} == {None}
+
+
+def test_operators_of_one_kind_of_work_are_one_row_whose_total_counts_nested_ones_once() -> None:
+    kinds, names = by_name(trace(LINEAR), group_by="type"), by_name(trace(LINEAR))
+    assert {name: row["calls"] for name, row in kinds.items()} == {"matrix product": 2, "view": 1}
+    product = kinds["matrix product"]
+    assert product["host_total_us"] == names["aten::linear"]["host_total_us"]
+    assert product["host_self_us"] == names["aten::linear"]["host_self_us"] + names["aten::addmm"]["host_self_us"]
+    with pytest.raises(ViewError, match=r"group_by='type' is not valid; use one of name, name\+shape$"):
+        operators(Context(trace(LINEAR)), compat=Compat.PLUGIN, group_by="type")
+
+
 def test_an_operator_has_the_gpu_work_of_its_calls_and_in_total_that_of_operators_inside() -> None:
     found = by_name(with_inputs(LINEAR, [None] * 3))
     assert (found["aten::addmm"]["device_self_us"], found["aten::addmm"]["device_total_us"]) == (7.0, 7.0)

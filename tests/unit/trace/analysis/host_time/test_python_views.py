@@ -146,7 +146,7 @@ def test_who_holds_the_gil_while_code_waits_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_grouping_is_refused(trace: Trace) -> None:
-    with pytest.raises(ViewError, match="by='file' is not valid; use function or line"):
+    with pytest.raises(ViewError, match="by='file' is not valid; use one of function, line"):
         run_view("python_samples", trace, by="file")
 
 

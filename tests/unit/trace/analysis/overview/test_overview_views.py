@@ -74,7 +74,7 @@ def test_steps_can_end_on_the_device() -> None:
     result = step_breakdown(Context(two_steps()), step_ends="device")
     assert result.values("total_us") == [120, 100, 110]
     assert result.values("kernel_us") == [40, 40, 40]
-    with pytest.raises(ViewError, match="step_ends='gpu' is not valid; use host or device"):
+    with pytest.raises(ViewError, match="step_ends='gpu' is not valid; use one of host, device"):
         step_breakdown(Context(two_steps()), step_ends="gpu")
 
 
