@@ -249,6 +249,18 @@ def test_rows_lead_to_their_place_in_the_timeline(browser: Browser, ids: list[st
     assert address.replace("timeline", "timeline/trace").replace("&", "&amp;") in shown
 
 
+def test_the_timeline_has_tracks_of_the_gpus_unless_they_are_not_wanted(browser: Browser, ids: list[str]) -> None:
+    def counters(query: str) -> set[str]:
+        found = gzip.decompress(browser.raw(f"/c/{ids[1]}/timeline/trace{query}"))
+        return {each["name"] for each in json.loads(found)["traceEvents"] if each["ph"] == "C"}
+
+    assert counters("") == {"GPU utilization (computed)"}
+    assert counters("?tracks=none") == set()
+    page = browser.ask(f"/c/{ids[1]}/timeline?tracks=none&t0=1&t1=9").text
+    assert f'data-trace="/c/{ids[1]}/timeline/trace?t0=1&amp;t1=9&amp;tracks=none"' in page
+    assert '<option value="none" selected>' in page
+
+
 def test_the_timeline_gets_only_the_part_that_is_asked_for(browser: Browser, ids: list[str]) -> None:
     def steps(query: str) -> list[str]:
         found = gzip.decompress(browser.raw(f"/c/{ids[0]}/timeline/trace?rank=1&{query}"))
