@@ -1,5 +1,5 @@
 from kineto_trace.html.charts import Series
-from kineto_trace.html.time_charts import ChartLine, areas, curves, scale
+from kineto_trace.html.time_charts import ChartLine, Marks, areas, curves, scale
 
 
 def test_a_value_holds_until_the_next_one() -> None:
@@ -22,7 +22,16 @@ def test_areas_are_on_top_of_each_other() -> None:
 def test_what_is_no_curve_is_not_drawn_and_names_are_text() -> None:
     assert curves([ChartLine("one", [1.0], [1.0])], "") == ""
     assert areas([0.0, 1.0], [Series("a", [0.0, None])], "bytes") == ""
-    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", mark=(0.5, "<b>")))
+    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", Marks(moments=[(0.5, "<b>")])))
+
+
+def test_a_chart_shows_moments_and_a_span_inside_of_it() -> None:
+    line = [ChartLine("held", [0.0, 10.0], [0.0, 5.0])]
+    text = str(curves(line, "bytes", Marks(moments=[(5.0, "peak"), (11.0, "later")], span=(-3.0, 5.0))))
+    assert '<rect x="64" y="10" width="442" height="180" class="span"/>' in text
+    assert ">peak</text>" in text
+    assert "later" not in text
+    assert 'data-first="0.0" data-last="10.0" data-left="64" data-right="948"' in text
 
 
 def test_units_fit_the_largest_value() -> None:
