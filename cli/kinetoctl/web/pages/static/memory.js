@@ -59,7 +59,7 @@ if (curves.length) document.getElementById("memory-how").hidden = false;
 
 const mark = (event) => {
   document.querySelectorAll("rect.block-time").forEach((rect) => rect.remove());
-  const row = event.target.closest?.("tr[data-curve]");
+  const row = [event.target, document.activeElement].map((each) => each?.closest?.("tr[data-curve]")).find(Boolean);
   const figure = row && curves.find((each) => each.dataset.curve === row.dataset.curve);
   if (!figure) return;
   const svg = figure.querySelector("svg");
