@@ -10,18 +10,13 @@ from math import isfinite
 
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES, Series, legend
+from kineto_trace.html.charts import SERIES, Series, figure, legend
+from kineto_trace.view_api.column_units import scaled_unit
 
 WIDTH, HEIGHT = 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
 TICKS = 4
 MARK = 14
-# unit of the values -> (from, factor, its name), the largest first
-SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
-    "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "bytes")),
-    "B/s": ((2**30, 2**30, "GiB/s"), (2**20, 2**20, "MiB/s"), (2**10, 2**10, "KiB/s"), (0, 1, "B/s")),
-    "us": ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0, 1, "µs")),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +128,8 @@ def _mark(frame: _Frame, time: float, text: str, line: int) -> Markup:
 
 
 def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], unit: str) -> Markup:
-    factor, shown_unit = scale(unit, max(abs(frame.low), abs(frame.high)))
-    per, time_unit = scale("us", frame.last - frame.first)
+    factor, shown_unit = scaled_unit(unit, max(abs(frame.low), abs(frame.high)))
+    per, time_unit = scaled_unit("us", frame.last - frame.first)
     grid = [
         Markup(
             '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
@@ -142,8 +137,8 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
             '<text x="{}" y="{}" class="axis" text-anchor="middle">{}</text>'
         ).format(
             *(LEFT, WIDTH - RIGHT, frame.y(value), frame.y(value)),
-            *(LEFT - 6, frame.y(value), _figure(value / factor)),
-            *(frame.x(time), HEIGHT - 10, _figure(time / per)),
+            *(LEFT - 6, frame.y(value), figure(value * factor)),
+            *(frame.x(time), HEIGHT - 10, figure(time * per)),
         )
         for value, time in (
             (
@@ -154,7 +149,7 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
         )
     ]
     over = f"{shown_unit or 'value (unit unknown)'} over {time_unit} since the recording began"
-    summary = f"{', '.join(each.name for each in series)}: {over}; at most {_figure(frame.high / factor)}"
+    summary = f"{', '.join(each.name for each in series)}: {over}; at most {figure(frame.high * factor)}"
     caption = Markup('<div class="unit">{}</div>').format(over)
     place = Markup(
         'data-first="{}" data-last="{}" data-left="{}" data-right="{}" data-top="{}" data-bottom="{}"'
@@ -162,15 +157,6 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
     return caption + Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" {}>{}</svg>').format(
         WIDTH, HEIGHT, summary, place, Markup("").join([*grid, *parts])
     )
-
-
-def scale(unit: str, largest: float) -> tuple[float, str]:
-    """By what values are divided, and the unit that they have then. largest: of the values."""
-    return next(((factor, name) for least, factor, name in SCALES.get(unit, ()) if largest >= least), (1.0, unit))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _short(value: float) -> str:
