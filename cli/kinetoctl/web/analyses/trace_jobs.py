@@ -212,10 +212,11 @@ class TraceJobs:
             return {"path": str(source.path)}
         try:
             added = write_timeline(self._context(source), Path(target), None, tracks=tracks)
-        except (TraceError, MemoryError):
+        except (TraceError, MemoryError) as exc:
             if form is not Form.CHROME:
                 raise
-            self.forget()
+            if isinstance(exc, MemoryError):
+                self.forget()
             added = False
         return {"path": target if added or form is not Form.CHROME else str(source.path)}
 
