@@ -61,7 +61,7 @@ def memory_snapshot(context: Context, *, at_ns: int | None = None, top: int = 50
         rows = rows[np.argsort(-records.bytes[rows], kind="stable")]
         own, rest = rows[:top], rows[top:]
         since = (records.time[own] - context.trace.window_start_ns) / 1000
-        found = [
+        found: list[tuple[Any, ...]] = [
             (name, size, 1, address, at, age, stacks.text(context.trace, number))
             for name, size, address, at, age, number in zip(
                 owners.of(own).tolist(),

