@@ -119,6 +119,8 @@ def test_a_moment_is_chosen_by_keyboard(memory: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile(rf"at={origin + 1_000_000}"))
     page.get_by_role("link", name="Show the peak").wait_for()
+    assert page.get_by_label("Snapshot ns").input_value() == str(origin + 1_000_000)
+    assert memory.problems == []
 
 
 def test_a_row_of_the_blocks_is_marked_in_its_curve(memory: Any) -> None:
