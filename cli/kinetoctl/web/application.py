@@ -63,7 +63,7 @@ _STATIC: Mapping[str, tuple[str, str]] = {
     "style.css": ("kineto_trace.html", "page"),
     "page.js": ("kineto_trace.html", "page"),
     **dict.fromkeys(
-        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "timeline.js", "icon.svg"),
+        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "memory.js", "timeline.js", "icon.svg"),
         ("kinetoctl.web.pages", "static"),
     ),
 }

@@ -38,7 +38,12 @@ from kineto_trace.analysis.kernels import (  # noqa: F401
     precision_views,
 )
 from kineto_trace.analysis.launches import launch_views, op_delay_views, queue_views  # noqa: F401
-from kineto_trace.analysis.memory import memory_holder_views, memory_views, tensor_views  # noqa: F401
+from kineto_trace.analysis.memory import (  # noqa: F401
+    memory_holder_views,
+    memory_snapshot_views,
+    memory_views,
+    tensor_views,
+)
 from kineto_trace.analysis.overview import (  # noqa: F401
     counter_series_views,
     flop_views,

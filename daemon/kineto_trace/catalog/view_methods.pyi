@@ -1141,6 +1141,21 @@ class Views:
         Columns: rank, device, operator, size_bytes, allocation_us, release_us, duration_us, address.
         """
 
+    def memory_fragmentation(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """How much of the memory that the allocator reserved it had not given out: one row per device.
+
+        Such memory is cached for later, or lies between blocks where none fits. Where the trace has no reserved bytes, as
+        for the CPU, a row has the peak alone.
+
+        Columns: rank, device, peak_bytes, peak_ns, reserved_bytes, unused_bytes, unused_pct, mean_unused_pct,
+        most_unused_bytes, most_unused_ns.
+        """
+
     def memory_holders(
         self,
         sources: Sources,
@@ -1191,6 +1206,28 @@ class Views:
         - top: number of rows per device.
 
         Columns: rank, device, time_ns, operator, held_bytes, blocks, call_stack.
+        """
+
+    def memory_snapshot(
+        self,
+        sources: Sources,
+        *,
+        at_ns: int | None = None,
+        top: int = 500,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each device held at one moment: one row per block, the largest first.
+
+        A block counts if it was allocated at or before that time and released after it. The last rows of a device are one
+        for all smaller blocks and one for memory that was allocated before the recording. Stacks are those of the
+        operators, as in the view operators.
+
+        Options:
+        - at_ns: the moment (Unix ns). Without it, the moment of each device's peak.
+        - top: number of blocks per device with rows of their own.
+
+        Columns: rank, device, time_ns, allocated_bytes, operator, size_bytes, blocks, address, allocation_us, age_us,
+        call_stack.
         """
 
     def memory_statistics(

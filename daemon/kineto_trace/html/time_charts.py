@@ -1,7 +1,7 @@
 """Values over time as SVG: lines, and areas on top of each other. Pure; colours are those of charts.py.
 
 A value holds from its time until the next one. Times are those since the recording began; sizes and times have the
-unit that fits the largest.
+unit that fits the largest. A chart says for scripts which times (us) are at its ends, and where its field is.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,13 @@ from math import isfinite
 
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES, Series, legend
+from kineto_trace.html.charts import SERIES, Series, figure, legend
+from kineto_trace.view_api.column_units import scaled_unit
 
 WIDTH, HEIGHT = 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 30
 TICKS = 4
 MARK = 14
-# unit of the values -> (from, factor, its name), the largest first
-SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
-    "bytes": ((2**30, 2**30, "GiB"), (2**20, 2**20, "MiB"), (2**10, 2**10, "KiB"), (0, 1, "bytes")),
-    "B/s": ((2**30, 2**30, "GiB/s"), (2**20, 2**20, "MiB/s"), (2**10, 2**10, "KiB/s"), (0, 1, "B/s")),
-    "us": ((1e6, 1e6, "s"), (1e3, 1e3, "ms"), (0, 1, "µs")),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +26,14 @@ class ChartLine:
     name: str
     times: Sequence[float]
     values: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What is pointed out in a chart. moments: times with what happened then; span: from when to when."""
+
+    moments: Sequence[tuple[float, str]] = ()
+    span: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,27 @@ class _Frame:
     def x(self, time: float) -> str:
         return _short(LEFT + (WIDTH - LEFT - RIGHT) * (time - self.first) / (self.last - self.first))
 
+    def has(self, time: float) -> bool:
+        return self.first <= time <= self.last
+
     def y(self, value: float) -> str:
         return _short(TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low))
 
 
-def curves(series: Sequence[ChartLine], unit: str, *, mark: tuple[float, str] | None = None) -> Markup:
-    """Draws lines. mark: a time and what happened then. Empty if no curve has two moments."""
+def curves(series: Sequence[ChartLine], unit: str, marks: Marks = Marks()) -> Markup:
+    """Draws lines. Empty if no curve has two moments."""
     shown = [each for each in series if len(each.times) > 1 and all(map(isfinite, each.values))]
     if not shown or max(each.times[-1] for each in shown) <= min(each.times[0] for each in shown):
         return Markup("")
     frame = _frame([each.times for each in shown], [value for each in shown for value in each.values])
-    parts = [
+    parts = [] if marks.span is None else [_span(frame, *marks.span)]
+    parts += [
         Markup('<polyline points="{}" class="line series-{}"><title>{}</title></polyline>').format(
             " ".join(_stairs(frame, each.times, each.values)), number % SERIES, each.name
         )
         for number, each in enumerate(shown)
     ]
-    if mark is not None:
-        parts.append(_mark(frame, *mark))
+    parts += [_mark(frame, time, text, line) for line, (time, text) in enumerate(marks.moments) if frame.has(time)]
     return legend([Series(each.name, each.values) for each in shown]) + _chart(frame, parts, shown, unit)
 
 
@@ -103,20 +109,27 @@ def _stairs(frame: _Frame, times: Sequence[float], values: Sequence[float]) -> l
     return points
 
 
-def _mark(frame: _Frame, time: float, text: str) -> Markup:
+def _span(frame: _Frame, start: float, end: float) -> Markup:
+    first, last = (frame.x(min(max(time, frame.first), frame.last)) for time in (start, end))
+    return Markup('<rect x="{}" y="{}" width="{}" height="{}" class="span"/>').format(
+        first, TOP, _short(max(float(last) - float(first), 1.0)), HEIGHT - TOP - BOTTOM
+    )
+
+
+def _mark(frame: _Frame, time: float, text: str, line: int) -> Markup:
     return Markup(
         '<line x1="{0}" x2="{0}" y1="{1}" y2="{2}" class="mark"/><text x="{0}" y="{3}" class="axis" '
         'text-anchor="{4}">{5}</text>'
     ).format(
-        *(frame.x(time), TOP, HEIGHT - BOTTOM, TOP + MARK),
+        *(frame.x(time), TOP, HEIGHT - BOTTOM, TOP + MARK * (1 + line)),
         "end" if time > (frame.first + frame.last) / 2 else "start",
         text,
     )
 
 
 def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], unit: str) -> Markup:
-    factor, shown_unit = scale(unit, max(abs(frame.low), abs(frame.high)))
-    per, time_unit = scale("us", frame.last - frame.first)
+    factor, shown_unit = scaled_unit(unit, max(abs(frame.low), abs(frame.high)))
+    per, time_unit = scaled_unit("us", frame.last - frame.first)
     grid = [
         Markup(
             '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
@@ -124,8 +137,8 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
             '<text x="{}" y="{}" class="axis" text-anchor="middle">{}</text>'
         ).format(
             *(LEFT, WIDTH - RIGHT, frame.y(value), frame.y(value)),
-            *(LEFT - 6, frame.y(value), _figure(value / factor)),
-            *(frame.x(time), HEIGHT - 10, _figure(time / per)),
+            *(LEFT - 6, frame.y(value), figure(value * factor)),
+            *(frame.x(time), HEIGHT - 10, figure(time * per)),
         )
         for value, time in (
             (
@@ -136,20 +149,14 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
         )
     ]
     over = f"{shown_unit or 'value (unit unknown)'} over {time_unit} since the recording began"
-    summary = f"{', '.join(each.name for each in series)}: {over}; at most {_figure(frame.high / factor)}"
+    summary = f"{', '.join(each.name for each in series)}: {over}; at most {figure(frame.high * factor)}"
     caption = Markup('<div class="unit">{}</div>').format(over)
-    return caption + Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, summary, Markup("").join([*grid, *parts])
+    place = Markup(
+        'data-first="{}" data-last="{}" data-left="{}" data-right="{}" data-top="{}" data-bottom="{}"'
+    ).format(frame.first, frame.last, LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM)
+    return caption + Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" {}>{}</svg>').format(
+        WIDTH, HEIGHT, summary, place, Markup("").join([*grid, *parts])
     )
-
-
-def scale(unit: str, largest: float) -> tuple[float, str]:
-    """By what values are divided, and the unit that they have then. largest: of the values."""
-    return next(((factor, name) for least, factor, name in SCALES.get(unit, ()) if largest >= least), (1.0, unit))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _short(value: float) -> str:

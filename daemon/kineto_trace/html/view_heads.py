@@ -27,6 +27,8 @@ HEADS: Mapping[str, tuple[str, str]] = {
     "threads": ("Threads", "Of the process, by CPU time; those without Python, too."),
     "collective_summary": ("Collectives", "Bandwidths by the factors of nccl-tests."),
     "memory_curve": ("Memory over time", "What the allocator gave out, and what it holds."),
+    "memory_snapshot": ("Memory at one moment", "Block by block."),
+    "memory_fragmentation": ("Reserved but unused memory", "What the allocator holds and has not given out."),
     "memory_peak": ("What filled the memory at its peak", "By the operator that allocated it."),
     "diff_tree": ("Tree of differences", "Steps, modules, optimizer steps and data loading of two traces, matched in "
                   "order: one node, and what is inside of it."),

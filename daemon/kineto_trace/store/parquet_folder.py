@@ -367,7 +367,8 @@ class _StoredTable:
         if name not in self._columns and not name.startswith(ORIGIN_PREFIX):
             return np.full(self._rows, _ABSENT.get(name, 0), dtype)
         try:
-            stored = file.read(columns=[name])[name]
+            # One column has no work for several threads, and on a busy machine each of them must be waited for.
+            stored = file.read(columns=[name], use_threads=False)[name]
             if pa.types.is_dictionary(stored.type) or pa.types.is_string(stored.type):
                 column = self._as_numbers(stored)
             else:

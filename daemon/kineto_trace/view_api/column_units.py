@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 SCALES: Mapping[str, Sequence[tuple[float, str]]] = {  # the largest first
     "us": ((1e6, "s"), (1e3, "ms"), (1, "µs")),
     "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+    "B/s": ((2**30, "GiB/s"), (2**20, "MiB/s"), (2**10, "KiB/s"), (1, "B/s")),
 }
 
 

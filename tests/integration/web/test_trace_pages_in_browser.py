@@ -68,6 +68,75 @@ def test_the_map_leads_to_a_rank_and_shows_what_is_chosen(new_tab: Any, server: 
     assert tab.problems == []
 
 
+@pytest.fixture
+def memory(new_tab: Any, server: Browser, ids: list[str]) -> Any:
+    """The page of the memory of rank 0."""
+    tab = entered(new_tab, server)
+    server.shown(f"/c/{ids[0]}/memory?rank=0")
+    tab.page.goto(f"{server.own}/c/{ids[0]}/memory?rank=0")
+    tab.page.locator("#memory-how").wait_for()
+    return tab
+
+
+def dragged(page: Any, start: float, end: float) -> None:
+    """Drags over the first curve, from and to these shares of its width."""
+    svg = page.locator("figure.curve svg").first
+    svg.scroll_into_view_if_needed()
+    box = svg.bounding_box()
+    page.mouse.move(box["x"] + start * box["width"], box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], box["y"] + 60)
+    page.mouse.up()
+
+
+def test_a_drag_over_the_curve_restricts_the_tables_and_a_link_takes_it_back(memory: Any) -> None:
+    page = memory.page
+    dragged(page, 0.7, 0.4)
+    page.wait_for_url(re.compile(r"t0=\d{5,}&t1=\d{5,}"))
+    start, end = (int(page.locator(f"input[name={name}]").input_value()) for name in ("t0", "t1"))
+    assert start < end
+    page.get_by_role("link", name="Show the whole time").click()
+    page.wait_for_url(re.compile(r"memory\?rank=0"))
+    page.get_by_role("heading", name="Every block").wait_for()
+    assert page.locator("input[name=t0]").input_value() == ""
+    assert memory.problems == []
+
+
+def test_a_click_in_the_curve_shows_what_was_held_then(memory: Any) -> None:
+    page = memory.page
+    dragged(page, 0.5, 0.5)
+    page.wait_for_url(re.compile(r"[?&]at=\d{5,}"))
+    page.get_by_role("link", name="Show the peak").wait_for()
+    page.locator("figure.curve text", has_text="snapshot").wait_for()
+    assert page.get_by_role("heading", name="What was held at").count() == 1
+    assert memory.problems == []
+
+
+def test_a_moment_is_chosen_by_keyboard(memory: Any) -> None:
+    page = memory.page
+    origin = int(page.locator("figure.curve").first.get_attribute("data-origin"))
+    page.get_by_label("Snapshot ns").fill(str(origin + 1_000_000))
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(rf"at={origin + 1_000_000}"))
+    page.get_by_role("link", name="Show the peak").wait_for()
+    assert page.get_by_label("Snapshot ns").input_value() == str(origin + 1_000_000)
+    assert memory.problems == []
+
+
+def test_a_row_of_the_blocks_is_marked_in_its_curve(memory: Any) -> None:
+    page = memory.page
+    rows = page.locator("tr[data-curve]")
+    rows.last.hover()
+    assert page.locator("rect.block-time").count() == 1
+    first = page.locator("rect.block-time").get_attribute("x")
+    rows.first.focus()
+    page.keyboard.press("ArrowDown")
+    assert rows.nth(1).evaluate("row => row === document.activeElement")
+    assert page.locator("rect.block-time").count() == 1
+    assert page.locator("rect.block-time").get_attribute("x") != first
+    assert memory.problems == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_pages_fit_every_screen(new_tab: Any, server: Browser, ids: list[str], width: int, scheme: str) -> None:

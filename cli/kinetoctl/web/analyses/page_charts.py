@@ -3,15 +3,17 @@
 Each takes the result of a view and options, and returns the rows that belong to the chart, and the chart.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from kineto_trace.html.charts import Series
+from kineto_trace.html.block_map import Block, block_map
+from kineto_trace.html.charts import SERIES, Series, legend
 from kineto_trace.html.heat_maps import Axis, Span, heat_map
-from kineto_trace.html.time_charts import ChartLine, areas, curves
+from kineto_trace.html.time_charts import ChartLine, Marks, areas, curves
 from kineto_trace.html.view_charts import pairs
 from kineto_trace.view_api.plot_shapes import SHAPES, Pairs
 from kineto_trace.view_api.result import Result
@@ -21,7 +23,8 @@ from kinetoctl.errors import UsageProblem
 from kinetoctl.output.cell_values import human
 
 Drawn = tuple[Result, Markup]
-_OUTSIDE = "outside operators"
+_OUTSIDE, _SMALLER, _OTHERS = "outside operators", "smaller blocks", "others"
+US = 1000  # ns
 MAX_COUNTERS = 60
 
 
@@ -77,8 +80,13 @@ def _inside(name: str, wanted: str) -> bool:
     return name.isdecimal() and int(first) <= int(name) <= int(last or first)
 
 
-def memory_levels(result: Result) -> Drawn:
-    """The view memory_curve: for each rank and device what was allocated and reserved, with its peak."""
+def memory_levels(
+    result: Result, *, start_ns: int | None = None, end_ns: int | None = None, at_ns: int | None = None
+) -> Drawn:
+    """The view memory_curve: for each rank and device what was allocated and reserved, with its peak.
+
+    start_ns, end_ns: the stretch of time that the page's tables are about; at_ns: the moment of its snapshot; Unix.
+    """
     charts = Markup("")
     for (rank, device), rows in _groups(result, "rank", "device"):
         times = [row["time_us"] for row in rows]
@@ -87,9 +95,60 @@ def memory_levels(result: Result) -> Drawn:
         series = [ChartLine("allocated", times, allocated)]
         series += [ChartLine("reserved", times, reserved)] if None not in reserved else []
         top = max(range(len(rows)), key=allocated.__getitem__)
-        drawn = curves(series, "bytes", mark=(times[top], f"peak {human(int(allocated[top]), 'bytes')}"))
-        charts += _titled(f"rank {rank}, {device}", drawn)
+        origin = rows[0]["time_ns"] - round(times[0] * US)
+        moments = [(times[top], f"peak {human(int(allocated[top]), 'bytes')}")]
+        moments += [((at_ns - origin) / US, "snapshot")] if at_ns is not None else []
+        start = times[0] if start_ns is None else (start_ns - origin) / US
+        end = times[-1] if end_ns is None else (end_ns - origin) / US
+        span = (start, end) if (start, end) != (times[0], times[-1]) else None
+        drawn = curves(series, "bytes", Marks(moments=moments, span=span))
+        charts += (
+            Markup(
+                '<figure class="curve" data-curve="{0}" data-origin="{1}"><figcaption>{0}</figcaption>{2}</figure>'
+            ).format(curve_name(rank, device), origin, drawn)
+            if drawn
+            else ""
+        )
     return result, charts
+
+
+def curve_name(rank: int, device: str) -> str:
+    """The title of a device's charts."""
+    return f"rank {rank}, {device}"
+
+
+def memory_blocks(result: Result) -> Drawn:
+    """The view memory_snapshot: for each rank and device its blocks as bars, those of an operator beside each other."""
+    charts = Markup("")
+    for (rank, device), rows in _groups(result, "rank", "device"):
+        held = Counter[str]()
+        for row in rows:
+            held[_holder(row)] += row["size_bytes"]
+        places = {name: at for at, (name, _) in enumerate(held.most_common())}
+        colours = {name: min(at, SERIES - 1) for name, at in places.items()}
+        ordered = sorted(rows, key=lambda row: (places[_holder(row)], -row["size_bytes"]))
+        blocks = [Block(row["size_bytes"], colours[_holder(row)], _block_title(row)) for row in ordered]
+        total = human(rows[0]["allocated_bytes"], "bytes")
+        names = [name for name in colours if colours[name] < SERIES - 1]
+        names += [_OTHERS] if len(colours) >= SERIES else []
+        drawn = block_map(blocks, f"{total} in {len(rows)} blocks, by operator")
+        charts += _titled(
+            f"{curve_name(rank, device)}: {total}",
+            legend([Series(name, [1.0]) for name in names]) + drawn if drawn else drawn,
+        )
+    return result, charts
+
+
+def _holder(row: Mapping[str, Any]) -> str:
+    if row["blocks"] is None:
+        return "before the recording"
+    return _SMALLER if row["address"] is None else row["operator"] or _OUTSIDE
+
+
+def _block_title(row: Mapping[str, Any]) -> str:
+    size = human(row["size_bytes"], "bytes")
+    age = "" if row["age_us"] is None else f", held for {human(row['age_us'], 'us')}"
+    return f"{_holder(row)}: {size}{age}"
 
 
 def memory_holders(result: Result) -> Drawn:
@@ -99,7 +158,7 @@ def memory_holders(result: Result) -> Drawn:
         by_operator = [(name, list(part)) for name, part in groupby(rows, key=lambda row: row["operator"] or _OUTSIDE)]
         times = [row["time_us"] for row in by_operator[0][1]]
         series = [Series(name, [row["held_bytes"] for row in part]) for name, part in by_operator]
-        charts += _titled(f"rank {rank}, {device}", areas(times, series, "bytes"))
+        charts += _titled(curve_name(rank, device), areas(times, series, "bytes"))
     return result, charts
 
 
@@ -149,6 +208,7 @@ DRAWINGS: Mapping[str, Callable[..., Drawn]] = {
     "rank_steps": rank_map,
     "memory_curve": memory_levels,
     "memory_holders": memory_holders,
+    "memory_snapshot": memory_blocks,
     "counters": counter_charts,
     "diff_tree": tree_levels,
 }

@@ -24,9 +24,9 @@ from kineto_trace.catalog.view_runner import (
     opened_context,
     unopened,
 )
-from kineto_trace.conversion.time_cut import around, cut, longest
+from kineto_trace.conversion.time_cut import around, longest
+from kineto_trace.conversion.timeline_file import write_timeline
 from kineto_trace.errors import FileError, TraceError
-from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.html.documents import titles
 from kineto_trace.html.first_screen import first_requests, first_screen
 from kineto_trace.html.result_documents import page_parts
@@ -34,8 +34,6 @@ from kineto_trace.html.view_charts import MAX_BARS
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_discovery import Source, find_traces
 from kineto_trace.open.trace_opener import Form, detect
-from kineto_trace.sql import Database
-from kineto_trace.sql.arrow_tables import SqlSource
 from kineto_trace.view_api.option_words import option_words
 from kineto_trace.view_api.plot_shapes import bar_columns
 from kineto_trace.view_api.result import Result, make_result
@@ -193,28 +191,46 @@ class TraceJobs:
         return [_document(self._queried(sql, paths), "", limit)]
 
     def _queried(self, sql: str, paths: Sequence[str]) -> Result:
+        from kineto_trace.sql import Database  # brings DuckDB and pandas, half of what a worker would import
+        from kineto_trace.sql.arrow_tables import SqlSource
+
         opened = [SqlSource(source.path.name, self._context(source)) for source in self._sources(paths, None)]
         with Database(opened) as database:
             return database.query(sql)
 
     def timeline(
-        self, paths: Sequence[str], rank: int | None, target: str, span: Sequence[int] = (), name: str = ""
+        self,
+        paths: Sequence[str],
+        rank: int | None,
+        target: str,
+        span: Sequence[int] = (),
+        name: str = "",
+        tracks: bool = False,
     ) -> dict[str, Any]:
         """Writes the trace of one rank for the timeline. Returns the path of the file.
 
         span: its only part of interest, [start, end) in Unix ns; name: the longest activity of this name, with some
-        margin. Without them, the whole trace.
+        margin. Without them, the whole trace: a file that the UI reads as it is, unless it gets tracks. tracks: adds
+        how busy the GPUs were, except to a whole Perfetto file, or to one that cannot be read.
         """
         source = self._sources(paths, rank)[0]
         if span or name:
-            trace = self._context(source).trace
-            start, end = span or around(*longest(trace, name))
-            export_trace(cut(trace, start, end), Path(target), "chrome")
+            context = self._context(source)
+            start, end = span or around(*longest(context.trace, name))
+            write_timeline(context, Path(target), (start, end), tracks=tracks)
             return {"path": target}
-        if detect(source.path) in (Form.CHROME, Form.PERFETTO):
+        form = detect(source.path)
+        if form is Form.PERFETTO or (form is Form.CHROME and not tracks):
             return {"path": str(source.path)}
-        export_trace(self._context(source).trace, Path(target), "chrome")
-        return {"path": target}
+        try:
+            added = write_timeline(self._context(source), Path(target), None, tracks=tracks)
+        except (TraceError, MemoryError) as exc:
+            if form is not Form.CHROME:
+                raise
+            if isinstance(exc, MemoryError):
+                self.forget()
+            added = False
+        return {"path": target if added or form is not Form.CHROME else str(source.path)}
 
     def flame(
         self,

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 from kinetoctl.web.analyses import frames
 
 _START_S = 120.0  # on a machine that is busy
+# Arrow's own allocator gives memory back after each column: columns are read in half the time without it.
+ARROW_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 
 
 class AnalysisFailed(Exception):
@@ -94,6 +97,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
+                env={**os.environ, **ARROW_ALLOCATOR},
             )
         ours.settimeout(_START_S)
         try:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 from urllib.parse import urlsplit
 
 from kinetoctl.web.http import security
 from kinetoctl.web.http.request_parts import content_length, web_request
-from kinetoctl.web.http.web_messages import TEXT, WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import TEXT, WebAnswer, WebError, WebRequest, opened
 from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S, WebServer
 
 Application = Callable[[WebRequest], WebAnswer]
@@ -102,15 +101,11 @@ class RequestHandler(BaseHTTPRequestHandler):
         return web_request(self.command, self.path, self.headers.items(), content)
 
     def _send(self, answer: WebAnswer, *, content: bool) -> None:
-        if isinstance(answer.content, Path):
-            with answer.content.open("rb") as file:
-                self._begin(answer, answer.content.stat().st_size)
-                if content:
-                    copyfileobj(file, self.wfile, 1 << 20)
-            return
-        self._begin(answer, len(answer.content))
-        if content:
-            self.wfile.write(answer.content)
+        file, length = opened(answer)
+        with file:
+            self._begin(answer, length)
+            if content:
+                copyfileobj(file, self.wfile, 1 << 20)
 
     def _begin(self, answer: WebAnswer, length: int) -> None:
         self.send_response(answer.status)

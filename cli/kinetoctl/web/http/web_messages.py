@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from io import SEEK_END, BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 HTML, JSON, TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 CSV = "text/csv; charset=utf-8"
@@ -43,12 +45,23 @@ class WebRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAnswer:
-    """One answer. content: bytes, or a file that is sent as it is."""
+    """One answer. content: bytes, or a file that is sent as it is; one that is open is closed then."""
 
     status: HTTPStatus = HTTPStatus.OK
-    content: bytes | Path = b""
+    content: bytes | Path | BinaryIO = b""
     content_type: str = HTML
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def opened(answer: WebAnswer) -> tuple[BinaryIO, int]:
+    """The content of an answer, which the caller closes, and its length in bytes. Raises OSError."""
+    content = answer.content
+    file = (
+        BytesIO(content) if isinstance(content, bytes) else content.open("rb") if isinstance(content, Path) else content
+    )
+    length = file.seek(0, SEEK_END)
+    file.seek(0)
+    return file, length
 
 
 def redirect(location: str, headers: Mapping[str, str] | None = None) -> WebAnswer:

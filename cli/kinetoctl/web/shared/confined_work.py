@@ -1,5 +1,7 @@
 """What a confined worker does, with all that it imports: imported once, by the process that workers are forked from."""
 
+import kineto_trace.sql.arrow_tables  # noqa: F401 - which a query imports, and a worker would have to each time
+
 from kinetoctl.web.analyses import frames
 from kinetoctl.web.analyses.trace_jobs import TraceJobs
 from kinetoctl.web.analyses.worker_main import serve

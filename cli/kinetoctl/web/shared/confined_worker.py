@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from kinetoctl.web.analyses import frames
-from kinetoctl.web.analyses.worker_process import AnalysisFailed, WorkerLimits, answered
+from kinetoctl.web.analyses.worker_process import ARROW_ALLOCATOR, AnalysisFailed, WorkerLimits, answered
 
 _SANDBOX = "kinetod.sandbox.confined_sessions"
 _WORK = "kinetoctl.web.shared.confined_work:serve_confined"
@@ -100,7 +100,7 @@ class WarmProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **_ONE_THREAD, **ARROW_ALLOCATOR},
             )
         ours.settimeout(_START_S)
         try:

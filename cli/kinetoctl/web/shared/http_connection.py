@@ -1,12 +1,10 @@
 """One connection of many users' door: HTTP/1.1 by h11, with the same limits and checks as for one user."""
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 
 import h11
 
@@ -14,7 +12,7 @@ from kinetoctl.web.http import security
 from kinetoctl.web.http.connection_deadlines import ConnectionDeadlines
 from kinetoctl.web.http.request_handler import failure, headers_of
 from kinetoctl.web.http.request_parts import MAX_TARGET_BYTES, content_length, web_request
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, opened
 from kinetoctl.web.http.web_server import IDLE_S, REQUEST_S
 from kinetoctl.web.shared.page_user import PageUser, UnknownUser
 
@@ -118,20 +116,15 @@ class HttpConnection:
         return event
 
     def _send(self, answer: WebAnswer, *, content: bool) -> None:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(answer.content.open("rb")) if isinstance(answer.content, Path) else None
-            length = answer.content.stat().st_size if isinstance(answer.content, Path) else len(answer.content)
+        file, length = opened(answer)
+        with file:
             headers = headers_of(answer, self._site.policy, length)
             if self._http.their_state is not h11.DONE:  # what was refused may stay unread
                 headers.append(("Connection", "close"))
             reason = answer.status.phrase.encode()
             self._write(h11.Response(status_code=answer.status, headers=headers, reason=reason))
-            if content and isinstance(answer.content, bytes):
-                for start in range(0, length, _SEND_BYTES):
-                    self._write(h11.Data(data=answer.content[start : start + _SEND_BYTES]))
-            elif content and file is not None:
-                while part := file.read(_SEND_BYTES):
-                    self._write(h11.Data(data=part))
+            while content and (part := file.read(_SEND_BYTES)):
+                self._write(h11.Data(data=part))
             self._write(h11.EndOfMessage())
 
     def _write(self, event: h11.Event) -> None:

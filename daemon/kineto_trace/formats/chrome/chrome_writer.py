@@ -10,6 +10,7 @@ Theory of operation
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome import metadata_events
 from kineto_trace.formats.chrome.chrome_fields import FieldNames
 from kineto_trace.formats.chrome.chrome_sections import Section, sections
+from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped, name_text
@@ -50,13 +52,14 @@ def base_ns(time_ns: int) -> int:
     return time_ns // TRIMONTH_NS * TRIMONTH_NS
 
 
-def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
+def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Sequence[CounterTrack] = ()) -> None:
     """Writes the whole file into the sink. trace_name: the file's name, which the file contains.
 
-    A trace that was read from a Chrome trace is written back as it was, with its own name.
+    A trace that was read from a Chrome trace is written back as it was, with its own name. tracks: counters that are
+    not in the trace.
     """
     if is_verbatim(trace):
-        write_verbatim(trace, sink)
+        write_verbatim(trace, sink, tracks)
         return
     base = base_ns(trace.window_start_ns)
     arguments = _arguments(trace)
@@ -82,6 +85,7 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str) -> None:
     for part in parts:
         _write_section(part, names, sink)
     write_rows(trace, [table for table in (trace.table("other"),) if table.origin], base, sink)
+    write_counters(tracks, trace, base, sink)
     sink.text(b",\n".join(metadata_events.closing_rows(trace, base)))
     sink.text(b'\n],\n"traceName": %s\n}\n' % json.dumps(trace_name).encode())
 

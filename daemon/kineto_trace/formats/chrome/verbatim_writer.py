@@ -34,6 +34,7 @@ from kineto_trace.arrays.codec import (
     Texts,
 )
 from kineto_trace.formats.chrome.constant_fields import folded
+from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped
 from kineto_trace.model import event_kinds as bits
 from kineto_trace.model.activity_tables import KINDS, MEMORY
@@ -55,10 +56,11 @@ def is_verbatim(trace: Trace) -> bool:
     return trace.head is not None and all(table.origin or not len(table) for table in trace.tables.values())
 
 
-def write_verbatim(trace: Trace, sink: TextSink) -> None:
-    """Writes the whole file into the sink: head, events, then Kineto's last member."""
+def write_verbatim(trace: Trace, sink: TextSink, tracks: Sequence[CounterTrack] = ()) -> None:
+    """Writes the whole file into the sink: head, counters that are not in the trace, events, Kineto's last member."""
     head = trace.head or {}
     begin_file(head, sink)
+    write_counters(tracks, trace, base_ns(head, []), sink)
     write_events(trace, base_ns(head, []), sink)
     end_file(head, sink)
 

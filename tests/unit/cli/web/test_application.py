@@ -247,9 +247,10 @@ def test_a_query_can_only_read_the_trace(browser: Browser, ids: list[str], sql: 
 
 
 def test_the_timeline_gets_the_file_as_it_is(browser: Browser, ids: list[str], tmp_path: Path) -> None:
-    found = browser.ask(f"/c/{ids[1]}/timeline/trace")
+    found = browser.ask(f"/c/{ids[1]}/timeline/trace?tracks=none")
     assert (found.status, found.headers["Content-Type"]) == (200, "application/octet-stream")
     assert found.text == synthetic.text(2_000)
+    assert b'"ph":"C"' in gzip.decompress(browser.raw(f"/c/{ids[1]}/timeline/trace"))
     assert f"http://localhost:{browser.web.pages.port}/" in browser.ask(f"/c/{ids[1]}/timeline").text
 
 

@@ -1,11 +1,11 @@
 from kineto_trace.html.charts import Series
-from kineto_trace.html.time_charts import ChartLine, areas, curves, scale
+from kineto_trace.html.time_charts import ChartLine, Marks, areas, curves
 
 
 def test_a_value_holds_until_the_next_one() -> None:
     text = str(curves([ChartLine("held", [0.0, 10.0, 20.0], [0.0, 5.0, 5.0])], "bytes"))
     assert 'points="64,190 506,190 506,10 948,10"' in text
-    assert "bytes over µs since the recording began" in text
+    assert "B over µs since the recording began" in text
 
 
 def test_values_below_zero_are_inside_the_chart() -> None:
@@ -22,10 +22,18 @@ def test_areas_are_on_top_of_each_other() -> None:
 def test_what_is_no_curve_is_not_drawn_and_names_are_text() -> None:
     assert curves([ChartLine("one", [1.0], [1.0])], "") == ""
     assert areas([0.0, 1.0], [Series("a", [0.0, None])], "bytes") == ""
-    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", mark=(0.5, "<b>")))
+    assert "<b>" not in str(curves([ChartLine("<b>", [0.0, 1.0], [1.0, 2.0])], "<b>", Marks(moments=[(0.5, "<b>")])))
+
+
+def test_a_chart_shows_moments_and_a_span_inside_of_it() -> None:
+    line = [ChartLine("held", [0.0, 10.0], [0.0, 5.0])]
+    text = str(curves(line, "bytes", Marks(moments=[(5.0, "peak"), (11.0, "later")], span=(-3.0, 5.0))))
+    assert '<rect x="64" y="10" width="442" height="180" class="span"/>' in text
+    assert ">peak</text>" in text
+    assert "later" not in text
+    assert 'data-first="0.0" data-last="10.0" data-left="64" data-right="948"' in text
 
 
 def test_units_fit_the_largest_value() -> None:
-    assert scale("bytes", 3 * 2**30) == (2**30, "GiB")
-    assert scale("us", 20.0) == (1.0, "µs")
-    assert scale("cores", 4.0) == (1.0, "cores")
+    text = str(curves([ChartLine("read", [0.0, 2e6], [0.0, 3 * 2**30])], "B/s"))
+    assert "GiB/s over s since the recording began; at most 3" in text

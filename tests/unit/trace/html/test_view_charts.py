@@ -160,7 +160,7 @@ def test_bars_that_lead_elsewhere_are_links_and_no_picture() -> None:
     assert isinstance(shape, Pairs)
     result = of("diff_tree", 2, depth=[0, 1], path=["0", "0-0"], name=["all", "<b>"])
     assert 'role="img"' in pairs(result, shape)
-    drawn = pairs(result, shape, ["", "/c/1?set.path=0-0"])
+    drawn = pairs(result, shape, hrefs=["", "/c/1?set.path=0-0"])
     assert 'role="img"' not in drawn
     assert drawn.count('href="/c/1?set.path=0-0"') == 2  # the label and the bars
     assert "&lt;b&gt;" in drawn and "<b>" not in drawn

@@ -142,9 +142,9 @@ def test_only_the_columns_that_are_looked_at_are_read(tmp_path: Path, monkeypatc
     asked: list[tuple[str, list[str]]] = []
     read = pq.ParquetFile.read
 
-    def noted(self: pq.ParquetFile, columns: list[str]) -> pa.Table:
+    def noted(self: pq.ParquetFile, columns: list[str], **options: Any) -> pa.Table:
         asked.append((str(self.metadata.num_columns), columns))
-        return read(self, columns=columns)
+        return read(self, columns=columns, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read", noted)
     opened = load_columns(tmp_path)

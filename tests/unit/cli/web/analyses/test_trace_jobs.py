@@ -130,3 +130,20 @@ def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     assert "without counterparts" in found["compared"]["failure"]
     (found,) = TraceJobs().views(["overview"], two, base=one, rank=2, compare=["overview"])
     assert found["compared"]["rows"] and not found["compared"].get("failure")
+
+
+@pytest.mark.parametrize("error", [FileError("broken"), MemoryError()])
+def test_a_file_that_is_too_much_for_tracks_goes_to_the_timeline_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refused(*_arguments: object, **_options: object) -> bool:
+        raise error
+
+    path = tmp_path / "trace.json"
+    path.write_text(synthetic.text(500))
+    save_columns(trace({"kernel": [{"name": "gemm", "duration": 5}]}), tmp_path / "stored")
+    monkeypatch.setattr(trace_jobs, "write_timeline", refused)
+    wanted = str(tmp_path / "timeline.json.gz")
+    assert TraceJobs().timeline([str(path)], None, wanted, tracks=True) == {"path": str(path)}
+    with pytest.raises(type(error)):
+        TraceJobs().timeline([str(tmp_path / "stored")], None, wanted, tracks=True)

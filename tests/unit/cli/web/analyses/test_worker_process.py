@@ -33,6 +33,19 @@ def test_a_worker_that_died_is_replaced(worker: WorkerProcess, trace: str) -> No
     assert worker.ask(job) == [{"rank": 0, "name": "trace.json"}]
 
 
+def test_a_worker_starts_without_duckdb_and_reads_columns_with_the_fast_allocator(
+    worker: WorkerProcess, trace: str
+) -> None:
+    assert worker.ask({"job": "ranks", "paths": [trace]})
+    assert worker._process is not None
+    process = Path(f"/proc/{worker._process.pid}")
+    maps = (process / "maps").read_text()
+    assert "pyarrow" in maps
+    assert not any(name in maps for name in ("duckdb", "pandas"))
+    assert b"ARROW_DEFAULT_MEMORY_POOL=system" in (process / "environ").read_bytes().split(b"\0")
+    assert worker.ask({"job": "query", "sql": "SELECT 1 AS one", "paths": [trace]})[0]["rows"] == [{"one": 1}]
+
+
 def test_what_a_trace_or_a_question_is_wrong_with_is_said(worker: WorkerProcess, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
+from io import BytesIO
 
 import pytest
 from kinetoctl.web.http import web_server
@@ -26,7 +27,18 @@ class Clock:
         return self.now
 
 
+class Piecemeal(BytesIO):
+    """A file that is too large to be read at once."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        assert size is not None
+        assert 0 < size <= 1 << 20
+        return super().read(size)
+
+
 def hello(request: WebRequest) -> WebAnswer:
+    if request.path == "/file":
+        return WebAnswer(content=Piecemeal(b"x" * 3_000_000))
     if request.path == "/broken":
         raise ValueError("/home/somebody/secret")
     if request.path == "/refused":
@@ -75,6 +87,13 @@ def test_every_answer_has_the_headers_that_protect_it() -> None:
                 "Cache-Control: no-store",
             ):
                 assert line in head
+
+
+def test_an_open_file_is_sent_piece_by_piece() -> None:
+    with serving() as server:
+        head, _, content = get(server, "/file").partition(b"\r\n\r\n")
+        assert b"Content-Length: 3000000" in head
+        assert content == b"x" * 3_000_000
 
 
 def test_an_error_of_a_page_says_nothing_of_this_machine() -> None:

@@ -124,12 +124,60 @@ def test_a_trace_without_steps_says_how_to_get_them(browser: Browser, ids: list[
 
 def test_memory_shows_levels_holders_and_the_peak(browser: Browser, ids: list[str]) -> None:
     page = browser.shown(f"/c/{ids[0]}/memory?rank=0").text
-    assert page.count("<figure>") == 2
+    assert page.count("<figure") == 3
     assert "peak 1.0 KiB" in page
     assert "<title>aten::linear</title>" in page
     found = json.loads(browser.ask(f"/c/{ids[0]}/memory.json").text)
-    assert list(found) == ["memory_curve", "memory_holders", "memory_peak_blocks", "memory_statistics"]
+    assert list(found) == [
+        *("memory_curve", "memory_fragmentation", "memory_holders", "memory_snapshot", "memory_peak_blocks"),
+        *("memory_statistics", "memory_events"),
+    ]
     assert {row["rank"] for row in found["memory_curve"]["rows"]} == {0, 1}
+
+
+def test_a_stretch_of_time_restricts_what_came_and_went(browser: Browser, ids: list[str]) -> None:
+    start = START_NS + 100 * US
+    page = browser.shown(f"/c/{ids[0]}/memory?rank=0&t0={start}&t1={start + 200 * US}").text
+    assert 'class="span"' in page
+    assert f'<a href="/c/{ids[0]}/memory?rank=0">Show the whole time</a>' in page
+    assert f"--set memory_events.start_ns={start}" in page
+
+    def found(fields: str) -> tuple[int, int]:
+        values = json.loads(browser.ask(f"/c/{ids[0]}/memory.json?rank=0&{fields}").text)
+        assert len(values["memory_snapshot"]["rows"]) == 1
+        return len(values["memory_events"]["rows"]), len(values["memory_statistics"]["rows"])
+
+    assert found("") == (1, 1)
+    assert found(f"t0={start}&t1={start + 200 * US}") == (1, 0)  # only its release
+    assert found(f"t0={start}&t1={start + 50 * US}") == (0, 0)
+
+
+def test_a_moment_shows_what_was_held_then(browser: Browser, ids: list[str]) -> None:
+    at = START_NS + 150 * US
+    page = browser.shown(f"/c/{ids[0]}/memory?rank=0&at={at}").text
+    assert ">snapshot</text>" in page
+    assert "aten::linear: 1.0 KiB, held for 150 µs" in page
+    assert f'<a href="/c/{ids[0]}/memory?rank=0">Show the peak</a>' in page
+    assert 'class="blocks"' not in browser.shown(f"/c/{ids[0]}/memory?rank=0&at={at + 100 * US}").text
+
+
+def test_what_is_reserved_and_unused_is_said_first(browser: Browser, ids: list[str]) -> None:
+    page = browser.shown(f"/c/{ids[0]}/memory?rank=0").text
+    assert "<b>3.0 KiB (75.0%) were reserved but unused</b>" in page
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("t0=9&t1=5", "t1 comes after t0"),
+        ("at=-1", "at is a Unix time in ns, and -1 is none"),
+        (f"t0={1 << 63}", "t0 is a Unix time in ns"),
+        ("t1=now", "t1 is a whole number, not"),
+    ],
+)
+def test_times_that_are_none_are_refused(browser: Browser, ids: list[str], fields: str, said: str) -> None:
+    found = browser.ask(f"/c/{ids[0]}/memory?{fields}")
+    assert (found.status, said in found.text) == (400, True)
 
 
 def test_counters_are_small_charts_with_their_units(browser: Browser, ids: list[str]) -> None:
@@ -247,6 +295,18 @@ def test_rows_lead_to_their_place_in_the_timeline(browser: Browser, ids: list[st
     shown = browser.ask(address).text
     assert "Show the whole trace" in shown
     assert address.replace("timeline", "timeline/trace").replace("&", "&amp;") in shown
+
+
+def test_the_timeline_has_tracks_of_the_gpus_unless_they_are_not_wanted(browser: Browser, ids: list[str]) -> None:
+    def counters(query: str) -> set[str]:
+        found = gzip.decompress(browser.raw(f"/c/{ids[1]}/timeline/trace{query}"))
+        return {each["name"] for each in json.loads(found)["traceEvents"] if each["ph"] == "C"}
+
+    assert counters("") == {"GPU utilization (computed)"}
+    assert counters("?tracks=none") == set()
+    page = browser.ask(f"/c/{ids[1]}/timeline?tracks=none&t0=1&t1=9").text
+    assert f'data-trace="/c/{ids[1]}/timeline/trace?t0=1&amp;t1=9&amp;tracks=none"' in page
+    assert '<option value="none" selected>' in page
 
 
 def test_the_timeline_gets_only_the_part_that_is_asked_for(browser: Browser, ids: list[str]) -> None:
