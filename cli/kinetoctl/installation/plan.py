@@ -37,6 +37,7 @@ SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "k
 WEB = "kinetod-web.service"  # laid down, and started by whoever has configured it
 UNITS = (SERVICE, HELPER_SOCKET, HELPER, WEB)
 PROGRAMS = ("kinetod", "kinetod-attach")
+INTERPRETER = "python3"  # beside them
 CONFIGURATION = ("config.toml", "attach.toml")
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
 RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"))
@@ -171,7 +172,7 @@ def check_leftovers(host: Host) -> None:
 
 def check_programs(host: Host, programs: Path) -> None:
     """Raises NotInstalled if the programs are missing, or if users other than root could replace them."""
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *(() if host.is_image else (INTERPRETER,))):
         path = host.at(programs / name)
         if not path.is_file() or not os.access(path, os.X_OK):
             raise NotInstalled(
@@ -179,7 +180,7 @@ def check_programs(host: Host, programs: Path) -> None:
             )
     if host.is_image:
         return
-    for name in (*PROGRAMS, "python3"):
+    for name in (*PROGRAMS, INTERPRETER):
         path = (programs / name).resolve()
         if str(path).startswith(tuple(f"{home}/" for home in _HOMES)):
             raise NotInstalled(

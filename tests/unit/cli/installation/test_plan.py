@@ -299,6 +299,12 @@ def test_programs_that_others_could_replace_are_refused(image: Path) -> None:
         plan.check_programs(Host(), programs)
 
 
+def test_programs_without_their_interpreter_are_refused(image: Path) -> None:
+    programs = image / "opt/kinetod/bin"
+    with pytest.raises(NotInstalled, match=f"there is no program {programs}/python3"):
+        plan.check_programs(Host(), programs)
+
+
 def test_every_unit_and_configuration_file_is_installed() -> None:
     packed = {f"systemd/{name}" for name in (*plan.UNITS, "sysusers.d.conf", "tmpfiles.d.conf")}
     packed |= {"config/config.toml", "config/attach.toml"}
