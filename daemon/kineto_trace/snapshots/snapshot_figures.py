@@ -179,12 +179,10 @@ def lead(devices: Sequence[DeviceMemory]) -> str:
     return " ".join(_sentence(each) for each in devices)
 
 
-def block_at(
-    snapshot: MemorySnapshot, address: int, device: int | None
-) -> tuple[SnapshotSegment, SnapshotBlock] | None:
-    """The block that begins at this address, and its segment; None if there is none. device: None for any."""
+def block_at(snapshot: MemorySnapshot, device: int, address: int) -> tuple[SnapshotSegment, SnapshotBlock] | None:
+    """The block of a device that begins at this address, and its segment; None if there is none."""
     for segment in snapshot.segments:
-        if device in (None, segment.device):
+        if segment.device == device:
             for block in segment.blocks:
                 if block.address == address:
                     return segment, block

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kineto_trace.base.quantities import shortened
 from kineto_trace.errors import FileError
-from kineto_trace.snapshots.plain_pickle import MAGIC, PROTOCOLS, NotPlainPickle, load_plain
+from kineto_trace.snapshots.plain_pickle import NotPlainPickle, load_plain
 from kineto_trace.structure.python.code_places import CodePlace
 
 MAX_BYTES = 512 << 20
@@ -83,11 +83,6 @@ class MemorySnapshot:
     settings: str
 
 
-def is_pickle(head: bytes) -> bool:
-    """Tells whether a file with these first bytes may be a snapshot."""
-    return len(head) > 1 and head[0] == MAGIC and head[1] in PROTOCOLS
-
-
 def read_snapshot(path: str | PathLike[str]) -> MemorySnapshot:
     """Reads a snapshot. Raises FileError: it cannot be read, is too large, truncated, or no snapshot."""
     place = Path(path)
@@ -140,9 +135,9 @@ class _Reading:
             told = _items(value["device_traces"], device, "device_traces")
             where = f"device_traces[{device}]"
             actions[device] = tuple(self._action(each, f"{where}[{at}]") for at, each in told)
-        for parts in (segments, *actions.values()):
-            if sum(part.size for part in parts) > MAX_TOTAL:
-                raise _WrongValue("its sizes sum to more than any memory has")
+        sizes = [segment.size for segment in segments], *([each.size for each in found] for found in actions.values())
+        if any(sum(each) > MAX_TOTAL for each in sizes):
+            raise _WrongValue("its sizes sum to more than any memory has")
         places = tuple(self._places)
         settings = value.get("allocator_settings")
         conf = settings.get("PYTORCH_CUDA_ALLOC_CONF", "") if type(settings) is dict else ""
