@@ -157,7 +157,7 @@ class _Reading:
         if device >= MAX_DEVICES:
             raise _WrongValue(f"{where}.device: there is no device {device}")
         blocks, at = [], address
-        self._blocks += 1  # an empty segment counts, too
+        self._count_block()  # an empty segment counts, too
         for number, each in _items(value, "blocks", where):
             block = self._block(each, at, f"{where}.blocks[{number}]")
             at = block.address + block.size
@@ -176,9 +176,7 @@ class _Reading:
         )
 
     def _block(self, value: Any, following: int, where: str) -> SnapshotBlock:
-        self._blocks += 1
-        if self._blocks > MAX_BLOCKS:
-            raise _WrongValue(f"it has more than {MAX_BLOCKS:,} blocks")
+        self._count_block()
         size = _number(value, "size", where)
         state = value.get("state")
         if type(state) is not str or state not in _STATES:
@@ -190,6 +188,11 @@ class _Reading:
             state=_STATES[state],
             stack=self._stack(value, where),
         )
+
+    def _count_block(self) -> None:
+        self._blocks += 1
+        if self._blocks > MAX_BLOCKS:
+            raise _WrongValue(f"it has more than {MAX_BLOCKS:,} blocks")
 
     def _action(self, value: Any, where: str) -> AllocatorAction:
         self._actions += 1
