@@ -27,7 +27,7 @@ def server() -> Iterator[FakeServer]:
     target.files[0].name = "memory_snapshot.pickle"
     found = captures.capture(target)
     found.id = CAPTURE
-    with serve(FakeProfiler(content=CONTENT, captures=[found])) as running:
+    with serve(FakeProfiler(content=CONTENT, stored=found)) as running:
         yield running
 
 
