@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.service.web import Browser, browsing
-from support.trace_files.memory_snapshots import BASE, snapshot, write_snapshot
+from support.targets.memory_snapshots import BASE, snapshot, write_snapshot
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from support.service.calls_as import CallsAs
 from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import put_capture
 from support.service.shared_web import SharedWeb, sharing
+from support.targets.memory_snapshots import snapshot
 from support.trace_files import synthetic
-from support.trace_files.memory_snapshots import snapshot
 from support.waiting import until
 
 pytestmark = [

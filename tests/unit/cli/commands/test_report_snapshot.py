@@ -9,7 +9,7 @@ import pytest
 from support.service import captures
 from support.service.cli import Result, run_here
 from support.service.fake_profiler import FakeProfiler, FakeServer, serve
-from support.trace_files.memory_snapshots import MIB, snapshot, write_snapshot
+from support.targets.memory_snapshots import MIB, snapshot, write_snapshot
 
 CAPTURE = "20260101-000000-a"
 CONTENT = pickle.dumps(snapshot(), protocol=4)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kineto_trace.html.snapshot_map import MAX_PIECES, MAX_SEGMENTS, MapLinks, segment_map
 from kineto_trace.snapshots.snapshot_reader import read_snapshot
-from support.trace_files.memory_snapshots import BASE, MIB, block, segment, snapshot, write_snapshot
+from support.targets.memory_snapshots import BASE, MIB, block, segment, snapshot, write_snapshot
 
 LINKS = MapLinks(
     segment=lambda segment: f"?s={segment.address:x}",

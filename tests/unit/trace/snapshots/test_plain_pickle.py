@@ -1,6 +1,5 @@
 """Pickles of plain values are read as Python does; whatever else they hold is refused."""
 
-import contextlib
 import os
 import pickle
 import struct
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from kineto_trace.snapshots.plain_pickle import NotPlainPickle, load_plain
-from support.trace_files.memory_snapshots import snapshot
+from support.targets.memory_snapshots import snapshot
 
 SHARED = ["x" * 300, "ä" * 70_000]
 VALUES: list[Any] = [
@@ -72,10 +71,14 @@ def test_every_truncation_is_an_error(protocol: int) -> None:
 
 def test_damaged_bytes_are_an_error_or_a_value() -> None:
     data = pickle.dumps(snapshot(), protocol=4)
+    refused = 0
     for at in range(0, len(data), 7):
         for byte in (0x00, 0x28, 0x2E, 0x61, 0x65, 0x73, 0x75, 0x87, 0x94, 0xFF):
-            with contextlib.suppress(NotPlainPickle):
+            try:
                 load_plain(data[:at] + bytes([byte]) + data[at + 1 :])
+            except NotPlainPickle:
+                refused += 1
+    assert refused > len(data) / 7
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"{}", b"\x80\x00N.", b"\x80\x06N.", b"(lp0\n.", b"\x1f\x8b\x08\x00"])

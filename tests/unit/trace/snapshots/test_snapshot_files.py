@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kineto_trace.snapshots.snapshot_files import is_snapshot_file, process_name, snapshots_at
-from support.trace_files.memory_snapshots import write_snapshot
+from support.targets.memory_snapshots import write_snapshot
 
 NAME = "kineto-gpu7-42-c0ffee"
 

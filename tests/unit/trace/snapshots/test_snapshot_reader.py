@@ -9,7 +9,7 @@ from kineto_trace.errors import FileError
 from kineto_trace.snapshots import snapshot_reader
 from kineto_trace.snapshots.snapshot_reader import ACTIVE, AWAITING, INACTIVE, NO_STACK, MemorySnapshot, read_snapshot
 from support.targets.fake_torch import FakeTorch
-from support.trace_files.memory_snapshots import ASKED, BASE, MIB, snapshot, write_snapshot
+from support.targets.memory_snapshots import ASKED, BASE, MIB, snapshot, write_snapshot
 
 
 def read(tmp_path: Path, value: Any) -> MemorySnapshot:

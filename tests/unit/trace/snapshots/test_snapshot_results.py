@@ -17,7 +17,7 @@ from kineto_trace.snapshots.snapshot_results import (
     snapshot_results,
 )
 from kineto_trace.view_api.result import Result
-from support.trace_files.memory_snapshots import ASKED, BASE, MIB, action, block, segment, snapshot, write_snapshot
+from support.targets.memory_snapshots import ASKED, BASE, MIB, action, block, segment, snapshot, write_snapshot
 
 
 @pytest.fixture
