@@ -6,6 +6,7 @@ from typing import Any
 
 from kinetoctl.base.diff_names import COMPARED_FIRST
 from kinetoctl.output.json_yaml import plain
+from kinetoctl.web.analyses.view_groups import grouped
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
@@ -13,7 +14,6 @@ from kinetoctl.web.pages.capture_facts import facts, has_trace, running, status_
 from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
 from kinetoctl.web.pages.snapshot_page import only_snapshots, shows_snapshot
-from kinetoctl.web.pages.view_groups import grouped
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
