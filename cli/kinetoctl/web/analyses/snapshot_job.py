@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from kineto_trace.html.result_documents import page_parts
 from kineto_trace.html.snapshot_map import MapLinks, segment_map
-from kineto_trace.html.time_charts import ChartLine, curves
+from kineto_trace.html.time_charts import ChartLine, Marks, curves
 from kineto_trace.snapshots.snapshot_figures import block_at, device_memory, lead
 from kineto_trace.snapshots.snapshot_files import process_name
 from kineto_trace.snapshots.snapshot_reader import (
@@ -36,6 +36,7 @@ from kinetoctl.output.result_tables import documents
 VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms", "snapshot_curve", "snapshot_segments")
 BLOCKS = "snapshot_blocks"  # of the chosen segment
 MAX_FRAMES = 200  # of a block
+MAX_MARKS = 100  # in a curve
 _PLACE = re.compile(r"([0-9]{1,4})-0x([0-9a-f]{1,16})")  # device and address
 
 
@@ -151,23 +152,23 @@ def _documents(process: str, snapshot: MemorySnapshot, views: Sequence[str], lim
 
 
 def _curves(snapshot: MemorySnapshot) -> Markup:
-    """For each device what was held and reserved over time, with the first failure for lack of memory, or the peak."""
+    """For each device what was held and reserved over time, with the failures for lack of memory, or the peak."""
     charts = Markup("")
     rows, ooms = snapshot_curve(snapshot), snapshot_ooms(snapshot)
     for device in dict.fromkeys(row["device"] for row in rows):
         own = [row for row in rows if row["device"] == device]
         top = max(own, key=lambda row: row["held_bytes"])
-        mark = top["time_us"], f"peak {human(top['held_bytes'], 'bytes')}"
-        failed = [row for row in ooms if row["device"] == device]
+        moments = [(top["time_us"], f"peak {human(top['held_bytes'], 'bytes')}")]
+        failed = [row for row in ooms if row["device"] == device][:MAX_MARKS]
         if failed:
-            more = f", the first of {len(failed)}" if len(failed) > 1 else ""
-            mark = failed[0]["time_us"], f"out of memory: {human(failed[0]['wanted_bytes'], 'bytes')} wanted{more}"
+            first = f"out of memory: {human(failed[0]['wanted_bytes'], 'bytes')} wanted"
+            moments = [(row["time_us"], "" if at else first) for at, row in enumerate(failed)]
         times = [row["time_us"] for row in own]
         series = [
             ChartLine("held", times, [row["held_bytes"] for row in own]),
             ChartLine("reserved", times, [row["reserved_bytes"] for row in own]),
         ]
-        drawn = curves(series, "bytes", mark=mark)
+        drawn = curves(series, "bytes", Marks(moments=moments))
         if drawn:
             charts += Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(device, drawn)
     return charts
