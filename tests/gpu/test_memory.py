@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_trace.snapshots.snapshot_figures import curve_of, device_memory
+from kineto_trace.snapshots.snapshot_reader import read_snapshot
 from support.machine.gpus import torch_with_driver
 from support.service.cli import run_process, wait_for_agent
 from support.service.daemon import Daemon, running_daemon
@@ -114,6 +116,13 @@ def test_a_snapshot_has_segments_and_traces_and_the_visualiser_reads_it(
     assert any("<string>" in str(entry.get("frames")) for entry in trace) == bool(stack)
     assert segsum(data)
     assert "<html" in trace_plot(data)
+    read = read_snapshot(the_file(target, "memory-snapshot"))
+    (memory,) = device_memory(read.segments)
+    assert memory.reserved == sum(segment["total_size"] for segment in data["segments"])
+    assert memory.allocated == sum(segment["allocated_size"] for segment in data["segments"])
+    assert memory.active == sum(segment["active_size"] for segment in data["segments"])
+    assert len(curve_of(read, memory.device).times) == len(trace)
+    assert bool(read.stacks) == bool(stack)
     (counts,) = [each for each in target["counts"] if each["source"] == "memory_snapshot"]
     print(f"\nsnapshot {stack}: {counts['way']}, {counts['bytes']} bytes")
 

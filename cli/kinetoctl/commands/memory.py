@@ -54,8 +54,9 @@ def command(
     kinetoctl memory --rank 0-7 --duration 30s --with-stack
 
     Torch records allocations and frees for --duration, then writes what is allocated where, which pauses the
-    process briefly. The file is the pickle of torch.cuda.memory._dump_snapshot: open it at
-    https://pytorch.org/memory_viz or with `python -m torch.cuda._memory_viz`.
+    process briefly. The file is the pickle of torch.cuda.memory._dump_snapshot: `kinetoctl web FILE` shows it and
+    `kinetoctl report FILE` prints its figures; https://pytorch.org/memory_viz and `python -m torch.cuda._memory_viz`
+    open it, too.
     """
     settings = current()
     spec = pb.CaptureSpec(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from kinetoctl.base.view_settings import options_of, parse_setting
 from kinetoctl.client.file_errors import trace_errors, write_errors
 from kinetoctl.errors import UsageProblem
 from kinetoctl.exit_codes import ExitCode
+from kinetoctl.options.snapshot_arguments import all_snapshots, snapshot_paths
 from kinetoctl.options.trace_arguments import found_traces, traces_argument
 from kinetoctl.options.worker_options import COMPATS, executor_for, job_options
 from kinetoctl.output import units
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kineto_trace.view_api.view import View
 
 WHAT_IF = "rank_what_if"
+SNAPSHOT_VIEW = "snapshot_"  # what the names of the views of memory snapshots begin with
 SETTING = Parsed("name=value", parse_setting)
 DEFAULT_LIMIT = 20
 # Without --view, of one trace: first what the time went to, what to change and what is not in the trace, then details.
@@ -180,6 +182,9 @@ def command(**values: Any) -> int:
     settings = current()
     if options.listing or options.describe:
         return _explain(options, settings)
+    if _about_snapshots(options):
+        _show_snapshots(options, settings)
+        return ExitCode.DONE
     with trace_errors(), _sources(options, settings) as sources:
         if options.html is not None:
             _write_page(options, sources, settings)
@@ -191,6 +196,34 @@ def command(**values: Any) -> int:
         results = {name: _without_rank(result) for name, result in results.items()}
     _show(results, options, settings)
     return ExitCode.PARTIAL if any(map(_is_partial, results.values())) else ExitCode.DONE
+
+
+def _about_snapshots(options: ReportOptions) -> bool:
+    """Whether memory snapshots are asked for: by views of theirs alone, or by naming nothing but their files."""
+    if options.views:
+        return all(name.startswith(SNAPSHOT_VIEW) for name in options.views)
+    return all_snapshots(options.traces)
+
+
+def _show_snapshots(options: ReportOptions, settings: CommonOptions) -> None:
+    """Raises UsageError, NotFound, TraceUnreadable, WrongAnalysis and the client's errors."""
+    if options.html or options.compat or options.settings:
+        raise click.UsageError(
+            "a memory snapshot has no --html, --compat or --set; `kinetoctl web FILE` has its charts"
+        )
+    if not options.traces:
+        raise click.UsageError("name a memory snapshot: a file, a folder, a glob pattern or the id of a capture")
+    with ExitStack() as stack, trace_errors():
+        paths = snapshot_paths(options.traces, settings, stack)
+        from kineto_trace.snapshots.snapshot_files import process_name
+        from kineto_trace.snapshots.snapshot_reader import read_snapshot
+        from kineto_trace.snapshots.snapshot_results import FIRST_VIEWS, NamedSnapshot, snapshot_results
+
+        snapshots = [NamedSnapshot(process_name(path), read_snapshot(path)) for path in paths]
+        results = snapshot_results(snapshots, tuple(dict.fromkeys(options.views)) or FIRST_VIEWS)
+    if not options.views:
+        results = [result for result in results if result.view != "snapshot_ooms" or len(result)]
+    _show({result.view: _with_columns(result, options.columns) for result in results}, options, settings)
 
 
 def _is_partial(result: "Result") -> bool:
@@ -309,7 +342,7 @@ def _show(results: dict[str, "Result"], options: ReportOptions, settings: Common
     rows = limit if limit is not None else DEFAULT_LIMIT if settings.output == "table" else 0
     limits = SHORT if not options.views and limit is None else {}
     show_results(results, settings, limit=rows, limits=limits, title=len(results) > 1)
-    if not options.views and settings.output == "table":
+    if not options.views and settings.output == "table" and not any(name.startswith(SNAPSHOT_VIEW) for name in results):
         say("")
         say("kinetoctl report --describe --view VIEW.COLUMN says what a figure means")
 

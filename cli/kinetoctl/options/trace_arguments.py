@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from kineto_trace.store.output_formats import ATTACHMENTS
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.client.file_errors import trace_errors
@@ -167,6 +168,11 @@ def wanted_format(capture: Any) -> str:
     """The stored format from which the capture can be analysed elsewhere. Raises NotFound."""
     formats = {file.format for target in capture.targets for file in target.files}
     wanted = next((name for name in ("chrome", "chrome-json") if name in formats), None)
+    if wanted is None and ATTACHMENTS["memory_snapshot"] in formats:
+        raise NotFound(
+            f"capture {capture.id} has no trace but a memory snapshot: "
+            f"`kinetoctl report --view snapshot_devices --view snapshot_stacks {capture.id}` shows it"
+        )
     if wanted is None:
         raise NotFound(f"capture {capture.id} has no trace; `kinetoctl captures show {capture.id}` says why")
     return wanted
@@ -174,10 +180,14 @@ def wanted_format(capture: Any) -> str:
 
 def fetch_trace(client: Any, capture: Any, settings: CommonOptions, folder: Path) -> list[Path]:
     """Downloads the traces of a capture into the folder and verifies them. Raises NotFound and the client's errors."""
+    return fetch_format(client, capture, settings, folder, wanted_format(capture))
+
+
+def fetch_format(client: Any, capture: Any, settings: CommonOptions, folder: Path, wanted: str) -> list[Path]:
+    """Downloads the files of this format and verifies them. Raises the client's errors."""
     from kinetoctl.client.tracing import Outcome, fetch_files
     from kinetoctl.output.capture_progress import show_progress
 
-    wanted = wanted_format(capture)
     outcome = Outcome(capture)
     with show_progress(quiet=settings.quiet, color=settings.color) as progress:
         fetch_files(client, outcome, folder, progress, file_format=wanted)

@@ -150,7 +150,8 @@ def _open_lines(target: "pb.Target", paths: Mapping[str, Path]) -> Iterator[Line
         yield "open with", "kinetoctl open, or https://ui.perfetto.dev or chrome://tracing (drop the file there)"
         yield "", f'or HTA: TraceAnalysis(trace_files={{{rank}: "{trace}"}})'
     if snapshot := paths.get(ATTACHMENTS["memory_snapshot"]):
-        yield "snapshot in", "https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"
+        yield "snapshot in", f"kinetoctl web {shlex.quote(str(snapshot))} (or `kinetoctl report` of it)"
+        yield "", "or https://pytorch.org/memory_viz (drop the .pickle there; it stays on this machine)"
         yield "", f"or `python -m torch.cuda._memory_viz trace_plot {snapshot} -o memory.html`"
 
 

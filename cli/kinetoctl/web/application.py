@@ -21,6 +21,7 @@ from kinetoctl.web.pages.live_page import live_json, live_page, trace_form
 from kinetoctl.web.pages.memory_page import memory_json, memory_page
 from kinetoctl.web.pages.page_context import REFRESH_S, PageContext, plain_page, render
 from kinetoctl.web.pages.ranks_page import ranks_json, ranks_page
+from kinetoctl.web.pages.snapshot_page import snapshot_json, snapshot_page
 from kinetoctl.web.pages.sql_page import sql_csv, sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_csv, view_json, view_page
@@ -51,6 +52,8 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
         ("GET", rf"/c/{_ID}/ranks\.json", ranks_json),
         ("GET", f"/c/{_ID}/memory", memory_page),
         ("GET", rf"/c/{_ID}/memory\.json", memory_json),
+        ("GET", f"/c/{_ID}/snapshot", snapshot_page),
+        ("GET", rf"/c/{_ID}/snapshot\.json", snapshot_json),
         ("GET", f"/c/{_ID}/counters", counters_page),
         ("GET", rf"/c/{_ID}/counters\.json", counters_json),
         ("GET", f"/c/{_ID}/timeline", timeline_page),

@@ -31,9 +31,9 @@ _OTHERS = (
     (0, b"\x7fELF", "a program", "name the trace that it wrote"),
     (0, b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
     (0, b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (0, b"\x80\x02", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
-    (0, b"\x80\x04", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
-    (0, b"\x80\x05", "a pickle", "open memory snapshots at pytorch.org/memory_viz"),
+    (0, b"\x80\x02", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
+    (0, b"\x80\x04", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
+    (0, b"\x80\x05", "a pickle", "of a memory snapshot, name snapshots alone (report, web)"),
     (0, b"<", "HTML or XML", "name the trace itself"),
 )
 

@@ -65,6 +65,10 @@ def test_the_snapshot_arrives_as_torch_made_it(daemon: Daemon, tmp_path: Path) -
         again = run_process([*arguments], daemon.client_environ())
         assert again.code == 0, again.stdout + again.stderr
         assert "https://pytorch.org/memory_viz" in again.stdout
+        shown = run_process(
+            ["report", "--view", "snapshot_devices", "-o", "json", result.json()["id"]], daemon.client_environ()
+        )
+        assert shown.json()["snapshot_devices"]["rows"][0]["segments"] == 1, shown.stderr
 
 
 @pytest.mark.slow

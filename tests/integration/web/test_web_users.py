@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import os
+import pickle
 import pwd
 import re
 import ssl
@@ -24,6 +25,7 @@ from support.service.calls_as import CallsAs
 from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import put_capture
 from support.service.shared_web import SharedWeb, sharing
+from support.targets.memory_snapshots import snapshot
 from support.trace_files import synthetic
 from support.waiting import until
 
@@ -81,7 +83,8 @@ def setup() -> Iterator[Setup]:
         store = Store(state)
         content = gzip.compress(synthetic.text(2_000).encode())
         for user, capture_id in ((ADA, OF_ADA), (BEA, OF_BEA)):
-            put_capture(store, time.time_ns(), content, uid=pwd.getpwnam(user).pw_uid, name=capture_id)
+            uid = pwd.getpwnam(user).pw_uid
+            put_capture(store, time.time_ns(), content, uid=uid, name=capture_id, snapshot=pickle.dumps(snapshot()))
         store.close()
         config = folder / "config.toml"
         config.write_text(SETTINGS.format(folder=folder))
@@ -107,6 +110,7 @@ def test_each_user_has_the_own_captures_alone(setup: Setup) -> None:
     "path",
     [
         "/c/{}", "/c/{}.json", "/c/{}/view/kernels", "/c/{}/view/kernels.json", "/c/{}/timeline/trace",
+        "/c/{}/snapshot", "/c/{}/snapshot.json",
         "/sql?c={}&sql=SELECT+1", "/sql.json?c={}&sql=SELECT+name+FROM+kernel",
     ],
 )  # fmt: skip
@@ -117,6 +121,12 @@ def test_nothing_that_was_computed_or_fetched_for_one_user_reaches_another(setup
     assert other.status in (404, 200)  # of pages with a form, only the part below it says so
     assert re.search(f"no capture.*{OF_ADA}|{OF_ADA}.*not exist", other.text)
     assert "gemm" not in other.text and "<td" not in other.text
+
+
+def test_a_memory_snapshot_is_fetched_and_read_in_confinement(setup: Setup) -> None:
+    page = setup.web.shown(f"/c/{OF_ADA}/snapshot", ADA).text
+    assert "GPU0: 22 MiB reserved in 2 segments" in page
+    assert f'href="/c/{OF_ADA}/snapshot"' in setup.web.shown(f"/c/{OF_ADA}", ADA).text
 
 
 def test_a_baseline_of_another_user_is_not_compared_with(setup: Setup) -> None:

@@ -8,7 +8,7 @@ from kinetod.store.capture_store import Store, key_of
 from kinetod.store.stored_files import folder_bytes
 
 HOST = "gpu-7"
-FILE = "trace.json.gz"
+FILE, SNAPSHOT = "trace.json.gz", "memory_snapshot.pickle"
 
 
 def ended_capture(number: int, content: bytes, *, uid: int = 1000, name: str = "") -> pb.Capture:
@@ -28,15 +28,22 @@ def ended_capture(number: int, content: bytes, *, uid: int = 1000, name: str = "
     return capture
 
 
-def put_capture(store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000, name: str = "") -> pb.Capture:
-    """Puts an ended capture into an open store, with its size measured."""
+def put_capture(
+    store: Store, number: int, content: bytes = b"trace", *, uid: int = 1000, name: str = "", snapshot: bytes = b""
+) -> pb.Capture:
+    """Puts an ended capture into an open store, with its size measured. snapshot: of its memory, as a second file."""
     capture = ended_capture(number, content, uid=uid, name=name)
+    if snapshot:
+        digest = hashlib.sha256(snapshot).hexdigest()
+        capture.targets[0].files.add(format="memory-snapshot", name=SNAPSHOT, size_bytes=len(snapshot), sha256=digest)
     store.insert(capture, key="", request_hash="h")
     file_path(store, capture).write_bytes(content)
+    if snapshot:
+        file_path(store, capture).with_name(SNAPSHOT).write_bytes(snapshot)
     store.set_local_bytes(capture.id, folder_bytes(store.capture_dir(capture.id)))
     return capture
 
 
 def file_path(store: Store, capture: pb.Capture) -> Path:
-    """Path of the capture's only file."""
+    """Path of the capture's trace."""
     return store.target_dir(capture.id, key_of(capture.targets[0])) / FILE

@@ -47,6 +47,7 @@ from kinetoctl.output.result_tables import documents
 from kinetoctl.web.analyses.baseline_traces import BaselineTraces, of_rank
 from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_values
 from kinetoctl.web.analyses.page_charts import DRAWINGS
+from kinetoctl.web.analyses.snapshot_job import SnapshotJob
 
 MAX_OPEN = 8  # ranks
 MAX_ROWS = 20_000  # of one result
@@ -68,6 +69,7 @@ class TraceJobs:
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
+        self._snapshots = SnapshotJob()
         self._jobs: Mapping[str, Callable[..., Any]] = {
             "catalog": self.catalog,
             "ranks": self.ranks,
@@ -78,6 +80,7 @@ class TraceJobs:
             "query_csv": self.query_csv,
             "timeline": self.timeline,
             "flame": self.flame,
+            "snapshot": self._snapshots.values,
         }
 
     def run(self, job: Mapping[str, Any]) -> Any:
@@ -85,10 +88,11 @@ class TraceJobs:
         return self._jobs[job["job"]](**{name: value for name, value in job.items() if name != "job"})
 
     def forget(self) -> None:
-        """Closes all traces."""
+        """Closes all traces, and frees the snapshot."""
         for found in self._open.values():
             found.stack.close()
         self._open.clear()
+        self._snapshots.forget()
 
     def catalog(self) -> list[dict[str, Any]]:
         """Every view with what it says, its options and its columns."""

@@ -7,7 +7,7 @@ asked first, with the caller's rights, as by `kinetoctl report ID`; what is down
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import CliError, NotFound
+from kinetoctl.options.snapshot_arguments import snapshot_paths
 from kinetoctl.options.trace_arguments import CAPTURE_ID, trace_paths
 from kinetoctl.web.analyses.analysis_queue import Computing
 from kinetoctl.web.analyses.trace_list import ListedTrace, TraceList
@@ -44,6 +45,10 @@ class _Found(NamedTuple):
     stack: ExitStack
 
 
+FoundKey = tuple[str, str]  # a capture's id, and how what is kept of it was found
+_Find = Callable[[str, ExitStack], tuple[str, ...]]
+
+
 class TraceLibrary:
     """Finds traces by the id in a page's address. Thread-safe; `close` removes what was downloaded."""
 
@@ -52,7 +57,7 @@ class TraceLibrary:
         self._settings = replace(settings, quiet=True)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_FINDING, thread_name_prefix="captures")
-        self._captures: OrderedDict[str, _Found] = OrderedDict()
+        self._captures: OrderedDict[FoundKey, _Found] = OrderedDict()
         self.arguments = tuple(arguments)
         self.of_files = bool(arguments)
         self._list = TraceList([argument for argument in arguments if not _is_url(argument)])
@@ -92,16 +97,31 @@ class TraceLibrary:
         """
         if self.of_files:
             return self._file(trace_id, wait_s)
+        return self._of_capture(trace_id, self._paths, wait_s)
+
+    def snapshots(self, trace_id: str, wait_s: float = FIND_S) -> TraceSet:
+        """The memory snapshots of a file's or a capture's id, or beside a trace. Raises as `find` does."""
+        if not self.of_files:
+            return self._of_capture(trace_id, self._snapshot_paths, wait_s)
+        from kineto_trace.snapshots.snapshot_files import snapshots_at
+
+        traces = self._file(trace_id, wait_s)
+        paths = tuple(dict.fromkeys(str(each) for path in traces.paths for each in snapshots_at(path)))
+        return replace(traces, paths=paths, identity=_identity(paths))
+
+    def _of_capture(self, trace_id: str, find: _Find, wait_s: float) -> TraceSet:
+        """What `find` finds of a capture, now or before. Raises as `TraceLibrary.find` does."""
         if not CAPTURE_ID.fullmatch(trace_id):
             raise NotFound(f"there is no capture {trace_id}")
-        found = self._capture(trace_id)
+        key = trace_id, find.__name__
+        found = self._capture(key, find)
         try:
             paths = found.paths.result(wait_s)
         except FutureTimeout:
             raise Computing from None
         except CliError:
             with self._lock:
-                self._captures.pop(trace_id, None)
+                self._captures.pop(key, None)
             raise
         return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=_identity(paths))
 
@@ -114,20 +134,23 @@ class TraceLibrary:
             for found in self._captures.values():
                 found.stack.close()
 
-    def _capture(self, capture_id: str) -> "_Found":
+    def _capture(self, key: FoundKey, find: _Find) -> "_Found":
         """What is being found, or was, of a capture. Of too many, the first ones are removed."""
         with self._lock:
-            found = self._captures.get(capture_id)
+            found = self._captures.get(key)
             if found is None:
                 while len(self._captures) >= MAX_CAPTURES_KEPT:
                     self._captures.popitem(last=False)[1].stack.close()
                 stack = ExitStack()
-                found = _Found(self._pool.submit(self._paths, capture_id, stack), stack)
-                self._captures[capture_id] = found
+                found = _Found(self._pool.submit(find, key[0], stack), stack)
+                self._captures[key] = found
             return found
 
     def _paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
         return tuple(map(str, trace_paths([capture_id], self._settings, stack)))
+
+    def _snapshot_paths(self, capture_id: str, stack: ExitStack) -> tuple[str, ...]:
+        return tuple(map(str, snapshot_paths([capture_id], self._settings, stack)))
 
     def _file(self, trace_id: str, wait_s: float) -> TraceSet:
         paths = self._urls.paths(trace_id, wait_s)

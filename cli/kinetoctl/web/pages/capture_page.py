@@ -6,18 +6,21 @@ from typing import Any
 
 from kinetoctl.base.diff_names import COMPARED_FIRST
 from kinetoctl.output.json_yaml import plain
+from kinetoctl.web.analyses.view_groups import grouped
 from kinetoctl.web.http.sessions import WebSession
-from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
+from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.capture_facts import facts, has_trace, running, status_of, target_facts
 from kinetoctl.web.pages.json_answers import hosts_answer, json_answer
 from kinetoctl.web.pages.page_context import WAIT_S, Asked, PageContext, ask, render
-from kinetoctl.web.pages.view_groups import grouped
+from kinetoctl.web.pages.snapshot_page import only_snapshots, shows_snapshot
 
 
 def capture_page(context: PageContext, request: WebRequest, session: WebSession, capture_id: str) -> WebAnswer:
     """The page of one capture. Raises the client's errors."""
     parts = context.parts(capture_id)
+    if context.files and only_snapshots(context, capture_id):
+        return redirect(f"/c/{capture_id}/snapshot")
     unfinished, baseline = running(parts), baseline_of(request)
     asked = Asked(failure="" if unfinished else "This capture has no trace; the verdicts above say why.")
     if not unfinished and (context.files or has_trace(parts)):
@@ -37,6 +40,7 @@ def capture_page(context: PageContext, request: WebRequest, session: WebSession,
         name=name,
         state=status_of(parts) if parts else "",
         running=unfinished,
+        snapshot=not unfinished and shows_snapshot(context, capture_id, parts),
         asked=asked,
         first=first,
         **({"bases": []} if unfinished else baseline_values(context, capture_id, baseline, ranks)),

@@ -11,6 +11,7 @@ from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparis
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
+from kinetoctl.web.pages.snapshot_page import shows_snapshot
 
 CURVE, SNAPSHOT, EVENTS, STATISTICS = "memory_curve", "memory_snapshot", "memory_events", "memory_statistics"
 COMPARED = ("memory_peak_blocks", STATISTICS)  # with those of a baseline
@@ -22,7 +23,7 @@ MAX_NS = (1 << 63) - 1
 
 def memory_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
     """The page of the memory. Raises WebError, and the client's errors."""
-    context.parts(trace_id)
+    parts = context.parts(trace_id)
     arguments = _arguments(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
     asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
@@ -35,6 +36,7 @@ def memory_page(context: PageContext, request: WebRequest, session: WebSession, 
         session,
         id=trace_id,
         name=name,
+        snapshot=shows_snapshot(context, trace_id, parts),
         ranks=rank_choices(ranks.documents),
         rank=request.first("rank"),
         times=_times(request),

@@ -69,6 +69,7 @@ def test_it_says_where_the_pickle_is_what_it_cost_and_how_to_open_it(
     assert path.read_bytes() == CONTENT
     assert f"{path} (300.0 KiB, SHA-256 verified)" in result.stdout
     assert "9 allocations and frees, snapshot made in 12.5 ms" in result.stdout
+    assert f"kinetoctl web {path}" in result.stdout
     assert "https://pytorch.org/memory_viz" in result.stdout
     assert f"python -m torch.cuda._memory_viz trace_plot {path} -o memory.html" in result.stdout
     assert "perfetto" not in result.stdout

@@ -16,7 +16,7 @@ from kinetoctl.web.pages.daemons import HostsFound, OfHost
 from kinetoctl.web.shared.fetched_traces import FetchedTraces
 from kinetoctl.web.shared.page_user import PageUser
 from kinetoctl.web.shared.user_spaces import BURST, IDLE_S, MAX_USERS, UserAnalyses, UserSpaces
-from support.service.captures import capture, done_target
+from support.service.captures import capture, done_target, trace_file
 
 ADA, BEA = PageUser(user="ada"), PageUser(user="bea")
 SETTINGS = CommonOptions(address="unix:/nowhere/kinetod.sock", output="table", color=False, quiet=True, timeout_s=5.0)
@@ -142,11 +142,13 @@ class Daemons:
     def __init__(self) -> None:
         self.hosts = [""]
         self.content = b"x" * 700
+        self.snapshot_bytes = 200
 
     def parts(self, capture_id: str) -> HostsFound[Any]:
         if not self.hosts:
             raise NotFound(f"there is no capture {capture_id}")
         found = capture(done_target(content=self.content))
+        found.targets[0].files.append(trace_file(b"x" * self.snapshot_bytes, "memory-snapshot"))
         found.id = capture_id
         return HostsFound([OfHost(Place(host, host), found) for host in self.hosts])
 
@@ -160,7 +162,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[F
         (folder / "trace").write_text(client)
         return [folder / "trace"]
 
-    monkeypatch.setattr("kinetoctl.web.shared.fetched_traces.fetch_trace", fetch)
+    for name in ("fetch_trace", "fetch_snapshots"):
+        monkeypatch.setattr(f"kinetoctl.web.shared.fetched_traces.{name}", fetch)
     daemon = Daemons()
     traces = FetchedTraces(SETTINGS, daemon, tmp_path, 1000)  # type: ignore[arg-type]
     yield traces, daemon
@@ -214,3 +217,31 @@ def test_a_capture_that_is_larger_than_all_space_is_refused(fetched: tuple[Fetch
     traces._most_bytes = 699
     with pytest.raises(Refused, match="--user-space"):
         traces.find(FIRST, 30)
+
+
+def test_snapshots_are_fetched_when_they_are_asked_for_beside_the_traces(
+    fetched: tuple[FetchedTraces, Daemons], tmp_path: Path
+) -> None:
+    traces, daemon = fetched
+    (trace,) = traces.find(FIRST, 30).paths
+    assert len(list(tmp_path.iterdir())) == 1
+    (snapshot,) = traces.snapshots(FIRST, 30).paths
+    assert traces.snapshots(FIRST, 30).paths == (snapshot,)
+    assert Path(trace).exists()
+    assert Path(snapshot).is_relative_to(tmp_path)
+    daemon.hosts = []
+    with pytest.raises(NotFound):
+        traces.snapshots(FIRST, 30)
+    assert not Path(trace).exists()
+    assert not Path(snapshot).exists()
+
+
+def test_snapshots_take_of_the_users_space(fetched: tuple[FetchedTraces, Daemons]) -> None:
+    traces, daemon = fetched
+    daemon.snapshot_bytes = 400
+    (trace,) = traces.find(FIRST, 30).paths
+    (snapshot,) = traces.snapshots(FIRST, 30).paths
+    assert (Path(trace).exists(), Path(snapshot).exists()) == (False, True)
+    daemon.snapshot_bytes = 1001
+    with pytest.raises(Refused, match="--user-space"):
+        traces.snapshots(SECOND, 30)

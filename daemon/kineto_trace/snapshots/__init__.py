@@ -1,0 +1,1 @@
+"""Reads CUDA memory snapshots of torch, and computes and names what they show."""
