@@ -36,7 +36,7 @@ SUMMARIES = {
     "export": "Write a trace in another format, or merge the traces of several ranks.",
     "memory": "Take a CUDA memory snapshot of running PyTorch processes and download it.",
     "ps": "List processes that train or use a GPU, and whether they can be traced.",
-    "top": "Show the host, its GPUs and the processes on them, live.",
+    "top": "Show the host, its GPUs and what trains or uses them, live.",
     "doctor": "Check whether a process can be traced, and if not, what to do about it.",
     "explain": "Explain a reason code of a verdict or an error: what it means and what to do.",
     "captures": "List, show, fetch, cancel, pin, verify and delete captures.",

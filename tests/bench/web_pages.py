@@ -11,7 +11,7 @@ import re
 import time
 from pathlib import Path
 
-from support.service.web import Browser, browsing
+from support.web.browsing import Browser, browsing
 
 SLOWEST = 8
 

@@ -24,9 +24,9 @@ from support.peers.certificates import Authority, Pair, write_server_files
 from support.peers.kubernetes import MANIFESTS, base_daemon_set, containers, patched
 from support.service.daemon import IMPORT_PATH, free_address, running_daemon
 from support.service.kept import put_capture
-from support.service.web import Page
 from support.trace_files import synthetic
 from support.waiting import scaled, until
+from support.web.browsing import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 ADA = "spiffe://cluster/ada"

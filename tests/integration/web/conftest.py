@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.service.web import LOCAL
 from support.waiting import scaled
+from support.web.browsing import LOCAL
 
 AXE = "axe-core@4.10.3"
 FETCH_S = 60

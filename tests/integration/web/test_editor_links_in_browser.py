@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kinetoctl.options.editor_option import EDITORS
-from support.service.web import Browser, browsing
+from support.web.browsing import Browser, browsing
 
 pytestmark = pytest.mark.slow
 JOB = Path(__file__).parents[2] / "data/h200/ddp4"

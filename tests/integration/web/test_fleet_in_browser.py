@@ -13,7 +13,7 @@ from kinetoctl.web.shared.fleet_daemons import FleetDaemons
 from kinetoctl.web.shared.fleet_hosts import FleetHosts, HostSource
 from support.service.captures import done_target, process
 from support.service.fake_profiler import FakeProfiler, serve
-from support.service.web import Browser, browsing
+from support.web.browsing import Browser, browsing
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.service.hostile_trace import ATTACKS, write_hostile
-from support.service.web import LOCAL, Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import LOCAL, Browser, browsing
+from support.web.hostile_trace import ATTACKS, write_hostile
 
 pytestmark = pytest.mark.slow
 

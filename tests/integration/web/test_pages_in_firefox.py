@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.service.firefox import Firefox, running_firefox
-from support.service.hostile_trace import write_hostile
-from support.service.web import Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import Browser, browsing
+from support.web.firefox import Firefox, running_firefox
+from support.web.hostile_trace import write_hostile
 
 pytestmark = pytest.mark.slow
 JOB = Path(__file__).parents[2] / "data/h200/ddp4"

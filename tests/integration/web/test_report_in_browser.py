@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from kineto_trace.html.report import write_report
-from support.service.hostile_trace import ATTACKS, write_hostile
 from support.trace_files import synthetic
 from support.trace_files.training_ranks import Job, write_job
+from support.web.hostile_trace import ATTACKS, write_hostile
 
 pytestmark = pytest.mark.slow
 H200 = Path(__file__).parents[2] / "data/h200"

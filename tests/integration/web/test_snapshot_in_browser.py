@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.service.web import Browser, browsing
 from support.targets.memory_snapshots import BASE, snapshot, write_snapshot
+from support.web.browsing import Browser, browsing
 
 pytestmark = pytest.mark.slow
 

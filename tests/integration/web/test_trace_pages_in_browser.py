@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.service.hostile_trace import write_hostile
-from support.service.web import Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import Browser, browsing
+from support.web.hostile_trace import write_hostile
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from kineto_trace.store.parquet_folder import save_columns
-from support.service.hostile_trace import write_hostile
-from support.service.model_traces import LAYERS, model_trace, write_lightning
-from support.service.web import Browser, browsing
+from support.web.browsing import Browser, browsing
+from support.web.hostile_trace import write_hostile
+from support.web.model_traces import LAYERS, model_trace, write_lightning
 
 pytestmark = pytest.mark.slow
 

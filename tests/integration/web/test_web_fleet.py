@@ -23,9 +23,9 @@ from kinetoctl.web.shared.page_user import PageUser
 from kinetod.store.capture_store import Store
 from support.service.daemon import Daemon, running_daemon
 from support.service.kept import ended_capture, file_path
-from support.service.shared_web import SharedWeb, sharing
 from support.trace_files import synthetic
 from support.waiting import scaled, until
+from support.web.shared_web import SharedWeb, sharing
 
 pytestmark = [
     pytest.mark.slow,

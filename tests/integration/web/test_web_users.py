@@ -24,10 +24,10 @@ from support.peers.certificates import Authority, Pair
 from support.service.calls_as import CallsAs
 from support.service.daemon import Daemon, error_of, running_daemon
 from support.service.kept import put_capture
-from support.service.shared_web import SharedWeb, sharing
 from support.targets.memory_snapshots import snapshot
 from support.trace_files import synthetic
 from support.waiting import until
+from support.web.shared_web import SharedWeb, sharing
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ import pytest
 from kineto_trace.html.view_heads import view_title
 from support.service.cli import wait_for_agent
 from support.service.daemon import Daemon
-from support.service.web import browsing
 from support.targets.programs import crunching, program
+from support.web.browsing import browsing
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
 from kinetoctl.web.application import _STATIC
 from kinetoctl.web.http.sessions import COOKIE
-from support.service.hostile_trace import write_hostile
-from support.service.web import Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import Browser, browsing
+from support.web.hostile_trace import write_hostile
 
 
 class Markup(HTMLParser):

@@ -7,7 +7,7 @@ import pytest
 from kinetoctl.base.common_options import CommonOptions
 from kinetoctl.errors import Refused
 from kinetoctl.web.running import WebOptions, running_web
-from support.service.web import Browser, browsing
+from support.web.browsing import Browser, browsing
 
 SETTINGS = CommonOptions(address="unix:/nowhere", output="table", color=False, quiet=True, timeout_s=1)
 

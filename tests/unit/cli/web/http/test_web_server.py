@@ -15,8 +15,8 @@ from kinetoctl.web.http.request_parts import MAX_FORM_BYTES, MAX_TARGET_BYTES
 from kinetoctl.web.http.security import origin
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.http.web_server import MAX_CONNECTIONS, REQUEST_S, WebServer
-from support.service.web import exchange
 from support.waiting import scaled, until
+from support.web.browsing import exchange
 
 
 class Clock:

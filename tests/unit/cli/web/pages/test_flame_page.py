@@ -7,9 +7,9 @@ from html import unescape
 from typing import Any
 
 import pytest
-from support.service.hostile_trace import ATTACKS, write_hostile
-from support.service.web import Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import Browser, browsing
+from support.web.hostile_trace import ATTACKS, write_hostile
 
 
 @pytest.fixture(scope="module")

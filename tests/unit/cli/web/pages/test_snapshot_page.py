@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from kineto_trace.store.parquet_folder import save_columns
-from support.service.web import Browser, browsing
 from support.targets.memory_snapshots import BASE, MIB, snapshot, write_snapshot
 from support.trace_files.traces import trace
+from support.web.browsing import Browser, browsing
 
 HOSTILE = "\"'><img src=x onerror=alert(1)>\u202e"
 

@@ -12,9 +12,9 @@ import pytest
 from kineto_trace.html.view_heads import view_title
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.store.parquet_folder import save_columns
-from support.service.hostile_trace import write_hostile
-from support.service.web import Browser, browsing
 from support.trace_files.traces import START_NS, target, trace
+from support.web.browsing import Browser, browsing
+from support.web.hostile_trace import write_hostile
 
 US = 1000
 

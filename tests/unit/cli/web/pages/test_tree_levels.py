@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from html import unescape
 
 import pytest
-from support.service.web import Browser, browsing
 from support.trace_files import synthetic
+from support.web.browsing import Browser, browsing
 
 
 @pytest.fixture(scope="module")

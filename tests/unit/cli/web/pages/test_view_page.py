@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from kineto_trace.html.view_charts import MAX_BARS
 from kineto_trace.store.parquet_folder import save_columns
-from support.service.model_traces import LAYERS, model_trace, write_lightning
-from support.service.web import Browser, browsing
 from support.trace_files.traces import trace
+from support.web.browsing import Browser, browsing
+from support.web.model_traces import LAYERS, model_trace, write_lightning
 
 
 @pytest.fixture(scope="module")

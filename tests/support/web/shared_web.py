@@ -17,8 +17,8 @@ from kinetoctl.web.shared.doors import WebTlsFiles
 from kinetoctl.web.shared.fleet_hosts import HostSource
 from kinetoctl.web.shared.serving import ProxyDoor, RunningShared, SharedOptions, TcpDoor, running_shared
 
-from support.service.web import Page
 from support.waiting import scaled, until
+from support.web.browsing import Page
 
 ORIGIN = "https://web.example:8443"
 HEADER = "X-Remote-User"
