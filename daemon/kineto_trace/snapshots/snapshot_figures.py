@@ -1,5 +1,6 @@
 """What a memory snapshot says: sums of each device, blocks by stack, and what was allocated over time. Pure."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ _CHANGES: Mapping[str, tuple[int, int]] = {
     "segment_free": (0, -1),
     "segment_unmap": (0, -1),
 }
+# Frames of torch that take the stack, and those of its allocator: they are innermost in every stack with C++.
+_ALLOCATOR = re.compile(r"^torch::(?:unwind|CapturedTraceback)|gather_with_cpp|CUDACachingAllocator")
 MAX_FRAMES = 100  # of a stack as text
 SEPARATOR = ";"
 
@@ -154,13 +157,14 @@ def _levels(actions: Sequence[AllocatorAction], which: int, end: int) -> list[in
 
 
 def place_of(snapshot: MemorySnapshot, stack: int) -> str | None:
-    """The innermost frame of the user's own code, otherwise the innermost of Python, otherwise of all; None without."""
+    """The innermost frame of the user's own code, otherwise of Python, otherwise of what allocated; None without."""
     if stack == NO_STACK:
         return None
     frames = snapshot.stacks[stack]
     python = [frame for frame in frames if _is_python(frame)]
     own = next((frame for frame in python if is_users(frame)), None)
-    return (own or (python or frames)[0]).short
+    called = [frame for frame in frames if not _ALLOCATOR.search(frame.function)]
+    return (own or (python or called or frames)[0]).short
 
 
 def stack_text(snapshot: MemorySnapshot, stack: int) -> str | None:

@@ -77,7 +77,7 @@ def test_no_page_has_an_error_and_no_name_in_a_trace_acts(new_tab: Any, server: 
 def test_selectors_show_what_they_say(new_tab: Any, server: Browser, ids: list[str]) -> None:
     tab = entered(new_tab, server)
     tab.page.goto(f"{server.own}/c/{ids[1]}/view/kernels")
-    tab.page.get_by_label("Rank").select_option("1")
+    tab.page.locator("select[name=rank]").select_option("1")
     tab.page.get_by_role("button", name="Show").click()
     tab.page.wait_for_url("**rank=1**")
     tab.page.locator("tbody tr").first.wait_for()

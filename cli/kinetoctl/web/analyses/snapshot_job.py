@@ -32,6 +32,7 @@ from markupsafe import Markup
 from kinetoctl.errors import NotFound, UsageProblem
 from kinetoctl.output.cell_values import human
 from kinetoctl.output.result_tables import documents
+from kinetoctl.web.analyses.file_identity import identity
 
 VIEWS = ("snapshot_devices", "snapshot_stacks", "snapshot_ooms", "snapshot_curve", "snapshot_segments")
 BLOCKS = "snapshot_blocks"  # of the chosen segment
@@ -55,7 +56,7 @@ class SnapshotJob:
     """Computes pages of snapshots, and keeps the last snapshot that it has read."""
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[Any, ...], MemorySnapshot] | None = None
+        self._kept: tuple[str, MemorySnapshot] | None = None
 
     def forget(self) -> None:
         """Frees the snapshot."""
@@ -89,10 +90,10 @@ class SnapshotJob:
     def _read(self, path: Path) -> MemorySnapshot:
         """The snapshot, read now or before. Raises TraceError, NotFound."""
         try:
-            status = path.stat()
+            path.stat()
         except OSError as exc:
             raise NotFound(f"cannot read {path}: {exc.strerror or exc}") from exc
-        key = path, status.st_ino, status.st_size, status.st_mtime_ns
+        key = identity([path])
         if self._kept is None or self._kept[0] != key:
             self._kept = None
             self._kept = key, read_snapshot(path)

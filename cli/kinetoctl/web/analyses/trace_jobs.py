@@ -45,6 +45,7 @@ from kinetoctl.base.view_settings import options_of, type_text
 from kinetoctl.errors import CliError
 from kinetoctl.output.result_tables import documents
 from kinetoctl.web.analyses.baseline_traces import BaselineTraces, of_rank
+from kinetoctl.web.analyses.file_identity import identity
 from kinetoctl.web.analyses.flame_job import FlameOrder, flame_request, flame_values
 from kinetoctl.web.analyses.page_charts import DRAWINGS
 from kinetoctl.web.analyses.snapshot_job import SnapshotJob
@@ -57,11 +58,15 @@ OWN_RULES = "the comparison follows kinetod's own rules"
 
 
 class _Open(NamedTuple):
-    """An open trace. source: with the rank that the trace states; stack: closes what was fetched for it."""
+    """An open trace. source: with the rank that the trace states; stack: closes what was fetched for it.
+
+    identity: of the files when they were opened (file_identity.py).
+    """
 
     source: Source
     context: Context
     stack: ExitStack
+    identity: str
 
 
 class TraceJobs:
@@ -261,14 +266,17 @@ class TraceJobs:
         return BaselineTraces(sources=of_rank(find_traces(*paths), rank, baseline=True), rank=rank)
 
     def _opened(self, source: Source) -> _Open:
-        """The trace, opened now or before. Raises TraceError."""
-        key = str(source.path), source.rank
+        """The trace, opened now, or before if its files are still the same. Raises TraceError."""
+        key, now = (str(source.path), source.rank), identity([source.path])
         found = self._open.pop(key, None)
+        if found is not None and found.identity != now:
+            found.stack.close()
+            found = None
         if found is None:
             while len(self._open) >= MAX_OPEN:
                 self._open.popitem(last=False)[1].stack.close()
             with ExitStack() as stack:
-                found = _Open(*opened_context(source, stack), stack.pop_all())
+                found = _Open(*opened_context(source, stack), stack.pop_all(), now)
         self._open[key] = found
         return found
 

@@ -4,7 +4,6 @@ The command line names files, folders, patterns (trace_list.py) and URLs (url_co
 asked first, with the caller's rights, as by `kinetoctl report ID`; what is downloaded stays until the server ends.
 """
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from kinetoctl.errors import CliError, NotFound
 from kinetoctl.options.snapshot_arguments import snapshot_paths
 from kinetoctl.options.trace_arguments import CAPTURE_ID, trace_paths
 from kinetoctl.web.analyses.analysis_queue import Computing
+from kinetoctl.web.analyses.file_identity import identity
 from kinetoctl.web.analyses.trace_list import ListedTrace, TraceList
 from kinetoctl.web.analyses.url_copies import DEFAULT_ROOM, UrlCopies
 
@@ -107,7 +107,7 @@ class TraceLibrary:
 
         traces = self._file(trace_id, wait_s)
         paths = tuple(dict.fromkeys(str(each) for path in traces.paths for each in snapshots_at(path)))
-        return replace(traces, paths=paths, identity=_identity(paths))
+        return replace(traces, paths=paths, identity=identity(paths))
 
     def _of_capture(self, trace_id: str, find: _Find, wait_s: float) -> TraceSet:
         """What `find` finds of a capture, now or before. Raises as `TraceLibrary.find` does."""
@@ -123,7 +123,7 @@ class TraceLibrary:
             with self._lock:
                 self._captures.pop(key, None)
             raise
-        return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=_identity(paths))
+        return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=identity(paths))
 
     def close(self) -> None:
         """Removes what was downloaded."""
@@ -155,7 +155,7 @@ class TraceLibrary:
     def _file(self, trace_id: str, wait_s: float) -> TraceSet:
         paths = self._urls.paths(trace_id, wait_s)
         if paths is not None:
-            return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=_identity(paths))
+            return TraceSet(id=trace_id, argument=trace_id, paths=paths, identity=identity(paths))
         run = self._list.find(trace_id)
         if run is None:
             if not self._list.looked:
@@ -163,23 +163,10 @@ class TraceLibrary:
             raise NotFound(f"there is no trace {trace_id} among the files of this server")
         if not any(Path(file).exists() for file in run.files):
             raise NotFound(f"{run.name} is gone: it was moved or removed since it was found")
-        return TraceSet(id=trace_id, argument=run.name, paths=run.paths, identity=_identity(run.files))
+        return TraceSet(id=trace_id, argument=run.name, paths=run.paths, identity=identity(run.files))
 
 
 def _is_url(argument: str) -> bool:
     from kineto_trace.store.object_stores import is_url
 
     return is_url(argument)
-
-
-def _identity(paths: Sequence[str]) -> str:
-    """A hash of what tells files apart without reading them: path, inode, size and time of the last change."""
-    digest = hashlib.sha256()
-    for path in map(Path, paths):
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            try:
-                status = file.stat()
-            except OSError:
-                continue  # gone: whoever opens it says so
-            digest.update(f"{file}\0{status.st_ino}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="replace"))
-    return digest.hexdigest()

@@ -145,3 +145,18 @@ def test_an_empty_snapshot_has_every_result(tmp_path: Path, name: str) -> None:
 def test_an_unknown_view_is_said_with_those_there_are(made: MemorySnapshot) -> None:
     with pytest.raises(ViewError, match="no view snapshot_x; its views are snapshot_devices"):
         result("snapshot_x", made)
+
+
+def test_the_place_of_a_stack_without_python_is_what_called_the_allocator(tmp_path: Path) -> None:
+    names = (
+        "torch::unwind::unwind()",
+        "torch::CapturedTraceback::gather(bool, bool, bool)",
+        "torch::cuda::(anonymous namespace)::gather_with_cpp()",
+        "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(unsigned long, CUstream_st*)",
+        "at::cuda::setWorkspaceForHandle(cublasContext*, c10::cuda::CUDAStream)",
+        "at::native::structured_mm_out_cuda::impl(at::Tensor const&, at::Tensor const&, at::Tensor const&)",
+    )
+    frames = [{"name": name, "filename": "??", "line": 0} for name in names]
+    held = segment(BASE, [block(BASE, MIB, "active_allocated", frames, MIB)])
+    (row,) = result("snapshot_stacks", read(tmp_path, {**snapshot(), "segments": [held], "device_traces": []})).rows()
+    assert row["place"].startswith("at::cuda::setWorkspaceForHandle")

@@ -1,11 +1,14 @@
 """What a worker answers: results over ranks as `kinetoctl report` has them, also if a rank fails."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from kineto_trace.catalog.view_runner import run_view
 from kineto_trace.errors import FileError, TraceError
+from kineto_trace.model.context import Context
+from kineto_trace.open.trace_discovery import Source
 from kineto_trace.store.parquet_folder import save_columns
 from kineto_trace.view_api.result_files import csv_bytes
 from kinetoctl.output.result_tables import documents
@@ -72,14 +75,22 @@ def test_csv_with_too_many_rows_is_left_to_the_command(tmp_path: Path, monkeypat
         TraceJobs().csv("kernels", job(tmp_path, 2))
 
 
-def test_a_trace_stays_open_for_the_next_view(tmp_path: Path) -> None:
+def test_a_trace_stays_open_for_the_next_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    real = trace_jobs.opened_context
+
+    def counted(source: Source, stack: ExitStack) -> tuple[Source, Context]:
+        opened.append(source.path)
+        return real(source, stack)
+
+    monkeypatch.setattr(trace_jobs, "opened_context", counted)
     jobs, paths = TraceJobs(), job(tmp_path, 1)
-    jobs.views(["kernels"], paths)
-    (tmp_path / "rank0.kineto" / "kernel.parquet").unlink()
-    assert len(jobs.views(["kernels"], paths)[0]["rows"]) == 1
+    for _ in range(2):
+        assert len(jobs.views(["kernels"], paths)[0]["rows"]) == 1
+    assert opened == [tmp_path / "rank0.kineto"]
     jobs.forget()
-    with pytest.raises(TraceError):
-        jobs.views(["kernels"], paths)
+    jobs.views(["kernels"], paths)
+    assert len(opened) == 2
 
 
 def test_the_page_of_a_capture_begins_with_what_the_report_of_its_ranks_does(tmp_path: Path) -> None:
@@ -147,3 +158,13 @@ def test_a_file_that_is_too_much_for_tracks_goes_to_the_timeline_as_it_is(
     assert TraceJobs().timeline([str(path)], None, wanted, tracks=True) == {"path": str(path)}
     with pytest.raises(type(error)):
         TraceJobs().timeline([str(tmp_path / "stored")], None, wanted, tracks=True)
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path, whole, jobs = tmp_path / "rank0.json", synthetic.text(2_000), TraceJobs()
+    path.write_text(whole[: len(whole) // 2])
+    (cut,) = jobs.views(["kernels"], [str(path)])
+    path.write_text(whole)
+    (again,) = jobs.views(["kernels"], [str(path)])
+    assert any("truncated" in note for note in cut["notes"])
+    assert not any("truncated" in note for note in again["notes"])
