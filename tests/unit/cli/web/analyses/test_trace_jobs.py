@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from kineto_trace.catalog.view_runner import run_view
+from kineto_trace.catalog.view_runner import opened_context, run_view
 from kineto_trace.errors import FileError, TraceError
 from kineto_trace.model.context import Context
 from kineto_trace.open.trace_discovery import Source
@@ -77,11 +77,10 @@ def test_csv_with_too_many_rows_is_left_to_the_command(tmp_path: Path, monkeypat
 
 def test_a_trace_stays_open_for_the_next_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
-    real = trace_jobs.opened_context
 
     def counted(source: Source, stack: ExitStack) -> tuple[Source, Context]:
         opened.append(source.path)
-        return real(source, stack)
+        return opened_context(source, stack)
 
     monkeypatch.setattr(trace_jobs, "opened_context", counted)
     jobs, paths = TraceJobs(), job(tmp_path, 1)
