@@ -31,7 +31,7 @@ def test_names_of_the_allowlist_are_never_others(events: list[Event], hta: bool)
 
 
 def test_annotations_are_on_the_gpu_or_the_cpu() -> None:
-    with pytest.raises(ViewError, match="use gpu or cpu"):
+    with pytest.raises(ViewError, match="use one of gpu, cpu"):
         rows([], "gpu_annotations", "name", hta=False, on="tpu")
 
 
