@@ -2,9 +2,10 @@
 
     taskset -c 0,1 python tests/bench/web_load.py --seconds 60
 
-A browser loads a page with its four files over a connection that it keeps, thinks for two seconds (as often as the list
-of captures renews itself), and loads the next one. Prints how long requests took, what the processes of kinetod-web
-took of memory (PSS), and what became of a capture of a busy process during the load, beside one without load.
+A browser loads a page, and files of it that it does not have yet, over a connection that it keeps, thinks for two
+seconds (as often as the list of captures renews itself), and loads the next one. Prints how long requests took, what
+the processes of kinetod-web took of memory (PSS), and what became of a capture of a busy process during the load,
+beside one without load.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import gzip
 import http.client
 import os
 import random
+import re
 import socket
 import ssl
 import statistics
@@ -39,15 +41,15 @@ CAPTURES = 1_000
 EVENTS = 2_000
 THINK_S = 2.0
 TRACE_NS = 5_000_000_000
-FILES = ("style.css", "page.js", "web.css", "web.js")
+FILES = re.compile(r'(?:src|href)="(/static/[^"]+)"')
 VIEWS = ("kernels", "overview", "operators")
 
 
 @dataclass
 class Tally:
-    """What the browsers saw. taken: seconds of each request for a page; statuses: how often each came."""
+    """What the browsers saw. taken: seconds of each request, by kind of page; statuses: how often each came."""
 
-    taken: list[float] = field(default_factory=list)
+    taken: dict[str, list[float]] = field(default_factory=dict)
     files: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -62,6 +64,7 @@ class Visitor(threading.Thread):
         self._connection = http.client.HTTPSConnection("localhost", port, timeout=60, context=tls)
         self._host = f"localhost:{port}"
         self._tally = tally
+        self._kept: set[str] = set()
         self._until_s = until_s
 
     def run(self) -> None:
@@ -69,26 +72,31 @@ class Visitor(threading.Thread):
         time.sleep(self._random.random() * THINK_S)
         while time.monotonic() < self._until_s:
             try:
-                self._ask(self._page(), self._tally.taken)
-                for name in FILES:
-                    self._ask(f"/static/{name}", self._tally.files)
+                kind, path = self._page()
+                text = self._ask(path, self._tally.taken.setdefault(kind, []))
+                for address in set(FILES.findall(text)) - self._kept:
+                    self._ask(address, self._tally.files)
+                    self._kept.add(address)
             except (OSError, http.client.HTTPException) as exc:
                 self._tally.failures.append(repr(exc))
                 self._connection.close()
             time.sleep(THINK_S)
 
-    def _page(self) -> str:
+    def _page(self) -> tuple[str, str]:
+        """Its kind and its path."""
         capture = f"/c/{capture_id(self._random.randrange(20))}"  # newer ones are looked at
-        pages = ["/", "/", "/", "/live", capture, f"{capture}/view/{self._random.choice(VIEWS)}", "/sql"]
-        return self._random.choice(pages)
+        view = f"{capture}/view/{self._random.choice(VIEWS)}"
+        lists = [("captures", "/")] * 3 + [("processes", "/live"), ("SQL", "/sql")]
+        return self._random.choice([*lists, ("a capture", capture), ("a view", view)])
 
-    def _ask(self, path: str, taken: list[float]) -> None:
+    def _ask(self, path: str, taken: list[float]) -> str:
         begin = time.perf_counter()
         self._connection.request("GET", path, headers={"Host": self._host})
         answer = self._connection.getresponse()
-        answer.read()
+        content = answer.read()
         taken.append(time.perf_counter() - begin)
         self._tally.statuses[answer.status] = self._tally.statuses.get(answer.status, 0) + 1
+        return content.decode()
 
 
 def capture_id(number: int) -> str:
@@ -195,7 +203,8 @@ def measure(folder: Path, browsers: int, seconds: float) -> None:
 
 def report(tally: Tally, memory: float) -> None:
     """Prints the figures."""
-    for what, values in (("pages", tally.taken), ("files", tally.files)):
+    everything = [taken for values in tally.taken.values() for taken in values]
+    for what, values in (("pages", everything), *sorted(tally.taken.items()), ("files", tally.files)):
         shown = ", ".join(f"p{round(100 * share)} {percentile(values, share):.0f} ms" for share in (0.5, 0.95, 0.99))
         print(f"{what}: {len(values)} requests, {shown}, longest {1000 * max(values):.0f} ms")
     print(f"statuses: {dict(sorted(tally.statuses.items()))}; failures: {len(tally.failures)} {tally.failures[:3]}")

@@ -1,10 +1,8 @@
 """From a checked request to its page: routes, files of the pages, and errors as pages; for one user, the way in."""
 
-import mimetypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
-from importlib.resources import files
 from typing import Any
 
 from kinetoctl.errors import CliError, Denied, NotFound, Unreachable, UsageProblem
@@ -12,6 +10,7 @@ from kinetoctl.web.analyses.analysis_queue import Computing, TooBusy
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http import security
 from kinetoctl.web.http.sessions import COOKIE, LIFETIME_S, Sessions, WebSession
+from kinetoctl.web.http.static_files import STATIC, static_file
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest, redirect
 from kinetoctl.web.pages.capture_page import capture_json, capture_page
 from kinetoctl.web.pages.captures_page import captures_json, captures_page, traces_json
@@ -26,7 +25,7 @@ from kinetoctl.web.pages.sql_page import sql_csv, sql_json, sql_page
 from kinetoctl.web.pages.timeline_page import timeline_page, timeline_trace
 from kinetoctl.web.pages.view_page import view_csv, view_json, view_page
 
-ENTRY, STATIC = "/enter", "/static/"
+ENTRY = "/enter"
 Page = Callable[..., WebAnswer]
 _ID, _NAME = r"(?P<id>[\w-]{1,100})", r"(?P<name>\w{1,64})"
 _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
@@ -61,15 +60,6 @@ _ROUTES: tuple[tuple[str, re.Pattern[str], Page], ...] = tuple(
     )
 )
 _WITH_DAEMON = ("/live", "/captures.json")
-# Files of the pages, by name: those of the offline report, and our own.
-_STATIC: Mapping[str, tuple[str, str]] = {
-    "style.css": ("kineto_trace.html", "page"),
-    "page.js": ("kineto_trace.html", "page"),
-    **dict.fromkeys(
-        ("web.css", "web.js", "editor.js", "enter.js", "flame.js", "memory.js", "timeline.js", "icon.svg"),
-        ("kinetoctl.web.pages", "static"),
-    ),
-}
 _STATUS: tuple[tuple[type[Exception], HTTPStatus], ...] = (
     (NotFound, HTTPStatus.NOT_FOUND),
     (Denied, HTTPStatus.FORBIDDEN),
@@ -151,16 +141,6 @@ def _route(request: WebRequest) -> tuple[Page | None, dict[str, Any]]:
         if match and wanted == method:
             return page, match.groupdict()
     return None, {}
-
-
-def static_file(request: WebRequest) -> WebAnswer:
-    """A file of the pages, the same for everybody. Raises WebError."""
-    name = request.path.removeprefix(STATIC)
-    if name not in _STATIC:
-        raise WebError(HTTPStatus.NOT_FOUND, "there is no such file")
-    package, folder = _STATIC[name]
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
-    return WebAnswer(content=(files(package) / folder / name).read_bytes(), content_type=f"{kind}; charset=utf-8")
 
 
 def _way_in(status: HTTPStatus, *, refused: bool) -> WebAnswer:

@@ -14,6 +14,7 @@ def environment(*loaders: BaseLoader) -> Environment:
         loader=ChoiceLoader([*loaders, PackageLoader("kineto_trace.html", "page")]),
         autoescape=True,
         undefined=StrictUndefined,
+        auto_reload=False,  # they do not change while a program runs
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -40,6 +40,7 @@ from kinetod.permissions.role_policy import Thing
 from kinetod.processes.identity import ProcessKey
 from kinetod.store import index_schema
 from kinetod.store.stored_files import empty
+from kinetod.store.stored_messages import read_into
 
 log = logging.getLogger(__name__)
 
@@ -385,19 +386,19 @@ class Store:
     def _capture(self, row: tuple[Any, ...]) -> pb.Capture:
         status = pb.CaptureStatus.Name(row[3])
         capture = pb.Capture(id=row[0], created_ns=row[1], ended_ns=row[2], status=status, host=row[4])
-        json_format.Parse(row[5], capture.spec, ignore_unknown_fields=True)
+        read_into(capture.spec, row[5])
         capture.pinned = bool(row[6])
         if row[7] is not None:
             capture.owner_uid = row[7]
         if row[8] is not None:
             capture.local_bytes = row[8]
         if row[9] is not None:
-            json_format.Parse(row[9], capture.upload, ignore_unknown_fields=True)
+            read_into(capture.upload, row[9])
         if row[10] is not None and (start := _start(row[10])).HasField("clock"):
             capture.clock.CopyFrom(start.clock)
         targets = self._db.execute("SELECT target FROM targets WHERE capture_id = ? ORDER BY number", (row[0],))
         for (text,) in targets.fetchall():
-            json_format.Parse(text, capture.targets.add(), ignore_unknown_fields=True)
+            read_into(capture.targets.add(), text)
         return capture
 
     # files

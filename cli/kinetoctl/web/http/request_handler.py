@@ -36,6 +36,7 @@ class RequestHandler(BaseHTTPRequestHandler):
     """Serves the requests of one connection, one after the other. A host that has no site is refused by the first."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # of an answer in two parts, the second would wait for the browser's receipt
     server_version, sys_version = "kinetoctl", ""
     server: WebServer
 

@@ -17,6 +17,7 @@ from kinetoctl.web.analyses.analysis_queue import Analyses, Computing
 from kinetoctl.web.analyses.trace_library import TraceLibrary, TraceSet
 from kinetoctl.web.analyses.worker_process import AnalysisFailed
 from kinetoctl.web.http.sessions import WebSession
+from kinetoctl.web.http.static_files import static_address
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
 from kinetoctl.web.pages.daemons import PROGRAM, Daemons, OfHost
 from kinetoctl.web.pages.timeline_links import places_of
@@ -145,6 +146,7 @@ def _since(unix_s: float) -> str:
 
 def _environment() -> Environment:
     made = environment(PackageLoader("kinetoctl.web.pages", "templates"))
+    made.globals["static"] = static_address
     made.filters.update(
         human=human, size=units.size, age=units.age, moment=units.moment, since=_since, places_of=places_of
     )

@@ -2,7 +2,8 @@
 
 from http import HTTPStatus
 
-from kinetoctl.web.application import STATIC, page_answer, static_file
+from kinetoctl.web.application import page_answer
+from kinetoctl.web.http.static_files import STATIC, static_file
 from kinetoctl.web.http.web_messages import WebAnswer, WebError, WebRequest
 from kinetoctl.web.shared.page_user import PageUser
 from kinetoctl.web.shared.user_spaces import UserSpaces

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 import jsonschema
 import pytest
 from kineto_trace.catalog.view_catalog import VIEWS
-from kinetoctl.web.application import _STATIC
 from kinetoctl.web.http.sessions import COOKIE
+from kinetoctl.web.http.static_files import _FILES
 from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile
@@ -261,8 +261,17 @@ def test_head_says_what_get_would(browser: Browser) -> None:
 
 
 def test_scripts_are_small() -> None:
-    contents = [(files(package) / folder / name).read_bytes() for name, (package, folder) in _STATIC.items()]
+    contents = [(files(package) / folder / name).read_bytes() for name, (package, folder) in _FILES.items()]
     assert sum(len(gzip.compress(content)) for content in contents) <= 250_000
+
+
+def test_browsers_keep_files_under_the_addresses_that_pages_have(browser: Browser) -> None:
+    addresses = re.findall(r'(?:src|href)="(/static/[^"]+)"', browser.ask("/").text)
+    assert len(addresses) >= 5
+    for address in addresses:
+        kept, plain = (browser.ask(path) for path in (address, address.partition("?")[0]))
+        assert (kept.status, "immutable" in kept.headers["Cache-Control"]) == (200, True)
+        assert (plain.status, plain.headers["Cache-Control"], plain.text) == (200, "no-store", kept.text)
 
 
 def test_without_a_daemon_the_first_page_says_what_to_do() -> None:
