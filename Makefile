@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -137,6 +137,10 @@ config-docs: $(STAMP)
 # The images of README.md and docs/, from the code and a real capture.
 images: $(STAMP)
 	$(BIN)/python docs/generate_images.py
+
+# The pictures of the web page in docs/web.md, by Chromium.
+screenshots: $(STAMP)
+	$(BIN)/python docs/generate_screenshots.py
 
 # The documentation as a website in build/site. Nothing is fetched once the extra `docs` is installed.
 DOCS_STAMP := $(VENV)/.docs

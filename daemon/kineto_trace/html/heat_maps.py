@@ -110,13 +110,11 @@ def _said(value: float, text: Callable[[float], str]) -> str:
 
 
 def _legend(low: float, high: float, text: Callable[[float], str]) -> Markup:
-    items = [
-        Markup('<span class="key"><i class="heat-{}"></i>{}</span>').format(
-            level, f"from {text(low + (high - low) * level / LEVELS)}"
-        )
-        for level in range(LEVELS if high > low else 1)
-    ]
-    return Markup('<div class="legend">{}</div>').format(Markup("").join(items))
+    """The colours in a row between the value of the first one and that from which the last one counts."""
+    count = LEVELS if high > low else 1
+    colours = Markup("").join(Markup('<i class="heat-{}"></i>').format(level) for level in range(count))
+    last = f"from {text(low + (high - low) * (LEVELS - 1) / LEVELS)}" if count > 1 else ""
+    return Markup('<div class="legend"><span class="key scale">{} {} {}</span></div>').format(text(low), colours, last)
 
 
 def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, columns: Axis) -> Markup:

@@ -61,3 +61,10 @@ def test_bins_cover_everything_once() -> None:
         spans = bins(count, MAX_COLUMNS)
         assert len(spans) <= MAX_COLUMNS
         assert [place for first, last in spans for place in range(first, last + 1)] == list(range(count))
+
+
+def test_the_legend_is_one_scale_from_the_least_to_where_the_last_colour_begins() -> None:
+    text = drawn([[18.0, 20.0], [20.0, 27.0]])
+    legend = re.sub(r'<i class="heat-(\d)"></i>', r"[\1]", text[text.index('scale">') + 7 : text.index("</span>")])
+    assert re.fullmatch(r"18 us \[0\]\[1\]\[2\]\[3\]\[4\]\[5\]\[6\]\[7\]\[8\] from 2[56][.\d]* us", legend)
+    assert 'scale">3 us <i class="heat-0"></i> </span>' in drawn([[3.0, 3.0]])
