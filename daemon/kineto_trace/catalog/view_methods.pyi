@@ -165,6 +165,20 @@ class Views:
         Columns: rank, device, communication_us, overlapped_us, overlap_pct.
         """
 
+    def counter_summary(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """Each counter of the trace in one row: its mean over time, its extremes and its last value.
+
+        A value holds until the next one, and the last one to the end of the recording. What was sampled before the window
+        of the recording counts from its beginning.
+
+        Columns: rank, counter, unit, samples, mean, min, max, last.
+        """
+
     def counters(
         self,
         sources: Sources,

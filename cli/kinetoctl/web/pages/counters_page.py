@@ -1,15 +1,17 @@
-"""Every counter of a trace over time, each in a small chart of its own."""
+"""Every counter of a trace over time, each in a small chart of its own, and beside those of a baseline."""
 
 from typing import Any
 
 from kinetoctl.web.http.sessions import WebSession
 from kinetoctl.web.http.web_messages import WebAnswer, WebRequest
+from kinetoctl.web.pages.baselines import baseline_of, baseline_values, comparison_command
 from kinetoctl.web.pages.json_answers import data_address, results_answer
 from kinetoctl.web.pages.page_context import PageContext, ask, render
 from kinetoctl.web.pages.selectors import MAX_ROWS, rank_choices, row_limit, whole_number
 
-VIEW = "counters"
-SETTINGS = (("max_points", "300"),)
+VIEW, SUMMARY = "counters", "counter_summary"
+VIEWS = (SUMMARY, VIEW)
+SETTINGS = ((f"{VIEW}.max_points", "300"),)
 
 
 def counters_page(context: PageContext, request: WebRequest, session: WebSession, trace_id: str) -> WebAnswer:
@@ -17,7 +19,8 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
     context.parts(trace_id)
     arguments = _arguments(request)
     ranks = ask(lambda: context.ranks(context.library.find(trace_id)))
-    asked = ask(lambda: context.results(trace_id, [VIEW], **arguments)) if ranks.documents else ranks
+    asked = ask(lambda: context.results(trace_id, VIEWS, **arguments)) if ranks.documents else ranks
+    documents = {document["view"]: document for document in asked.documents} if asked is not ranks else {}
     name = context.name(trace_id)
     return render(
         "counters.html",
@@ -30,8 +33,9 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
         rank=request.first("rank"),
         limit=arguments["limit"],
         asked=asked,
-        document=asked.documents[0] if asked.documents and asked is not ranks else None,
-        command=context.command("report", "--view", VIEW, name),
+        **baseline_values(context, trace_id, baseline_of(request), ranks.documents),
+        documents=documents,
+        command=_command(context, request, trace_id),
         json=data_address(request, without=("limit",)),
         headers=asked.headers,
     )
@@ -40,14 +44,24 @@ def counters_page(context: PageContext, request: WebRequest, session: WebSession
 def counters_json(context: PageContext, request: WebRequest, _session: WebSession, trace_id: str) -> WebAnswer:
     """The result behind the page. Raises WebError, AnalysisFailed and the client's errors."""
     arguments = _arguments(request, MAX_ROWS)
-    return results_answer(context.results(trace_id, [VIEW], wait_s=context.settings.timeout_s, **arguments))
+    return results_answer(context.results(trace_id, VIEWS, wait_s=context.settings.timeout_s, **arguments))
+
+
+def _command(context: PageContext, request: WebRequest, trace_id: str) -> str:
+    baseline = baseline_of(request)
+    if baseline.trace_id:
+        return comparison_command(context, trace_id, baseline, [SUMMARY], rank=request.first("rank"))
+    return context.command("report", "--view", SUMMARY, "--view", VIEW, context.name(trace_id))
 
 
 def _arguments(request: WebRequest, rows: int = 0) -> dict[str, Any]:
-    rank = whole_number(request, "rank")
+    rank, baseline = whole_number(request, "rank"), baseline_of(request)
     return {
         "rank": int(rank) if rank else None,
         "settings": SETTINGS,
         "drawings": {VIEW: {}},
         "limit": rows or row_limit(request),
+        "base": baseline.trace_id,
+        "base_rank": baseline.rank_number,
+        "compare": (SUMMARY,) if baseline.trace_id else (),
     }

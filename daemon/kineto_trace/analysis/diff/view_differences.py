@@ -103,6 +103,7 @@ COMPARED: Mapping[str, ComparedRows | ComparedSteps] = {
     ),
     "flops_utilization": ComparedRows(("rank",), ("work_tflop",), ("speed_tflop_s", "utilization_pct")),
     "annotation_latency": ComparedRows(("rank", "name"), ("count",), ("p50_us", "p99_us")),
+    "counter_summary": ComparedRows(("rank", "counter", "unit"), (), ("mean", "max")),
     "tensor_core_use": ComparedRows(("rank", "figure"), (), ("used_pct",)),
     "idle_causes": ComparedRows(("rank", "device", "cause"), ("idle_us", "gaps"), ("window_pct",)),
     "idle_breakdown": ComparedRows(("rank", "device", "stream", "category"), ("idle_us", "count"), ("mean_us",)),

@@ -127,3 +127,37 @@ def counters(context: Context, *, max_points: int = 0) -> Answer:
         values["time_us"] += since[rows].tolist()
         values["value"] += series.value[rows].tolist()
     return Answer(values)
+
+
+@view(
+    "counter_summary",
+    columns(
+        ("counter", "text", "", "name of the counter"),
+        ("unit", "text", "", "of the values; missing: the trace does not state it"),
+        ("samples", "int", "", "number of its values"),
+        ("mean", "float", "", "mean over the time of the recording, each value as long as it holds"),
+        ("min", "float", "", "smallest value"),
+        ("max", "float", "", "largest value"),
+        ("last", "float", "", "value at the end"),
+    ),
+    nothing=NO_COUNTERS,
+)
+def counter_summary(context: Context) -> Answer:
+    """Each counter of the trace in one row: its mean over time, its extremes and its last value.
+
+    A value holds until the next one, and the last one to the end of the recording. What was sampled before the window
+    of the recording counts from its beginning.
+    """
+    low, high = context.trace.window_start_ns, context.trace.window_end_ns
+    values: dict[str, list[Any]] = {column.name: [] for column in counter_summary.columns}
+    for series in counter_series(context):
+        held = np.diff(np.clip(np.append(series.time, max(high, int(series.time[-1]))), low, None)).astype(np.float64)
+        weights = held if held.any() else np.ones(len(held))
+        values["counter"].append(series.name)
+        values["unit"].append(series.unit or None)
+        values["samples"].append(len(series.value))
+        values["mean"].append(float(np.average(series.value, weights=weights)))
+        values["min"].append(float(series.value.min()))
+        values["max"].append(float(series.value.max()))
+        values["last"].append(float(series.value[-1]))
+    return Answer(values)

@@ -201,18 +201,18 @@ def test_names_of_a_hostile_trace_are_text(browser: Browser, ids: list[str], nam
 
 
 def test_every_page_prints_the_command_behind_it(browser: Browser, ids: list[str], tmp_path: Path) -> None:
-    for name, view in (("ranks", "rank_steps"), ("memory", "memory_curve"), ("counters", "counters")):
+    for name, view in (("ranks", "rank_steps"), ("memory", "memory_curve"), ("counters", "counter_summary")):
         assert f"kinetoctl report --view {view}" in browser.ask(f"/c/{ids[0]}/{name}").text
 
 
-@pytest.mark.parametrize("path", ["", "/ranks", "/memory", "/view/kernel_breakdown", "/view/step_phases"])
+@pytest.mark.parametrize("path", ["", "/ranks", "/memory", "/counters", "/view/kernel_breakdown", "/view/step_phases"])
 def test_a_baseline_is_another_trace_or_another_rank(browser: Browser, ids: list[str], path: str) -> None:
     page = browser.shown(f"/c/{ids[0]}{path}").text
     chooser = page[page.index('<select name="base">') :]
     assert re.findall(r'<option value="(\w*)"', chooser[: chooser.index("</select>")]) == ["", *ids]
 
 
-@pytest.mark.parametrize("page", ["", "/ranks", "/memory", "/flame", "/view/step_phases"])
+@pytest.mark.parametrize("page", ["", "/ranks", "/memory", "/counters", "/flame", "/view/step_phases"])
 def test_two_ranks_of_one_capture_are_compared_and_the_choice_stays(
     browser: Browser, ids: list[str], page: str
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, counters
+from kineto_trace.analysis.overview.counter_series_views import NO_COUNTERS, counter_summary, counters
 from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.kernel_counters import PROCESS, KernelCounters
@@ -93,3 +93,24 @@ def test_samples_from_before_the_first_activity_have_negative_times(tmp_path: Pa
         (-60, 40),
         (40, 140),
     ]
+
+
+def test_the_mean_of_a_counter_is_over_the_time_that_its_values_hold() -> None:
+    row = {"name": "[memory]", "bytes": 1, "address": 1, "device_type": 1, "device": 0, "total_reserved": -1}
+    rows = [{**row, "start": 0, "total_allocated": 100}, {**row, "start": 750, "total_allocated": 500}]
+    made = trace({"cpu_instant_event": rows}, length_ns=1_000)
+    (found,) = counter_summary(Context(made)).rows()
+    assert (found["counter"], found["unit"], found["samples"]) == ("GPU0: allocated", "bytes", 2)
+    assert (found["mean"], found["min"], found["max"], found["last"]) == (200, 100, 500, 500)
+
+
+def test_a_sample_before_the_window_counts_from_its_beginning(tmp_path: Path) -> None:
+    events = [
+        {"ph": "C", "name": "SM active", "pid": 0, "ts": 1, "args": {"value": 40}},
+        {"ph": "X", "name": "op", "cat": "cpu_op", "pid": 0, "tid": 1, "ts": 10, "dur": 10},
+        {"ph": "C", "name": "SM active", "pid": 0, "ts": 15, "args": {"value": 20}},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    (found,) = counter_summary(Context(open_trace(path))).rows()
+    assert found["mean"] == pytest.approx(30)
