@@ -23,7 +23,8 @@ def is_own(near: Address, far: Address, proc: Path = Path("/proc"), uid: int | N
 def owner_of(near: Address, far: Address, proc: Path = Path("/proc")) -> int | None:
     """The uid of the socket at `far`; None if it is closed, or the table cannot be read.
 
-    The sockets of an IPv4 connection may be IPv6 ones."""
+    The sockets of an IPv4 connection may be IPv6 ones.
+    """
     theirs, ours = _hexed(far), _hexed(near)
     mapped = "0000000000000000FFFF0000"
     for name, prefix in (("tcp6", ""),) if ":" in near[0] else (("tcp", ""), ("tcp6", mapped)):

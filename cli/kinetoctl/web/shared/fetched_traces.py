@@ -110,7 +110,9 @@ class FetchedTraces(TraceLibrary):
     def _forget_capture(self, capture_id: str) -> None:
         """Removes all that was downloaded of a capture."""
         self._parts.pop(capture_id, None)
-        for key in [key for key in (*self._sizes, *self._captures) if key[0] == capture_id]:
+        with self._lock:
+            keys = [key for key in (*self._sizes, *self._captures) if key[0] == capture_id]
+        for key in keys:
             self._forget(key)
 
     def _forget(self, key: FoundKey) -> None:
