@@ -689,7 +689,7 @@ class Views:
         self,
         sources: Sources,
         *,
-        peak_tflop_s: float = 0.0,
+        peak: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
         """How much of what the GPU can compute the model used (model FLOPs utilization, MFU).
@@ -698,7 +698,7 @@ class Views:
         again by activation checkpointing count, too.
 
         Options:
-        - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
 
         Columns: rank, gpu, time_us, work_tflop, speed_tflop_s, precision, peak_tflop_s, utilization_pct, known_pct.
         """
@@ -1335,8 +1335,8 @@ class Views:
         self,
         sources: Sources,
         *,
-        peak_tflop_s: float = 0.0,
-        memory_gb_s: float = 0.0,
+        peak: float = 0.0,
+        bandwidth: float = 0.0,
         executor: Executor | None = None,
     ) -> Result:
         """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
@@ -1347,8 +1347,8 @@ class Views:
         time come first.
 
         Options:
-        - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
-        - memory_gb_s: bandwidth of the GPU's memory, GB/s; 0: by the GPU's data sheet.
+        - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+        - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
 
         Columns: rank, name, input_shape, precision, calls, call_gflop, device_us, host_us, speed_tflop_s, peak_tflop_s,
         peak_pct, intensity_flop_byte, bound, roof_tflop_s, roof_pct.

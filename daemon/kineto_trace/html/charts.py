@@ -18,6 +18,7 @@ from kineto_trace.base.quantities import shortened
 from kineto_trace.base.visible_text import one_line
 
 SERIES = 9  # colours of the page; the parts of a step are as many
+_PALE = 7
 TICKS = 4  # at most, beside zero
 MAX_LABEL, MAX_TITLE = 56, 120  # characters
 LEAST_WIDTH = 0.02  # % of a bar that is drawn
@@ -34,10 +35,18 @@ _KEY = Markup('<span class="key"><i class="{}"></i>{}</span>')
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One colour of a chart: its name and a value per row or moment; None if it is missing."""
+    """One colour of a chart: its name and a value per row or moment; None if it is missing.
+
+    pale: grey, for what is left of a whole.
+    """
 
     name: str
     values: Sequence[float | None]
+    pale: bool = False
+
+    def colour(self, number: int) -> int:
+        """The number of its colour, as the number-th of a chart."""
+        return _PALE if self.pale else number % SERIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +86,7 @@ def legend(series: Sequence[Series], unit: str = "") -> Markup:
     """
     items = Markup("").join(
         _KEY.format(
-            f"series-{number % SERIES}",
+            f"series-{each.colour(number)}",
             f"{each.name} {figure(each.values[0] or 0)} {unit}" if unit and len(each.values) == 1 else each.name,
         )
         for number, each in enumerate(series)
@@ -103,7 +112,7 @@ def stacked_bars(labels: Sequence[str], series: Sequence[Series], unit: str) -> 
                 share = f" ({100 * value / totals[row]:.1f} %)" if len(series) > 1 else ""
                 said = ", ".join(filter(None, (_line(label), each.name)))
                 title = f"{said}: {figure(value)} {unit}{share}"
-                pieces.append(_RECT.format(_place(left), 0, _place(width), 1, number % SERIES, title))
+                pieces.append(_RECT.format(_place(left), 0, _place(width), 1, each.colour(number), title))
             left += width
         only = len(labels) == 1 and len(series) > 1  # of several parts: there is nothing to tell it from
         text = "" if only else _short(label)

@@ -134,11 +134,11 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
         Markup(
             '<line x1="{}" x2="{}" y1="{}" y2="{}" class="grid"/>'
             '<text x="{}" y="{}" class="axis" text-anchor="end">{}</text>'
-            '<text x="{}" y="{}" class="axis" text-anchor="middle">{}</text>'
+            '<text x="{}" y="{}" class="axis" text-anchor="{}">{}</text>'
         ).format(
             *(LEFT, WIDTH - RIGHT, frame.y(value), frame.y(value)),
             *(LEFT - 6, frame.y(value), figure(value * factor)),
-            *(frame.x(time), HEIGHT - 10, figure(time * per)),
+            *(frame.x(time), HEIGHT - 10, "end" if time == frame.last else "middle", figure(time * per)),
         )
         for value, time in (
             (

@@ -26,6 +26,7 @@ from kineto_trace.view_api.plot_shapes import SHAPES, Curve, Histogram, NamedPar
 from kineto_trace.view_api.result_data import ResultData
 from kineto_trace.view_api.shape_values import (
     OTHERS,
+    REST,
     Values,
     column_of,
     drawn_rows,
@@ -112,7 +113,9 @@ def _named_parts(result: ResultData, shape: NamedParts, bars: int) -> Markup:
 
 def _stacked(names: Sequence[str], lengths: Mapping[str, Values], scaled: tuple[float, str]) -> Markup:
     factor, unit = scaled
-    series = [Series(name.replace("_", " "), _known(values * factor)) for name, values in lengths.items()]
+    series = [
+        Series(name.replace("_", " "), _known(values * factor), pale=name == REST) for name, values in lengths.items()
+    ]
     return stacked_bars(names, series, unit)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
+from support.web.contrast import ENOUGH_CONTRAST, contrasts
 from support.web.hostile_trace import write_hostile
 
 pytestmark = pytest.mark.slow
@@ -136,24 +137,11 @@ def test_without_scripts_graphs_are_drawn_and_lead_on(new_tab: Any, server: Brow
     assert tab.page.locator("svg.flame").count() == 2
 
 
-CONTRASTS = """() => {
-  const light = (color) => {
-    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
-      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  return [...document.querySelectorAll(".flame .frame")].filter((frame) => frame.querySelector("text")).map((frame) => {
-    const [text, back] = ["text", "rect"].map((name) => light(getComputedStyle(frame.querySelector(name)).fill));
-    return (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
-  });
-}"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_names_of_frames_can_be_read_on_every_colour(
     new_tab: Any, server: Browser, ids: list[str], scheme: str
 ) -> None:
     for path in addresses(ids):
         tab = opened(new_tab, server, path, color_scheme=scheme)
-        found = tab.page.evaluate(CONTRASTS)
-        assert found and min(found) >= 4.5, (path, min(found))  # WCAG 2.2, 1.4.3
+        found = contrasts(tab.page, ".flame .frame text", "rect")
+        assert found and min(found) >= ENOUGH_CONTRAST, (path, min(found))

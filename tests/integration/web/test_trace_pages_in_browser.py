@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
+from support.web.contrast import ENOUGH_CONTRAST, contrasts
 from support.web.hostile_trace import write_hostile
 
 pytestmark = pytest.mark.slow
 
 PAGES = ("ranks", "memory", "counters")
+HEIGHTS = "() => [...document.querySelectorAll('svg text.axis')].map((text) => text.getBoundingClientRect().height)"
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +174,15 @@ def test_a_baseline_is_chosen_and_a_row_opens_its_place_in_the_timeline(
     tab.page.wait_for_url("**/timeline?rank=0&t0=**")
     tab.page.get_by_role("link", name="Show the whole trace").wait_for()
     assert tab.page.locator("h1").inner_text() == "Timeline"
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("dark", 500)])
+def test_axes_of_charts_over_time_are_legible(
+    new_tab: Any, server: Browser, ids: list[str], scheme: str, width: int
+) -> None:
+    tab = entered(new_tab, server, color_scheme=scheme, viewport={"width": width, "height": 900})
+    for name in ("memory", "counters"):
+        server.shown(f"/c/{ids[0]}/{name}")
+        tab.page.goto(f"{server.own}/c/{ids[0]}/{name}")
+        assert min(contrasts(tab.page, "svg text.axis")) >= ENOUGH_CONTRAST, name
+        assert min(tab.page.evaluate(HEIGHTS)) >= 8, name

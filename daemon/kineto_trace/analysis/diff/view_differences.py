@@ -31,6 +31,7 @@ STEP = "step"
 DIFFERENCE = "_difference"  # ends the names of these results
 RESOLUTION_US = 1.0  # the coarsest to which traces round times
 _SUFFIXES = {"us": "_us", "bytes": "_bytes", "%": "_pct"}
+_UNIT = "unit"  # column of views whose rows have different ones
 
 Floats = npt.NDArray[np.float64]
 Key = tuple[Any, ...]
@@ -153,10 +154,11 @@ def view_differences(
 def compared_pairs(result: ResultData) -> list[Pairs]:
     """Returns what is drawn of a result of view_differences(): its first figures, those of one kind and unit.
 
-    The rows are in the order of the first of them. Other results have none.
+    The rows are in the order of the first of them. Other results have none, nor those whose rows have units of their
+    own.
     """
     how = COMPARED.get(result.view.removesuffix(DIFFERENCE))
-    if how is None or not result.view.endswith(DIFFERENCE):
+    if how is None or not result.view.endswith(DIFFERENCE) or _UNIT in how.keys:
         return []
     figures = how.figures if isinstance(how, ComparedSteps) else how.sums or how.plain
     known = {column.name: column for column in result.columns}

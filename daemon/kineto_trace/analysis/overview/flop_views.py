@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from kineto_trace.analysis.kernels.tensor_core_use import share_of
 from kineto_trace.analysis.overview.gpu_figures import device_properties
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
+from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
 from kineto_trace.kernel_traits.precisions import BITS
 from kineto_trace.model.context import Context
@@ -30,9 +32,7 @@ _NO_PRODUCTS = "the trace has no operators whose floating-point operations are k
 _NO_SHAPES = (
     "the inputs of operators were not recorded: record with --record-shapes (torch.profiler: record_shapes=True)"
 )
-_NO_PEAKS = (
-    "how fast {name} can be is not in the table of this version: set peak_tflop_s and memory_gb_s from its data sheet"
-)
+_NO_PEAKS = "how fast {name} can be is not in the table of this version: set the option peak from its data sheet"
 _TENSOR_FP32 = "tf32"  # what float32 is multiplied as on tensor cores
 
 
@@ -91,7 +91,7 @@ def _names(work: OperatorWork, rows: Ints) -> list[str | None]:
         ("roof_pct", "float", "%", "share of that which was reached"),
     ),
 )
-def operator_flops(context: Context, *, peak_tflop_s: float = 0.0, memory_gb_s: float = 0.0) -> Answer:
+def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.0) -> Answer:
     """The products of the model by operator and shape (roofline): operations, speed, and what limits the speed at best.
 
     Counted are products of matrices, convolutions and attention, by the recorded sizes of their inputs, two operations
@@ -100,9 +100,10 @@ def operator_flops(context: Context, *, peak_tflop_s: float = 0.0, memory_gb_s: 
     time come first.
 
     Options:
-    - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
-    - memory_gb_s: bandwidth of the GPU's memory, GB/s; 0: by the GPU's data sheet.
+    - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+    - bandwidth: of the GPU's memory, in GB/s; 0: by the GPU's data sheet.
     """
+    _check("operator_flops", peak, bandwidth)
     found, table, shapes = context.get(products), context.trace.table("cpu_op"), context.get(input_shapes)
     precisions = tuple(BITS)
     number = np.array([UNKNOWN if name is None else precisions.index(name) for name in found.precision], np.int64)
@@ -116,14 +117,14 @@ def operator_flops(context: Context, *, peak_tflop_s: float = 0.0, memory_gb_s: 
     precision = [found.precision[at] for at in first.tolist()]
     name = _gpu_name(context)
     limits = gpu_peaks(name)
-    peak = np.array([_peak(limits, each, peak_tflop_s) for each in precision]) if on_gpu else np.full(len(first), NAN)
+    peaks = np.array([_peak(limits, each, peak) for each in precision]) if on_gpu else np.full(len(first), NAN)
     rate = _ratio(groups.sums(found.flop)[order] / 1e6, time_us[order])
     intensity = _ratio(found.flop[first].astype(np.float64), found.bytes[first].astype(np.float64))
-    memory = (memory_gb_s or (limits.memory if limits else NAN)) / 1000 * intensity
-    roof = np.where(np.isnan(memory), NAN, np.fmin(memory, peak)) if on_gpu else np.full(len(first), NAN)
-    bounded = ~np.isnan(roof) & ~np.isnan(peak)
+    memory = (bandwidth or (limits.memory if limits else NAN)) / 1000 * intensity
+    roof = np.where(np.isnan(memory), NAN, np.fmin(memory, peaks)) if on_gpu else np.full(len(first), NAN)
+    bounded = ~np.isnan(roof) & ~np.isnan(peaks)
     notes = _notes(context)
-    if not notes and on_gpu and np.isnan(peak).all():
+    if not notes and on_gpu and np.isnan(peaks).all():
         notes.append(_NO_PEAKS.format(name=name or "a GPU without a name"))
     return Answer(
         {
@@ -135,12 +136,12 @@ def operator_flops(context: Context, *, peak_tflop_s: float = 0.0, memory_gb_s: 
             "device_us": device_us[order] if on_gpu else np.full(len(first), NAN),
             "host_us": host_us[order],
             "speed_tflop_s": rate,
-            "peak_tflop_s": peak,
-            "peak_pct": 100 * _ratio(rate, peak),
+            "peak_tflop_s": peaks,
+            "peak_pct": 100 * _ratio(rate, peaks),
             "intensity_flop_byte": intensity,
             "bound": [
                 (MEMORY if below else ARITHMETIC) if known else None
-                for known, below in zip(bounded.tolist(), (memory < peak).tolist(), strict=True)
+                for known, below in zip(bounded.tolist(), (memory < peaks).tolist(), strict=True)
             ],
             "roof_tflop_s": roof,
             "roof_pct": 100 * _ratio(rate, roof),
@@ -162,15 +163,16 @@ def operator_flops(context: Context, *, peak_tflop_s: float = 0.0, memory_gb_s: 
         ("known_pct", "float", "%", "share of the GPU time of kernels that is of operators whose operations are known"),
     ),
 )
-def flops_utilization(context: Context, *, peak_tflop_s: float = 0.0) -> Answer:
+def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
     """How much of what the GPU can compute the model used (model FLOPs utilization, MFU).
 
     Operations are those of `operator_flops`: products of matrices, convolutions and attention that ran; those computed
     again by activation checkpointing count, too.
 
     Options:
-    - peak_tflop_s: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
+    - peak: the most that the GPU can do, in TFLOP/s, for all precisions; 0: by the GPU's data sheet.
     """
+    _check("flops_utilization", peak)
     found, table = context.get(products), context.trace.table("cpu_op")
     notes = _notes(context)
     if notes:
@@ -186,9 +188,7 @@ def flops_utilization(context: Context, *, peak_tflop_s: float = 0.0) -> Answer:
     name, activity = _gpu_name(context), context.get(gpu)
     limits = gpu_peaks(name) if len(activity) else None
     total, time_us = sum(by_precision.values()), (span[1] - span[0]) / 1000
-    at_peak = sum(
-        flop / 1e6 / _peak(limits, precision, peak_tflop_s) for precision, flop in by_precision.items() if flop
-    )
+    at_peak = sum(flop / 1e6 / _peak(limits, precision, peak) for precision, flop in by_precision.items() if flop)
     kernels = activity.end[activity.kind == KERNEL] - activity.start[activity.kind == KERNEL]
     if len(activity) and np.isnan(at_peak):
         notes.append(_NO_PEAKS.format(name=name or "a GPU without a name"))
@@ -199,12 +199,18 @@ def flops_utilization(context: Context, *, peak_tflop_s: float = 0.0) -> Answer:
             "work_tflop": [total / 1e12],
             "speed_tflop_s": [share_of(total / 1e6, time_us)],
             "precision": [most],
-            "peak_tflop_s": [_peak(limits, most, peak_tflop_s)],
+            "peak_tflop_s": [_peak(limits, most, peak)],
             "utilization_pct": [100 * share_of(at_peak, time_us)],
             "known_pct": [100 * share_of(float(found.device_ns.sum()), float(kernels.sum()))],
         },
         notes if len(activity) else [NO_GPU],
     )
+
+
+def _check(name: str, *given: float) -> None:
+    """Raises ViewError for what is no speed."""
+    if not all(isfinite(value) and value >= 0 for value in given):
+        raise ViewError(f"view {name}: peak and bandwidth are numbers above 0, or 0 for those of the data sheet")
 
 
 def _notes(context: Context) -> list[str]:

@@ -180,8 +180,14 @@ def test_the_difference_of_a_view_is_drawn_with_all_its_figures_if_there_is_room
     assert len(re.findall(r'chart-label">k\d+<', drawn)) == MAX_BARS
 
 
-@pytest.mark.parametrize("view", COMPARED)
+@pytest.mark.parametrize("view", [view for view, how in COMPARED.items() if "unit" not in how.keys])
 def test_the_difference_of_every_compared_view_has_a_chart(view: str) -> None:
     extent = {1: Extent(1.0, 0.1, frozenset({"x", "1"}))}
     result = of(view, 1, rank=[1])
     assert "<rect" in chart(view_differences(result, result, (extent, extent)))
+
+
+def test_figures_of_different_units_are_not_drawn_on_one_scale() -> None:
+    extent = {1: Extent(1.0, 0.1, frozenset({"x", "1"}))}
+    result = of("counter_summary", 2, rank=[1, 1], unit=["bytes", "cores"])
+    assert chart(view_differences(result, result, (extent, extent))) == ""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.overview.flop_views import flops_utilization, operator_flops
+from kineto_trace.errors import ViewError
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Trace
 from support.trace_files import traces
@@ -104,7 +105,7 @@ def test_an_unknown_gpu_is_named_and_its_peaks_can_be_given() -> None:
     found = operator_flops(context)
     assert found.values("peak_tflop_s") == [None, None]
     assert "how fast Quadro X can be" in found.notes[0]
-    given = operator_flops(context, peak_tflop_s=500.0, memory_gb_s=1000.0)
+    given = operator_flops(context, peak=500.0, bandwidth=1000.0)
     assert given.values("peak_tflop_s") == [500, 500]
     assert given.values("bound") == ["arithmetic", "memory"]
     assert given.notes == ()
@@ -128,3 +129,11 @@ def test_utilization_is_what_the_operations_would_take_at_their_peak() -> None:
     assert row["work_tflop"] == pytest.approx(flop / 1e12)
     assert row["utilization_pct"] == pytest.approx(100 * flop / 989.4e12 / 600e-6)
     assert row["known_pct"] == pytest.approx(75)  # 300 of 400 us
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_speed_is_refused(value: float) -> None:
+    context = Context(trained())
+    for asked in (lambda: operator_flops(context, bandwidth=value), lambda: flops_utilization(context, peak=value)):
+        with pytest.raises(ViewError, match="numbers above 0"):
+            asked()
