@@ -39,11 +39,15 @@ HEADS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+_SHORT = {"gpu": "GPU", "cuda": "CUDA", "sm": "SM", "flops": "FLOPs", "op": "operator", "comm": "communication",
+          "comp": "computation", "ops": "operators"}  # fmt: skip
+
+
 def view_title(name: str) -> str:
     """The title of a view."""
     if name in HEADS:
         return HEADS[name][0]
-    text = name.replace("_", " ")
+    text = " ".join(_SHORT.get(word, word) for word in name.split("_"))
     return text[:1].upper() + text[1:]
 
 

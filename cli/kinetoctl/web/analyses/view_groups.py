@@ -11,7 +11,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
                             "critical_path", "flame_graph", "annotation", "recordings", "settings", "not_recorded",
                             "validate"),
     "GPU": ("kernel", "operator_flops", "flops", "gpu", "idle", "temporal", "sm_", "tensor_core", "queue", "blocked",
-            "launch", "op_kernel", "cuda_graphs", "graph_", "memory_bandwidth", "counters"),
+            "launch", "op_kernel", "cuda_graphs", "graph_", "memory_bandwidth", "counter"),
     "Memory": ("memory", "tensors"),
     "Host and Python": ("operators", "modules", "call_tree", "python", "hot_lines", "thread", "process", "child",
                         "data_loading", "frequent", "event"),

@@ -20,4 +20,8 @@ def test_texts_of_a_trace_are_escaped_and_spelled_out() -> None:
 
 def test_a_view_is_called_by_its_title_and_otherwise_by_its_name() -> None:
     assert (view_title("rank_waits"), view_title("hot_lines")) == ("Who waits for whom", "Hot lines")
+    assert (view_title("cuda_graphs"), view_title("comm_comp_overlap")) == (
+        "CUDA graphs",
+        "Communication computation overlap",
+    )
     assert view_sentence("hot_lines", "One line\nafter another.\n\nMore.") == "One line after another."
