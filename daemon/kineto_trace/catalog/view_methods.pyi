@@ -35,8 +35,7 @@ class Views:
 
         Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
         was launched in it, whichever is later. A number behind # at the end of a name, as of steps, does not tell rows
-        apart. Percentiles between two values are interpolated: of fewer than 100 values,
-        the 99th is close to the longest.
+        apart. Percentiles between two values are interpolated: of fewer than 100 values, the 99th is close to the longest.
 
         Columns: rank, name, count, p50_us, p90_us, p95_us, p99_us, p99_9_us, max_us, mean_host_us, mean_gpu_us.
         """

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES
+from kineto_trace.html.charts import SERIES, coordinate
 
 WIDTH, LINES, LINE_HEIGHT, GAP = 960, 6, 22, 3
 LEAST_WIDTH = 1.0  # of a block with a bar of its own
@@ -42,14 +42,12 @@ def block_map(blocks: Sequence[Block], summary: str) -> Markup:
             line = min(int(at / WIDTH + 1e-9), LINES - 1)
             stop = end if line == LINES - 1 else min(end, (line + 1.0) * WIDTH)
             x, y = at - line * WIDTH, line * (LINE_HEIGHT + GAP)
-            bars += _BAR.format(_short(x), y, _short(stop - at), LINE_HEIGHT, block.series % SERIES, block.title)
+            bars += _BAR.format(
+                coordinate(x), y, coordinate(stop - at), LINE_HEIGHT, block.series % SERIES, block.title
+            )
             at = stop
         at = end
     height = LINES * (LINE_HEIGHT + GAP) - GAP
     return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" class="blocks">{}</svg>').format(
         WIDTH, height, summary, bars
     )
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")

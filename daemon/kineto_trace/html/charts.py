@@ -299,6 +299,11 @@ def _summary(series: Sequence[Series], unit: str) -> str:
     return f"Chart of {', '.join(each.name for each in series)} in {unit}"
 
 
+def coordinate(value: float) -> str:
+    """Formats a coordinate of a drawing that is hundreds of units wide."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
 def _place(value: float) -> str:
     """Formats a coordinate."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

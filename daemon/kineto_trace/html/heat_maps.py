@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from kineto_trace.html.charts import coordinate
+
 MAX_ROWS, MAX_COLUMNS = 64, 100
 LEVELS = 9
 WIDTH = 960
@@ -62,7 +64,7 @@ def heat_map(values: Floats, rows: Axis, columns: Axis, text: Callable[[float], 
     width = (WIDTH - LEFT) / len(column_bins)
     parts = [
         _CELL.format(
-            *(_short(LEFT + width * at), TOP + height * line, _short(width), height),
+            *(coordinate(LEFT + width * at), TOP + height * line, coordinate(width), height),
             _level(cells[line, at], low, high),
             f"{rows.title} {rows.text(row)}, {columns.title} {columns.text(column)}: {_said(cells[line, at], text)}",
         )
@@ -74,7 +76,7 @@ def heat_map(values: Floats, rows: Axis, columns: Axis, text: Callable[[float], 
         for line, span in _labels(row_bins, -(-LABEL_HEIGHT // height))
     ]
     parts += [
-        _LABEL.format(columns.href(span), _short(LEFT + width * at), TOP - 8, "start", columns.text(span))
+        _LABEL.format(columns.href(span), coordinate(LEFT + width * at), TOP - 8, "start", columns.text(span))
         for at, span in _labels(column_bins, int(-(-LABEL_WIDTH // width)))
     ]
     summary = f"Heat map: {rows.title} by {columns.title}, from {text(low)} to {text(float(known.max()))}"
@@ -129,7 +131,3 @@ def _binning(row_bins: Sequence[Span], column_bins: Sequence[Span], rows: Axis, 
     return Markup('<p class="note">Each cell stands for {}, and shows the largest value of them.</p>').format(
         " and ".join(sizes)
     )
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")

@@ -10,7 +10,7 @@ from math import isfinite
 
 from markupsafe import Markup
 
-from kineto_trace.html.charts import SERIES, Series, figure, legend
+from kineto_trace.html.charts import SERIES, Series, coordinate, figure, legend
 from kineto_trace.view_api.column_units import scaled_unit
 
 WIDTH, HEIGHT = 960, 220
@@ -46,13 +46,13 @@ class _Frame:
     high: float
 
     def x(self, time: float) -> str:
-        return _short(LEFT + (WIDTH - LEFT - RIGHT) * (time - self.first) / (self.last - self.first))
+        return coordinate(LEFT + (WIDTH - LEFT - RIGHT) * (time - self.first) / (self.last - self.first))
 
     def has(self, time: float) -> bool:
         return self.first <= time <= self.last
 
     def y(self, value: float) -> str:
-        return _short(TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low))
+        return coordinate(TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low))
 
 
 def curves(series: Sequence[ChartLine], unit: str, marks: Marks = Marks()) -> Markup:
@@ -112,7 +112,7 @@ def _stairs(frame: _Frame, times: Sequence[float], values: Sequence[float]) -> l
 def _span(frame: _Frame, start: float, end: float) -> Markup:
     first, last = (frame.x(min(max(time, frame.first), frame.last)) for time in (start, end))
     return Markup('<rect x="{}" y="{}" width="{}" height="{}" class="span"/>').format(
-        first, TOP, _short(max(float(last) - float(first), 1.0)), HEIGHT - TOP - BOTTOM
+        first, TOP, coordinate(max(float(last) - float(first), 1.0)), HEIGHT - TOP - BOTTOM
     )
 
 
@@ -157,7 +157,3 @@ def _chart(frame: _Frame, parts: Sequence[Markup], series: Sequence[ChartLine], 
     return caption + Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" {}>{}</svg>').format(
         WIDTH, HEIGHT, summary, place, Markup("").join([*grid, *parts])
     )
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")

@@ -9,6 +9,8 @@ Theory of operation
 import re
 
 BITS = {"fp4": 4, "fp8": 8, "int8": 8, "fp16": 16, "bf16": 16, "tf32": 32, "fp32": 32, "fp64": 64}  # as stored
+PRECISIONS = tuple(BITS)  # by number
+UNKNOWN = -1  # no number
 
 _BY_NAME: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (precision, re.compile(pattern))
@@ -36,6 +38,16 @@ _BY_TYPE = {
 def precision_of_name(name: str) -> str | None:
     """The precision, a key of BITS; None: the name does not tell."""
     return next((precision for precision, pattern in _BY_NAME if pattern.search(name)), None)
+
+
+def precision_number(precision: str | None) -> int:
+    """The place in PRECISIONS, or UNKNOWN."""
+    return UNKNOWN if precision is None else PRECISIONS.index(precision)
+
+
+def precision_name(number: int) -> str | None:
+    """The precision with this number; None for UNKNOWN."""
+    return None if number == UNKNOWN else PRECISIONS[number]
 
 
 def precision_of_types(types: object) -> str | None:

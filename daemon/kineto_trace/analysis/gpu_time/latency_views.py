@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.analysis.gpu_time.annotation_views import no_annotations
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import calls, gpu
@@ -40,8 +41,7 @@ def annotation_latency(context: Context) -> Answer:
 
     Latency lasts from the start of the annotation to its end on the host, or to the end of the last GPU activity that
     was launched in it, whichever is later. A number behind # at the end of a name, as of steps, does not tell rows
-    apart. Percentiles between two values are interpolated: of fewer than 100 values,
-    the 99th is close to the longest.
+    apart. Percentiles between two values are interpolated: of fewer than 100 values, the 99th is close to the longest.
     """
     table = context.trace.table("user_annotation")
     if not len(table):
@@ -52,7 +52,9 @@ def annotation_latency(context: Context) -> Answer:
     row = nested.order.astype(np.int64)
     whole = np.flatnonzero(ends(table)[row] < context.trace.window_end_ns)
     kinds: dict[str, int] = {}
-    kind = np.array([kinds.setdefault(_NUMBER.sub("", text), len(kinds)) for text in context.trace.strings], np.int64)
+    kind = np.zeros(len(context.trace.strings), np.int64)
+    for number in unique_values(table["name"]).tolist():
+        kind[number] = kinds.setdefault(_NUMBER.sub("", context.trace.strings[number]), len(kinds))
     groups = group([kind[table["name"][row[whole]]]])
     count = groups.sizes()
     latency = (np.maximum(end, gpu_end) - start)[whole] / 1000

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.kernel_traits.precisions import BITS, precision_of_types
+from kineto_trace.kernel_traits.precisions import BITS, UNKNOWN, precision_number, precision_of_types
 from kineto_trace.model.context import Context
 from kineto_trace.structure.event_arguments import NOTHING, arguments
 
@@ -29,7 +29,6 @@ Sizes = Sequence[int]
 MAX_SIZE = 1 << 40  # of one dimension; the text is not trusted
 MAX_DIMENSIONS = 64  # torch's limit
 MAX_FLOP = 1 << 50  # of one call: ten minutes of the fastest GPU
-UNKNOWN = -1
 
 
 class CallWork(NamedTuple):
@@ -186,7 +185,7 @@ def work_of(name: str, recorded: Mapping[str, Any]) -> CallWork | None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """One value per row of cpu_op. flop, bytes: 0: unknown. precision: number into `precisions`, or UNKNOWN.
+    """One value per row of cpu_op. flop, bytes: 0: unknown. precision: number into PRECISIONS, or UNKNOWN.
 
     products: rows whose operator has a formula, whether or not its inputs were recorded.
     """
@@ -194,14 +193,13 @@ class OperatorWork:
     flop: Ints
     bytes: Ints
     precision: Ints
-    precisions: tuple[str, ...]
     products: npt.NDArray[np.bool_]
 
 
 def operator_work(context: Context) -> OperatorWork:
     """The work of all operators. Each distinct pair of name and inputs is read once."""
     table, recorded = context.trace.table("cpu_op"), arguments(context, "cpu_op")
-    strings, precisions = context.trace.strings, tuple(BITS)
+    strings = context.trace.strings
     named = np.array([text in _WORK for text in strings], np.bool_)
     products = named[table["name"]] if len(table) else np.zeros(0, np.bool_)
     rows = np.flatnonzero(products & (recorded.text != NOTHING))
@@ -212,8 +210,8 @@ def operator_work(context: Context) -> OperatorWork:
         work, precision = work_of(strings[table["name"][row]], call), precision_of_types(call.get("Input type"))
         if work is not None and work.flop < MAX_FLOP:
             size = work.elements * BITS[precision] // 8 if precision else 0
-            found[at] = work.flop, size, precisions.index(precision) if precision else UNKNOWN
+            found[at] = work.flop, size, precision_number(precision)
     work_of_row = np.tile(np.array([0, 0, UNKNOWN]), (len(table), 1))
     work_of_row[rows] = found[groups.number]
     flop, size, precision_of_row = work_of_row.T
-    return OperatorWork(flop, size, precision_of_row, precisions, products)
+    return OperatorWork(flop, size, precision_of_row, products)

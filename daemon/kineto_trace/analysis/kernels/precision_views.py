@@ -4,17 +4,20 @@ import numpy as np
 
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.arrays.row_groups import group
-from kineto_trace.kernel_traits.kernel_types import communication_names
-from kineto_trace.kernel_traits.precisions import BITS, precision_of_name, precision_of_types
+from kineto_trace.kernel_traits.precisions import (
+    BITS,
+    UNKNOWN,
+    precision_name,
+    precision_number,
+    precision_of_name,
+    precision_of_types,
+)
 from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu
 from kineto_trace.structure.event_arguments import NOTHING, argument_objects
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
-
-PRECISIONS = tuple(BITS)
-UNKNOWN = -1
 
 
 @view(
@@ -36,19 +39,18 @@ def kernel_precision(context: Context) -> Answer:
     """
     activity = context.get(gpu)
     rows = np.flatnonzero((activity.kind == KERNEL) & ~activity.communication)
-    rows = rows[~context.get(communication_names)[activity.name[rows]]]
     told = np.full(len(context.trace.strings), UNKNOWN)
     for text in np.flatnonzero(np.bincount(activity.name[rows], minlength=len(told))).tolist():
-        told[text] = _number(precision_of_name(context.trace.strings[text]))
+        told[text] = precision_number(precision_of_name(context.trace.strings[text]))
     places, types = argument_objects(context, "cpu_op", "Input type")
-    typed = np.array([*(_number(precision_of_types(each)) for each in types), UNKNOWN], np.int64)
+    typed = np.array([*(precision_number(precision_of_types(each)) for each in types), UNKNOWN], np.int64)
     of_op = np.append(np.where(places == NOTHING, UNKNOWN, typed[places]), UNKNOWN)
     number = np.where(told[activity.name[rows]] == UNKNOWN, of_op[activity.op[rows]], told[activity.name[rows]])
     took = (activity.end - activity.start)[rows]
     groups = group([number])
     total = groups.sums(took)
     order = np.argsort(-total, kind="stable")
-    names = [None if at == UNKNOWN else PRECISIONS[at] for at in number[groups.first[order]].tolist()]
+    names = [precision_name(at) for at in number[groups.first[order]].tolist()]
     return Answer(
         {
             "precision": names,
@@ -60,7 +62,3 @@ def kernel_precision(context: Context) -> Answer:
         },
         [] if len(rows) else [NO_GPU if not len(activity) else "the trace has no kernels"],
     )
-
-
-def _number(precision: str | None) -> int:
-    return UNKNOWN if precision is None else PRECISIONS.index(precision)

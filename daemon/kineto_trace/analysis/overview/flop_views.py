@@ -10,14 +10,15 @@ import numpy.typing as npt
 from kineto_trace.analysis.gpu_time.gpu_events import NO_GPU
 from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
-from kineto_trace.analysis.kernels.operator_work import UNKNOWN, OperatorWork, operator_work
+from kineto_trace.analysis.kernels.operator_work import operator_work
 from kineto_trace.analysis.kernels.tensor_core_use import share_of
 from kineto_trace.analysis.overview.gpu_figures import device_properties
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
-from kineto_trace.kernel_traits.precisions import BITS
+from kineto_trace.kernel_traits.precisions import PRECISIONS, precision_name
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu, ops
 from kineto_trace.view_api.result import columns
@@ -33,20 +34,21 @@ _NO_SHAPES = (
     "the inputs of operators were not recorded: record with --record-shapes (torch.profiler: record_shapes=True)"
 )
 _NO_PEAKS = "how fast {name} can be is not in the table of this version: set the option peak from its data sheet"
-_TENSOR_FP32 = "tf32"  # what float32 is multiplied as on tensor cores
+_FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
     """The innermost operators whose operations are known, one value each. row: of cpu_op.
 
-    flop, bytes: of the call. precision: its name, None: unknown. device_ns: of all GPU activities that it launched.
+    flop, bytes: of the call. precision: number into PRECISIONS, or UNKNOWN; tf32 is fp32 on tensor cores. device_ns: of
+    all GPU activities that it launched.
     """
 
     row: Ints
     flop: Ints
     bytes: Ints
-    precision: tuple[str | None, ...]
+    precision: Ints
     device_ns: Ints
 
 
@@ -55,21 +57,14 @@ def products(context: Context) -> Products:
     work, tree = context.get(operator_work), context.get(ops)
     known = (work.flop > 0)[tree.row]
     innermost = np.sort(tree.row[known & (subtree_sums(known, tree.nested.tree.stop) == 1)])
-    on_tensor_cores = context.get(tensor_times).total[innermost] > 0
+    precision, on_tensor_cores = work.precision[innermost], context.get(tensor_times).total[innermost] > 0
     return Products(
         row=innermost,
         flop=work.flop[innermost],
         bytes=work.bytes[innermost],
-        precision=tuple(
-            _TENSOR_FP32 if name == "fp32" and tensor else name
-            for name, tensor in zip(_names(work, innermost), on_tensor_cores.tolist(), strict=True)
-        ),
+        precision=np.where((precision == _FP32) & on_tensor_cores, _TF32, precision),
         device_ns=context.get(op_times).device_total[innermost],
     )
-
-
-def _names(work: OperatorWork, rows: Ints) -> list[str | None]:
-    return [None if at == UNKNOWN else work.precisions[at] for at in work.precision[rows].tolist()]
 
 
 @view(
@@ -105,16 +100,14 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
     """
     _check("operator_flops", peak, bandwidth)
     found, table, shapes = context.get(products), context.trace.table("cpu_op"), context.get(input_shapes)
-    precisions = tuple(BITS)
-    number = np.array([UNKNOWN if name is None else precisions.index(name) for name in found.precision], np.int64)
-    groups = group([table["name"][found.row], shapes.number[found.row], number])
+    groups = group([table["name"][found.row], shapes.number[found.row], found.precision])
     device_us = groups.sums(found.device_ns) / 1000
     host_us = groups.sums(context.get(op_times).host_total[found.row]) / 1000
     on_gpu = len(context.get(gpu)) > 0
     time_us = device_us if on_gpu else host_us
     order = np.argsort(-time_us, kind="stable")
     first = groups.first[order]
-    precision = [found.precision[at] for at in first.tolist()]
+    precision = [precision_name(at) for at in found.precision[first].tolist()]
     name = _gpu_name(context)
     limits = gpu_peaks(name)
     peaks = np.array([_peak(limits, each, peak) for each in precision]) if on_gpu else np.full(len(first), NAN)
@@ -182,8 +175,8 @@ def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
     start = table["start"][found.row]
     inside = (start >= span[0]) & (start < span[1])
     by_precision: dict[str | None, int] = {}
-    for name, flop in zip(found.precision, np.where(inside, found.flop, 0).tolist(), strict=True):
-        by_precision[name] = by_precision.get(name, 0) + flop
+    for number in unique_values(found.precision).tolist():
+        by_precision[precision_name(number)] = int(found.flop[inside & (found.precision == number)].sum())
     most = max(by_precision, key=lambda name: by_precision[name])
     name, activity = _gpu_name(context), context.get(gpu)
     limits = gpu_peaks(name) if len(activity) else None
