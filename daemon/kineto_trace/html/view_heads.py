@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from kineto_trace.view_api.cell_texts import in_words
+
 # view -> title, sentence; others are called by their name and explained by their description
 HEADS: Mapping[str, tuple[str, str]] = {
     "ranks": ("Ranks", "Per step; those for which the others wait longest come first."),
@@ -39,15 +41,14 @@ HEADS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-_SHORT = {"gpu": "GPU", "cuda": "CUDA", "sm": "SM", "flops": "FLOPs", "op": "operator", "comm": "communication",
-          "comp": "computation", "ops": "operators"}  # fmt: skip
+_WORDS = {"cuda": "CUDA", "flops": "FLOPs", "comm": "communication", "comp": "computation"}  # of names of views alone
 
 
 def view_title(name: str) -> str:
     """The title of a view."""
     if name in HEADS:
         return HEADS[name][0]
-    text = " ".join(_SHORT.get(word, word) for word in name.split("_"))
+    text = " ".join(_WORDS.get(word) or in_words(word) for word in name.split("_"))
     return text[:1].upper() + text[1:]
 
 

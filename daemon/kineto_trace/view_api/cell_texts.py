@@ -39,7 +39,12 @@ def heading(column: ResultColumn) -> str:
 def bare_heading(column: ResultColumn) -> str:
     """Returns the title of a column whose unit is shown beside it."""
     name = next((column.name.removesuffix(end) for end in _UNIT_SUFFIXES if column.name.endswith(end)), column.name)
-    return " ".join(_WORDS.get(word) or word for word in name.split("_"))
+    return in_words(name)
+
+
+def in_words(name: str) -> str:
+    """Returns a name of several words as people write it."""
+    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
 
 
 def headings(columns: Sequence[ResultColumn]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
 from support.web.contrast import ENOUGH_CONTRAST, contrasts
 from support.web.hostile_trace import write_hostile
+from support.web.tabs import opened
 
 pytestmark = pytest.mark.slow
 PAGES = ("?of=kernels", "?order=time", "?of=python&order=sandwich", "?of=kernels&base={base}")
@@ -32,16 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def ids(server: Browser) -> list[str]:
     """Of the plain trace, the slower one and the hostile one."""
     return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
-
-
-def opened(new_tab: Any, server: Browser, path: str, **options: Any) -> Any:
-    """A tab at a page whose results are there."""
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Traces").wait_for()
-    server.shown(path)
-    tab.page.goto(server.own + path)
-    return tab
 
 
 def addresses(ids: list[str], of: int = 0) -> list[str]:

@@ -14,6 +14,7 @@ from kinetoctl.web.shared.fleet_hosts import FleetHosts, HostSource
 from support.service.captures import done_target, process
 from support.service.fake_profiler import FakeProfiler, serve
 from support.web.browsing import Browser, browsing
+from support.web.tabs import entered
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +36,11 @@ def server() -> Iterator[Browser]:
                 yield found
 
 
-def entered(new_tab: Any, server: Browser, **options: Any) -> Any:
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Captures").wait_for()
-    return tab
-
-
 @pytest.mark.parametrize("path", ["/", "/live"])
 def test_hosts_that_do_not_answer_are_named_above_the_list_of_the_others(
     new_tab: Any, server: Browser, path: str
 ) -> None:
-    tab = entered(new_tab, server)
+    tab = entered(new_tab, server, "Captures")
     tab.page.goto(server.own + path)
     box = tab.page.get_by_role("region", name="Hosts without an answer")
     assert f"{SILENT} hosts are missing below" in box.inner_text()
@@ -66,7 +60,7 @@ def test_lists_of_hosts_are_accessible_and_fit_a_telephone(
     new_tab: Any, server: Browser, axe: str, scheme: str
 ) -> None:
     viewport = {"width": 360, "height": 800}
-    tab = entered(new_tab, server, bypass_csp=True, color_scheme=scheme, viewport=viewport)
+    tab = entered(new_tab, server, "Captures", bypass_csp=True, color_scheme=scheme, viewport=viewport)
     for path in ("/", "/live"):
         tab.page.goto(server.own + path)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], path

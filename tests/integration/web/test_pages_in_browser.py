@@ -9,6 +9,7 @@ import pytest
 from support.trace_files import synthetic
 from support.web.browsing import LOCAL, Browser, browsing
 from support.web.hostile_trace import ATTACKS, write_hostile
+from support.web.tabs import entered
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def ids(server: Browser) -> list[str]:
     """Of the hostile trace, the job and the plain trace."""
     return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
-
-
-def entered(new_tab: Any, server: Browser, **options: Any) -> Any:
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Traces").wait_for()
-    return tab
 
 
 def test_the_address_of_the_terminal_opens_the_page_and_leaves_no_token(new_tab: Any, server: Browser) -> None:

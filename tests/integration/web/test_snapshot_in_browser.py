@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.targets.memory_snapshots import BASE, snapshot, write_snapshot
 from support.web.browsing import Browser, browsing
+from support.web.tabs import opened
 
 pytestmark = pytest.mark.slow
 
@@ -27,15 +28,6 @@ def path(server: Browser) -> str:
     """Of the page."""
     (found,) = re.findall(r'href="/c/(\w+)"', server.ask("/").text)
     return f"/c/{found}/snapshot"
-
-
-def opened(new_tab: Any, server: Browser, address: str, **options: Any) -> Any:
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Traces").wait_for()
-    server.shown(address)
-    tab.page.goto(server.own + address)
-    return tab
 
 
 def pages(path: str) -> list[str]:

@@ -9,6 +9,7 @@ from support.trace_files import synthetic
 from support.web.browsing import Browser, browsing
 from support.web.contrast import ENOUGH_CONTRAST, contrasts
 from support.web.hostile_trace import write_hostile
+from support.web.tabs import entered
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +32,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def ids(server: Browser) -> list[str]:
     """Of the job and the hostile trace."""
     return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
-
-
-def entered(new_tab: Any, server: Browser, **options: Any) -> Any:
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Traces").wait_for()
-    return tab
 
 
 def test_pages_are_drawn_without_errors_and_hostile_names_do_nothing(

@@ -9,6 +9,7 @@ from kineto_trace.store.parquet_folder import save_columns
 from support.web.browsing import Browser, browsing
 from support.web.hostile_trace import write_hostile
 from support.web.model_traces import LAYERS, model_trace, write_lightning
+from support.web.tabs import opened
 
 pytestmark = pytest.mark.slow
 
@@ -26,15 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def ids(server: Browser) -> list[str]:
     """Of the model, the trace of Lightning and the hostile one."""
     return re.findall(r'href="/c/(\w+)"', server.ask("/").text)
-
-
-def opened(new_tab: Any, server: Browser, address: str, **options: Any) -> Any:
-    tab = new_tab(**options)
-    tab.page.goto(server.web.address)
-    tab.page.get_by_role("heading", name="Traces").wait_for()
-    server.shown(address)
-    tab.page.goto(server.own + address)
-    return tab
 
 
 def shown(tab: Any) -> list[str]:
