@@ -16,6 +16,9 @@ Formats
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
+    XPLANE             The bytes of XLA's profiles (tensorflow.profiler.XSpace, serialised), in the order of the
+                       buffers' sequence, each behind a PART_HEAD.
+    HLO_MODULES        Likewise those of XLA's compiled modules (xla.HloModuleProto).
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -73,6 +76,8 @@ FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
+XPLANE_FORMAT = "xplane/1"
+HLO_MODULES_FORMAT = "hlo_modules/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
@@ -226,3 +231,7 @@ GRAPH_OP_FIELDS = {
     "scope": "I",  # SCOPE_…
 }
 GRAPH_OP = packed(GRAPH_OP_FIELDS)
+
+# ------------------------------------------------------------ XLA
+
+PART_HEAD = struct.Struct("<Q")  # bytes of the serialised message that follows
