@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.model.hlo_module import HloModule
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -46,6 +47,7 @@ class Decoded:
     thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
     sample_period_ns: int = 0  # period of the python_function samples
     step_marks: StepMarks | None = None
+    hlo_modules: tuple[HloModule, ...] = ()
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

@@ -149,7 +149,7 @@ def make_table(
     for column in SCHEMAS[kind]:
         array = columns.get(column.name)
         if array is None:
-            array = np.full(length, NO_STRING if column.name in ("lines", "callees") else 0)
+            array = np.full(length, NO_STRING if column.name in ("lines", "callees", "hlo") else 0)
         full[column.name] = array.astype(column.dtype, copy=False)
     return Table(kind, full, origin or {})
 

@@ -44,7 +44,7 @@ ROW_GROUP_ROWS = 1 << 20
 DICTIONARY_BYTES = 1 << 28  # a column whose texts take more is stored without a dictionary
 MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; above, Parquet's 32-bit offsets do not do
 TEXT_COLUMNS = frozenset(
-    {"name", "category", "inputs", "lines", "callees"}
+    {"name", "category", "inputs", "lines", "callees", "hlo"}
     | {f"{ORIGIN_PREFIX}{n}" for n in ("category", "args", "members")}
 )
 # Columns that grow steadily or by small steps; the others are dictionary-encoded.
@@ -58,6 +58,7 @@ _ABSENT: Mapping[str, int] = {
     "inputs": NO_STRING,
     "lines": NO_STRING,
     "callees": NO_STRING,
+    "hlo": NO_STRING,
     "module": -1,
     "total_reserved": -1,
     "category": NO_STRING,

@@ -9,7 +9,6 @@ import ctypes
 import gc
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any

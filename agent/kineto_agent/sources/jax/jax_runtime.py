@@ -1,17 +1,19 @@
 """The JAX of this process, as far as the program has imported it. It is looked at, never imported, never initialised.
 
 Theory of operation
-    JAX's profiler is no public interface: start_trace() keeps its session in jax._src.profiler._profile_state, the
-    classes come from jaxlib's module `_profiler`, or `xla_client.profiler` in versions before 0.6. Everything that
-    is used here is looked up at run time, and a JAX in which something is missing is refused by name.
+    JAX's profiler is no public interface: start_trace() keeps its session in jax._src.profiler._profile_state, and the
+    classes come from jaxlib's module `_profiler`. Everything that is used here is looked up at run time, and a JAX in
+    which something is missing is refused by name. So is a jaxlib before 0.8: each of its sessions imports TensorFlow
+    into the program, if there is one, and otherwise writes to standard error that there is none.
 
     A backend is JAX's client of one kind of device. Creating one takes a GPU's memory, or a whole TPU, so a program
     that has created none is left alone.
 """
 
 import os
+import re
 import sys
-from typing import Any, List, NamedTuple
+from typing import Any, List, NamedTuple, Tuple
 
 from kineto_agent.sources.interface import SourceError
 
@@ -19,6 +21,7 @@ _PROFILER = "jax._src.profiler"
 _BRIDGE = "jax._src.xla_bridge"
 _CONFIG = "jax._src.config"
 _SESSION, _OPTIONS = "ProfilerSession", "ProfileOptions"
+OLDEST = (0, 8)  # jaxlib
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
@@ -45,6 +48,13 @@ def version() -> str:
     return str(getattr(sys.modules.get("jax"), "__version__", "of unknown version"))
 
 
+def _jaxlib_version() -> Tuple[int, int]:
+    """(0, 0) if it cannot be told."""
+    text = str(getattr(sys.modules.get("jaxlib.version"), "__version__", ""))
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return (int(numbers.group(1)), int(numbers.group(2))) if numbers else (0, 0)
+
+
 def clients() -> List[Any]:
     """The clients of the backends that the program has created, without waiting for one that is being created."""
     backends = getattr(sys.modules.get(_BRIDGE), "_backends", None)
@@ -65,10 +75,14 @@ def platforms() -> List[str]:
 
 def find() -> Profiler:
     """JAX's profiler. Raises SourceError (JAX_PROFILER_UNAVAILABLE) if this JAX is not as it is known."""
+    if _jaxlib_version() < OLDEST:
+        reason = (
+            "the profiler of jaxlib %d.%d imports TensorFlow into the program or writes to its standard error, which "
+            "jaxlib %d.%d and later do not"
+        )
+        raise SourceError("JAX_PROFILER_UNAVAILABLE", reason % (*_jaxlib_version(), *OLDEST))
     module = sys.modules.get(_PROFILER)
     native = getattr(module, "_profiler", None)
-    if native is None:
-        native = getattr(getattr(module, "xla_client", None), "profiler", None)
     state = getattr(module, "_profile_state", None)
     missing = [
         name

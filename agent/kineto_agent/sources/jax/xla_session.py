@@ -31,13 +31,14 @@ from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.sources.jax.session_guard import SessionGuard, refuse_if_used
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.memory_use import give_memory_back, resident_bytes
-from kineto_agent.system.threads import Thread, start_thread
+from kineto_agent.system.threads import Thread, command_name, program_threads, start_thread
 
 MOST_GROWTH = 2  # of resident memory, in buffer limits
 END_GROWTH = 5  # of it at the end of a session, for what it was before: 4.4 was measured
 SHORTEST_PIECE_S = 0.2
 _WATCH_S = 0.02
 _MOST_GAPS = 64  # that the outcome names
+_MOST_THREADS = 256  # likewise
 _MIB = 1 << 20
 _EXIT_LIMIT_S = 60.0  # for a session that never ends
 
@@ -121,7 +122,12 @@ class XlaSession:
         if self._arena.lost_bytes:
             text = "%d MiB of XLA's profile did not reach the daemon in time and are missing"
             warnings.append(text % (self._arena.lost_bytes // _MIB + 1))
-        metadata = {"pieces": self._count, "gaps_ns": self._gaps[:_MOST_GAPS], "end_ns": self._longest_end_ns}
+        metadata = {
+            "pieces": self._count,
+            "gaps_ns": self._gaps[:_MOST_GAPS],
+            "end_ns": self._longest_end_ns,
+            "threads": _python_threads(),
+        }
         return SourceOutcome(
             self.counts(), metadata, warnings, detach_ns=0, cpu_ns=self._cpu_ns, incomplete=self._incomplete()
         )
@@ -254,6 +260,15 @@ class XlaSession:
         self._leave()
 
 
+def _python_threads() -> Dict[str, List[int]]:
+    """The system ids of the program's Python threads by the kernel's name: XLA knows threads by names alone."""
+    found: Dict[str, List[int]] = {}
+    for tid in [thread.native_id for thread in program_threads()][:_MOST_THREADS]:
+        if tid is not None:
+            found.setdefault(command_name(tid), []).append(tid)
+    return found
+
+
 def _keep(session: Any, wanted: bool) -> None:
     """Add the reference that outlives everything, or take it away."""
     import ctypes
@@ -277,4 +292,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
