@@ -28,7 +28,8 @@ from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.jax.jax_runtime import Profiler, profiles_by_itself
 from kineto_agent.system.debuglog import log_exception
 
-_BUSY = "JAX_PROFILER_ACTIVE"
+_ACTIVE = "USER_PROFILER_ACTIVE"
+_REFUSED = "JAX_PROFILER_UNAVAILABLE"
 TRACE, SERVER = "jax.profiler", "jax.profiler's server"
 
 
@@ -52,7 +53,7 @@ class SessionGuard:
         with self.lock:
             refuse_if_used(self._profiler)
             if not self._profiler.state.lock.acquire(False):
-                raise SourceError(_BUSY, "the program's own jax.profiler is being started or stopped")
+                raise SourceError(_ACTIVE, "the program's own jax.profiler is being started or stopped")
             try:
                 refuse_if_used(self._profiler)
                 self._install()
@@ -113,16 +114,16 @@ class SessionGuard:
 def refuse_if_used(profiler: Profiler) -> None:
     """Raise SourceError if the program profiles itself, or may do so without anybody being told."""
     if profiler.state.profile_session is not None:
-        raise SourceError(_BUSY, "the program's own jax.profiler is recording, and there can be only one session")
+        raise SourceError(_ACTIVE, "the program's own jax.profiler is recording, and there can be only one session")
     if profiler.server_runs:
         raise SourceError(
-            _BUSY,
+            _REFUSED,
             "the program has a profiler server (jax.profiler.start_server), which would fail to serve a request for a "
             "trace during ours; stop the server, or ask it for the trace",
         )
     if profiles_by_itself():
         raise SourceError(
-            _BUSY,
+            _REFUSED,
             "JAX's automatic profile-guided optimisation is on (jax_enable_pgle) and opens profiler sessions by "
             "itself: a session of ours would make them fail",
         )
