@@ -48,6 +48,10 @@ def _has_jax() -> bool:
     return "jax" in sys.modules
 
 
+def _has_pjrt_plugin() -> bool:
+    return "PJRT_DEVICE" in os.environ or any(name in sys.modules for name in ("torch_xla", "libtpu"))
+
+
 def _has_nvidia() -> bool:
     return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
 
@@ -69,6 +73,7 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("memory.snapshots", "MemorySource", _has_torch),
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
     _Row("jax.hlo_operations", "JaxSource", _has_jax),
+    _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
 )
 _sources: Dict[str, Source] = {}  # by module, once made

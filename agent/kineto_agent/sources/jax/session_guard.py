@@ -97,9 +97,10 @@ class SessionGuard:
             return their_start(*args, **kwargs)
 
         for ours, theirs in ((ProfilerSession, their_session), (start_server, their_start)):
-            ours.__module__, ours.__qualname__, ours.__doc__ = native.__name__, theirs.__name__, theirs.__doc__
-            self._shadows.append((theirs.__name__, theirs, ours))
-            setattr(native, theirs.__name__, ours)
+            name = ours.__name__
+            ours.__module__, ours.__qualname__, ours.__doc__ = native.__name__, name, theirs.__doc__
+            self._shadows.append((name, theirs, ours))
+            setattr(native, name, ours)
 
     def _called(self, what: str) -> None:
         try:

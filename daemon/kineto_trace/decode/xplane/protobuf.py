@@ -10,6 +10,7 @@ Theory of operation
 from collections.abc import Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+_FIXED = {FIXED64: 8, FIXED32: 4}  # bytes
 _MOST_SHIFT = 63
 _MASK = (1 << 64) - 1
 
@@ -51,14 +52,26 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
                 raise Damaged
             yield tag >> 3, kind, at, at + size
             at += size
-        elif kind in (FIXED64, FIXED32):
-            size = 8 if kind == FIXED64 else 4
+        elif kind in _FIXED:
+            size = _FIXED[kind]
             if size > end - at:
                 raise Damaged
             yield tag >> 3, kind, int.from_bytes(data[at : at + size], "little"), 0
             at += size
         else:
             raise Damaged
+
+
+def step_over(data: bytes, at: int, end: int) -> int:
+    """Returns the place after the field that begins there. Raises Damaged."""
+    tag, at = varint(data, at, end)
+    kind = tag & 7
+    if kind == VARINT:
+        return varint(data, at, end)[1]
+    size, at = varint(data, at, end) if kind == BYTES else (_FIXED.get(kind, end + 1), at)
+    if size > end - at:
+        raise Damaged
+    return at + size
 
 
 def numbers(data: bytes, kind: int, value: int, end: int) -> list[int]:

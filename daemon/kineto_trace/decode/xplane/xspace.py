@@ -13,9 +13,12 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kineto_trace.decode.xplane.protobuf import BYTES, FIXED64, VARINT, fields, signed, varint
+from kineto_trace.decode.xplane.protobuf import BYTES, FIXED64, VARINT, Damaged, fields, signed, step_over
 
 MOST_TEXT = 4096  # characters of a name or value
+_METADATA, _OFFSET, _DURATION, _STAT = 0x08, 0x10, 0x18, 0x22  # first bytes of an event's fields
+_EVENT_TAGS = frozenset((_METADATA, _OFFSET, _DURATION, _STAT))
+_SHORT, _MOST_KNOWN = 16, 1 << 16  # bytes of a statistic that is worth keeping, and how many
 MOST_COMMON = 64  # statistics that all events of a metadata have: each event gets them
 Value = int | float | str
 
@@ -60,6 +63,7 @@ class _Plane:
     def __init__(self, data: bytes, begin: int, end: int, wanted: Callable[[str, str], bool]) -> None:
         self._data, self._begin, self._end, self._wanted = data, begin, end, wanted
         self._stat_names: dict[int, str] = {}
+        self._known: dict[bytes, tuple[str, Value | None]] = {}  # statistics as they are written
         self._events: dict[int, tuple[str, dict[str, Value]]] = {}  # wanted ones: name, statistics that all have
 
     def read(self) -> Plane:
@@ -137,49 +141,76 @@ class _Plane:
                     yield event
 
     def _event(self, at: int, end: int) -> Event | None:
-        """Reads an event whose metadata number comes first, as it mostly does, without a generator."""
+        """Reads an event; None: it is not wanted. A profile's time goes by here: so no generator and few calls."""
         data = self._data
         known = None
-        if at < end and data[at] == 0x08:
-            key, at = varint(data, at + 1, end)
-            known = self._events.get(key)
-            if known is None:
-                return None
         begin_ps = duration_ps = 0
-        stats = []
-        for number, kind, first, last in fields(data, at, end):
-            if number == 2 and kind == VARINT:
-                begin_ps = signed(first)
-            elif number == 3 and kind == VARINT:
-                duration_ps = signed(first)
-            elif number == 4 and kind == BYTES:
-                stats.append((first, last))
-            elif number == 1 and kind == VARINT:
-                known = self._events.get(first)
+        stats: dict[str, Value] = {}
+        while at < end:
+            tag = data[at]
+            if tag not in _EVENT_TAGS:
+                at = step_over(data, at, end)
+                continue
+            at += 1
+            value = shift = 0
+            while True:  # varint() in place
+                if at >= end or shift > 63:
+                    raise Damaged
+                byte = data[at]
+                at += 1
+                value |= (byte & 127) << shift
+                if byte < 128:
+                    break
+                shift += 7
+            if tag == _STAT:
+                if value > end - at:
+                    raise Damaged
+                name, found = self._stat(data[at : at + value])
+                if found is not None:
+                    stats[name] = found
+                at += value
+            elif tag == _METADATA:
+                known = self._events.get(value)
+                if known is None:
+                    return None
+            elif tag == _OFFSET:
+                begin_ps = signed(value)
+            else:
+                duration_ps = signed(value)
         if known is None:
             return None
         name, common = known
-        return Event(name, begin_ps, duration_ps, {**common, **self._stats(stats)} if stats else common)
+        return Event(name, begin_ps, duration_ps, {**common, **stats} if stats else common)
 
     def _stats(self, places: list[tuple[int, int]]) -> dict[str, Value]:
         found: dict[str, Value] = {}
-        data, names = self._data, self._stat_names
         for begin, end in places:
-            name = ""
-            value: Value | None = None
-            for number, kind, first, last in fields(data, begin, end):
-                if number == 1:
-                    name = names.get(first, "")
-                elif number in (3, 4) and kind == VARINT:
-                    value = first if number == 3 else signed(first)
-                elif number == 7 and kind == VARINT:
-                    value = names.get(first, "")
-                elif number == 2 and kind == FIXED64:
-                    (value,) = struct.unpack("<d", struct.pack("<Q", first))
-                elif number == 5 and kind == BYTES:
-                    value = _text(data, first, last)
-            if name and value is not None:
+            name, value = self._stat(self._data[begin:end])
+            if value is not None:
                 found[name] = value
+        return found
+
+    def _stat(self, data: bytes) -> tuple[str, Value | None]:
+        """Returns name and value; None: it has none. The same few come again and again."""
+        known = self._known.get(data)
+        if known is not None:
+            return known
+        name = ""
+        value: Value | None = None
+        for number, kind, first, last in fields(data, 0, len(data)):
+            if number == 1:
+                name = self._stat_names.get(first, "")
+            elif number in (3, 4) and kind == VARINT:
+                value = first if number == 3 else signed(first)
+            elif number == 7 and kind == VARINT:
+                value = self._stat_names.get(first, "")
+            elif number == 2 and kind == FIXED64:
+                (value,) = struct.unpack("<d", struct.pack("<Q", first))
+            elif number == 5 and kind == BYTES:
+                value = _text(data, first, last)
+        found = name, value if name else None
+        if len(data) <= _SHORT and len(self._known) < _MOST_KNOWN:
+            self._known[data] = found
         return found
 
 
