@@ -12,7 +12,7 @@ pytestmark = pytest.mark.jax
 def answer(plan: str, **variables: str) -> Dict[str, Any]:
     """What the last line of the plan's output says in JSON. It must have written nothing else, and no error."""
     code = "import json\n" + plan
-    done = run_python(["-W", "ignore", "-m", "support.agent.jax_session", code], env=environment_of(**variables))
+    done = run_python(["-W", "ignore", "-m", "support.xla.jax_session", code], env=environment_of(**variables))
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
     found: Dict[str, Any] = json.loads(line)
@@ -164,7 +164,7 @@ sys.exit(0)
 
 def test_with_xlas_log_on_standard_error_no_session_begins() -> None:
     done = run_python(
-        ["-m", "support.agent.jax_session", "model = Model(); print(refusal())"],
+        ["-m", "support.xla.jax_session", "model = Model(); print(refusal())"],
         env=environment_of(TF_CPP_MIN_LOG_LEVEL="0"),
     )
     assert "XLA would write to the program's standard error" in done.stdout
