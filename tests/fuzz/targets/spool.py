@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
-from support.fuzz import mutate, records
+from support.fuzz import mutate, records, xla_sources
 from support.trace_files.h200 import RECORDINGS
 
 from fuzz.parts import changed_json, joined, parted
@@ -64,7 +64,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def seeds() -> Iterator[bytes]:
     """Every pair of sources that there is, small."""
-    for original in (records.recorded(RECORDINGS[0]), records.documents()):
+    for original in (records.recorded(RECORDINGS[0]), records.documents(), xla_sources.profiled()):
         info = json.dumps(original.info).encode()
         for source in original.sources:
             yield joined(info, *_files(source), b"", b"", b"")
