@@ -10,7 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "rocprofiler/rocprofiler_vendor.h"
+
 static const struct kit_vendor *const OWN[] = {
+    &rocprofiler_vendor,
     NULL, /* the last */
 };
 

@@ -78,12 +78,6 @@ static struct {
          .kernel_ns = 1000,
          .copy_ns = 2000};
 
-EXPORT uint64_t fake_boottime_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_BOOTTIME, &now);
-    return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
-}
-
 /* ---- librocprofiler-register ---- */
 
 static void *find_profiler(void) {

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "rocprofiler_abi.h"
 
@@ -102,6 +103,10 @@ int rocprofiler_set_api_table(const char *name, uint64_t version, uint64_t insta
 /* Of librocprofiler-register, called by the SDK for a replay. */
 int rocprofiler_register_invoke_all_registrations(void);
 
-uint64_t fake_boottime_ns(void);
+static inline uint64_t fake_boottime_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 #endif

@@ -134,7 +134,7 @@ _Static_assert(sizeof(struct kernel_symbol) == 88, "..._code_object_kernel_symbo
 struct api_data { /* rocprofiler_callback_tracing_hip_api_data_t; the union of all arguments is larger */
     uint64_t size;
     uint8_t arguments[192];
-    uint64_t result[2];
+    uint64_t result[3]; /* a union; an int32_t first */
 };
 
 struct agent_v0 {
