@@ -5,8 +5,9 @@
  *   (collector_thread.c, parse_buffers.c), and the daemon, which copies READY buffers from its own mapping and sets them
  *   FREE.
  *
- *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every
- *   function refuses. Exit: a handler lets the thread publish what has been returned and end, before the library's own
+ *   Fork: the arena is not mapped in the child (MADV_DONTFORK), the descriptor is closed there and every function
+ *   refuses. A library that does not notice the fork may go on to fill buffers that it was lent: memory of the child's
+ *   own takes the arena's place. Exit: a handler lets the thread publish what has been returned and end, before the library's own
  *   exit handlers take it down. Those that it registered before the collector was prepared run later by themselves; for
  *   those that it registers when recording first begins, our handler is registered once more.
  *
@@ -69,8 +70,9 @@ void collector_forked(struct kit_collector *collector) {
     }
     turn_kill(&collector->turn);
     if (collector->arena != NULL) {
-        arena_close(collector->arena); /* else the daemon would see no end of this process */
+        arena_forked(collector->arena); /* closed, else the daemon would see no end of this process */
     }
+    retired_forked(&collector->retired);
 }
 
 /* The turn is kept: from here on nobody comes into the library through us, whose exit handlers take it down next. */

@@ -3,7 +3,8 @@
  * What the library may still write to is not unmapped: its memory is given back but for the buffers in question, and the
  * mapping stays until a detach proves that it has let go.
  *
- * Threads: retired_add and retired_free run on the agent's; retired_release on the collector's.
+ * Threads: retired_add and retired_free run on the agent's; retired_release on the collector's; retired_forked in a
+ *   forked child.
  * Blocks: never.
  */
 #include "kit/retired_arenas.h"
@@ -35,5 +36,11 @@ void retired_free(struct retired *retired) {
         retired->first = arena->next;
         arena_destroy(arena);
         free(arena);
+    }
+}
+
+void retired_forked(const struct retired *retired) {
+    for (struct arena *arena = retired->first; arena != NULL; arena = arena->next) {
+        arena_forked(arena);
     }
 }

@@ -15,5 +15,7 @@ void retired_add(struct retired *retired, struct arena *arena);
 void retired_release(const struct retired *retired, const uint8_t *buffer);
 /* The library is out of the process: nobody writes to them any more. */
 void retired_free(struct retired *retired);
+/* In a forked child. */
+void retired_forked(const struct retired *retired);
 
 #endif
