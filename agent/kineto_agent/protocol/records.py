@@ -7,7 +7,7 @@ tests/unit/agent/protocol/test_arena.py compares them.
 Formats
     CUPTI              Raw CUPTI activity records, as CUPTI wrote them: layout by cuptiGetVersion in the metadata,
                        observed record sizes in the arena's header.
-    ROCPROFILER        Records of rocprofiler-sdk, each behind a kit_header, and HIP calls beside them. The layouts are in
+    ROCPROFILER        Records of rocprofiler-sdk, each behind a kit_header, and HIP calls beside them: layouts are in
                        daemon/kineto_trace/decode/rocprofiler/rocm_schema.py, rocprofiler_version in the metadata.
     PYTHON_STACKS      STACK_SAMPLE records: a thread at one time. Its stack is a node of a tree in the string table.
     PYTHON_CALLS       PYTHON_CALL records: every call of Python and every return, in the order of time.

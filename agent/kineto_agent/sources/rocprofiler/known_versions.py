@@ -1,4 +1,4 @@
-"""Versions of rocprofiler-sdk whose records are known: those of kineto_trace/decode/rocprofiler/rocprofiler_layouts.py."""
+"""Versions of rocprofiler-sdk whose records are known: as in kineto_trace/decode/rocprofiler/rocprofiler_layouts."""
 
 from typing import Dict, Tuple
 
