@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Versions whose records are known: kineto_agent/sources/rocprofiler/known_versions.py has them, too. */
+#define ROCP_VERSION_LEAST 10000
+#define ROCP_VERSION_BEYOND 10500
+
 /* rocprofiler_status_t */
 #define ROCP_SUCCESS 0
 #define ROCP_BUFFER_BUSY 14

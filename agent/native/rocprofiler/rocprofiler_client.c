@@ -26,6 +26,7 @@
 #include "rocprofiler/rocprofiler_client.h"
 
 #include <fnmatch.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -76,7 +77,6 @@ struct hsa_operations {
 
 static struct {
     const struct rocp_api *api;
-    uint32_t version; /* that rocprofiler said when it asked us */
     bool asked, ready;
     int status; /* of the first of its functions that refused */
     const char *step;
@@ -231,20 +231,42 @@ static int initialize(rocp_finalize finalize, void *data) {
     return client.ready ? 0 : -1;
 }
 
-struct rocp_tool *client_tool(uint32_t version, const char *text, uint32_t priority, struct rocp_client *id) {
+static struct rocp_tool *be_asked(uint32_t version, const char *text, uint32_t priority, struct rocp_client *id) {
     static struct rocp_tool tool = {sizeof tool, initialize, NULL, NULL};
-    (void)text, (void)priority;
+    (void)version, (void)text, (void)priority;
     client.asked = true;
-    client.version = version;
     id->name = "kineto";
     return &tool;
+}
+
+static int find_rocprofiler(struct dl_phdr_info *info, size_t size, void *found) {
+    (void)size;
+    if (info->dlpi_name == NULL || strstr(info->dlpi_name, "/librocprofiler-sdk.so") == NULL) {
+        return 0;
+    }
+    *(const char **)found = info->dlpi_name;
+    return 1;
+}
+
+struct rocp_tool *kc_rocprofiler_client(uint32_t version, const char *text, uint32_t priority, struct rocp_client *id) {
+    static struct rocp_api api;
+    const char *path = NULL;
+    uint64_t known = 0;
+    char error[256];
+    (void)dl_iterate_phdr(find_rocprofiler, &path);
+    if (client.asked || path == NULL || rocprofiler_api_open(&api, path, &known, error, sizeof error) != 0 ||
+        known < ROCP_VERSION_LEAST || known >= ROCP_VERSION_BEYOND) {
+        return NULL;
+    }
+    client.api = &api;
+    return be_asked(version, text, priority, id);
 }
 
 int client_configure(const struct rocp_api *api, const struct kit_host *host, const char **step) {
     atomic_store(&client.host, host);
     if (!client.asked) {
         client.api = api;
-        const int status = api->force_configure(client_tool);
+        const int status = api->force_configure(be_asked);
         if (status != ROCP_SUCCESS) {
             *step = "rocprofiler_force_configure";
             return status;

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/export.h"
 #include "kit/vendor.h"
 #include "rocprofiler/rocprofiler_api.h"
 
@@ -25,8 +26,10 @@ enum client_part {
  * is not success; -1: it gave us contexts that we cannot use. `step`: at which of its functions. */
 int client_configure(const struct rocp_api *api, const struct kit_host *host, const char **step);
 bool client_configured(void);
-/* In the agent's process, before kineto's tool library (tool/rocprofiler_tool.c) is asked by rocprofiler at its start. */
-struct rocp_tool *client_tool(uint32_t version, const char *text, uint32_t priority, struct rocp_client *client);
+/* For the tool library (native_tools/rocprofiler_tool.c), which rocprofiler asks when it is configured at the start of a
+ * process: rocprofiler_configure. */
+KC_EXPORT struct rocp_tool *kc_rocprofiler_client(uint32_t version, const char *text, uint32_t priority,
+                                                  struct rocp_client *client);
 
 /* A rocprofiler status each. */
 int client_start(enum client_part part);
