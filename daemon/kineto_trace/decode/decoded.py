@@ -46,6 +46,9 @@ class Decoded:
     thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
     sample_period_ns: int = 0  # period of the python_function samples
     step_marks: StepMarks | None = None
+    categories: Mapping[str, str] = field(
+        default_factory=dict
+    )  # how the vendor calls tables: cuda_runtime -> xpu_runtime
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

@@ -130,7 +130,10 @@ def _coverage(source: RawSource, start_ns: int, end_ns: int) -> SourceCoverage |
     began, ended = covered[0] if covered else (start_ns, end_ns)
     missing = [(start_ns, began), (ended, end_ns), *(losing or ())]
     parts = parts_of([(max(start, start_ns), min(end, end_ns)) for start, end in missing]) or ()
-    return SourceCoverage(source=source.source, kinds=FILLS[source.format], missing=parts, dropped=source.dropped)
+    kinds = FILLS[source.format]
+    if source.metadata.get("accelerator"):  # torch's profiler recorded it, too
+        kinds = (*kinds, *GPU_TABLES, *API_TABLES)
+    return SourceCoverage(source=source.source, kinds=kinds, missing=parts, dropped=source.dropped)
 
 
 def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
