@@ -16,6 +16,7 @@ Formats
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
+    DECLARED           Records whose schema (schema.py) is in metadata["schema"].
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -73,6 +74,7 @@ FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
+DECLARED_FORMAT = "declared/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
@@ -94,6 +96,15 @@ SPACE_TORCH_THREAD = 8  # system thread id; u64: torch's own number of that thre
 SPACE_OP_COMMS = 9  # hash of the entry, as in OP_COMMS
 SPACE_PYTHON_CALL = 10  # number, as in PYTHON_CALL
 SPACE_PYTHON_BYTECODE = 11  # number of SPACE_PYTHON_CODE; PYTHON_BYTECODE, bytecode, co_names, names of variables
+SPACE_CLOCK_PAIR = 12  # Unix ns; CLOCK_PAIR: what the clock of the records showed at that time
+FIRST_VENDOR_SPACE = 16  # from here on a format has spaces of its own
+
+# ------------------------------------------------------------ records of the collector kit (agent/native/kit/vendor.h)
+
+CLOCK_PAIR = struct.Struct("<Q")
+HEADED_RECORD = struct.Struct("<II")  # before each record that a vendor pushes: kind, bytes to the next header
+HEADED_ALIGNMENT = 8  # bytes: what a record is padded to
+KIND_TEXT = 0xFFFFFFFF  # no record: a text on its way to the string table, to be skipped
 
 # ------------------------------------------------------------ Python's stacks and calls
 

@@ -49,6 +49,7 @@
 #define ARENA_SPACE_TORCH_THREAD 8
 #define ARENA_SPACE_OP_COMMS 9
 #define ARENA_SPACE_PYTHON_BYTECODE 11
+#define ARENA_SPACE_CLOCK_PAIR 12
 
 /* "torch_ops/1": op records */
 #define ARENA_KIND_OP 0

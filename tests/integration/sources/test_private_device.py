@@ -92,7 +92,7 @@ def test_its_kernels_belong_to_the_operators_that_launched_them(
     kernels = rows(target, "kernel")
     assert {operators[kernel["args"]["External id"]] for kernel in kernels} == {"acme::gemm"}
     assert kernels[0]["args"]["grid"] == [4, 2, 1]
-    calls = {row["args"]["correlation"]: row for row in rows(target, "cuda_runtime")}
+    calls = {row["args"]["correlation"]: row for row in rows(target, "privateuse1_runtime")}
     assert {call["name"] for call in calls.values()} == {"acmeLaunch"}
     assert all(kernel["args"]["correlation"] in calls for kernel in kernels)
     assert [device["name"] for device in target["trace"]["deviceProperties"]] == ["Acme A1"]
