@@ -62,8 +62,9 @@ bool walker_init(struct walker *walker, const struct kit_vendor *vendor, const s
         if (name->key == KIT_BY_TEXT) {
             walker->texts[walker->text_count++] = *name;
         } else {
-            walker->kinds[name->kind].pointer_offset = (uint16_t)name->offset;
-            walker->kinds[name->kind].space = (uint16_t)name->space;
+            walker->pointers[name->kind] = (struct walker_pointer){.offset = name->offset, .space = name->space};
+            walker->pointer = *name;
+            walker->pointer_count++;
         }
     }
     walker->scratch = malloc(sizeof *walker->scratch);
@@ -89,12 +90,12 @@ static bool learn_one(struct walker *walker, uint32_t kind, uint64_t bytes) {
         bytes < walker->least[kind]) {
         return false;
     }
-    if (walker->kinds[kind].bytes == 0) {
-        walker->kinds[kind].bytes = (uint32_t)bytes;
+    if (walker->sizes[kind] == 0) {
+        walker->sizes[kind] = (uint32_t)bytes;
         uint32_t *published = (uint32_t *)(void *)(walker->arena->base + ARENA_RECORD_BYTES) + kind;
         __atomic_store_n(published, (uint32_t)bytes, __ATOMIC_RELEASE);
     }
-    return walker->kinds[kind].bytes == bytes;
+    return walker->sizes[kind] == bytes;
 }
 
 static bool learn(struct walker *walker, uint8_t *buffer, size_t valid) {
@@ -137,15 +138,12 @@ static void add_name(struct walker *walker, uint32_t space, uint64_t pointer, ui
     }
 }
 
-static inline void note_name(struct walker *walker, const uint8_t *record, struct walker_kind known) {
+static inline void note_name(struct walker *walker, const uint8_t *record, struct walker_pointer at) {
     uint64_t pointer;
-    memcpy(&pointer, record + known.pointer_offset, sizeof pointer);
-    if (pointer == 0) {
-        return;
-    }
-    const uint64_t key = names_key(known.space, pointer);
-    if (!names_known(&walker->names, key)) {
-        add_name(walker, known.space, pointer, key);
+    memcpy(&pointer, record + at.offset, sizeof pointer);
+    const uint64_t key = names_key(at.space, pointer);
+    if (pointer != 0 && !names_known(&walker->names, key)) {
+        add_name(walker, at.space, pointer, key);
     }
 }
 
@@ -186,7 +184,7 @@ static void read_batch(struct walker *walker, struct batch *batch) {
 /* In a buffer that has been walked. */
 static void replace_texts(struct walker *walker, const struct kit_name *name, uint8_t *buffer, size_t valid) {
     struct batch batch = {.count = 0, .space = name->space};
-    for (uint8_t *record = buffer; record < buffer + valid; record += walker->kinds[kind_of(record)].bytes) {
+    for (uint8_t *record = buffer; record < buffer + valid; record += walker->sizes[kind_of(record)]) {
         if (kind_of(record) != name->kind) {
             continue;
         }
@@ -207,27 +205,34 @@ static void replace_texts(struct walker *walker, const struct kit_name *name, ui
 
 /* ---- walks ---- */
 
-/* The number of records, or -1 if the learned sizes do not fit. */
-static int64_t walk(struct walker *walker, const uint8_t *buffer, size_t valid) {
+/* See walk. `one`: a name is in one kind of records alone, and of space 0. */
+static inline __attribute__((always_inline)) int64_t walk_names(struct walker *walker, const uint8_t *buffer,
+                                                                size_t valid, bool one) {
+    const struct walker_pointer only = {.offset = walker->pointer.offset, .space = ARENA_SPACE_KERNEL_NAME};
+    const uint32_t only_kind = walker->pointer.kind;
     const uint8_t *record = buffer;
     const uint8_t *end = buffer + valid;
     int64_t records = 0;
     while (record < end) {
         const uint32_t kind = kind_of(record);
-        if (kind >= ARENA_RECORD_KINDS) {
+        const uint32_t bytes = kind < ARENA_RECORD_KINDS ? walker->sizes[kind] : 0;
+        if (bytes == 0 || bytes > (size_t)(end - record)) {
             return -1;
         }
-        const struct walker_kind known = walker->kinds[kind];
-        if (known.bytes == 0 || known.bytes > (size_t)(end - record)) {
-            return -1;
+        if (one ? kind == only_kind : walker->pointers[kind].offset != 0) {
+            note_name(walker, record, one ? only : walker->pointers[kind]);
         }
-        if (known.pointer_offset != 0) {
-            note_name(walker, record, known);
-        }
-        record += known.bytes;
+        record += bytes;
         records++;
     }
     return records;
+}
+
+/* The number of records, or -1 if the learned sizes do not fit. Names of kernels alone, as CUPTI has them, are looked
+ * for 0.25 ns a record faster than those of any kind and space: a tenth of the whole. */
+static int64_t walk(struct walker *walker, const uint8_t *buffer, size_t valid) {
+    const bool one = walker->pointer_count == 1 && walker->pointer.space == ARENA_SPACE_KERNEL_NAME;
+    return one ? walk_names(walker, buffer, valid, true) : walk_names(walker, buffer, valid, false);
 }
 
 static int64_t walk_or_learn(struct walker *walker, uint8_t *buffer, size_t valid) {

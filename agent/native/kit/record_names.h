@@ -17,7 +17,7 @@ struct names {
 
 bool names_init(struct names *names);
 void names_free(struct names *names);
-/* True if `key` (never 0) was not there; it is now. An exhausted set answers true without keeping the key. */
+/* True if `key` was not there; it is now. An exhausted set answers true without keeping the key. */
 bool names_insert(struct names *names, uint64_t key);
 /* Copies the NUL-terminated text at `address` of this process, which need not be readable. Returns its length
  * without the NUL (at most `size`), or -1. */
@@ -26,11 +26,9 @@ int64_t names_read_text(uint64_t address, char *text, uint32_t size);
  * names_read_text; -1 also where a text is longer or reaches into the next page: to be read by itself. */
 void names_read_texts(const uint64_t *addresses, uint32_t count, char (*texts)[NAMES_READ_BYTES], int32_t *lengths);
 
-/* The number under which a key of a string space stands in the set; keys are addresses, small numbers or hashes. */
-static inline uint64_t names_key(uint32_t space, uint64_t key) {
-    const uint64_t mixed = key ^ ((uint64_t)space << 56);
-    return mixed == 0 ? 1 : mixed;
-}
+/* The number under which a key of a string space stands in the set; keys are addresses, small numbers or hashes. One
+ * that gives 0 counts as known. */
+static inline uint64_t names_key(uint32_t space, uint64_t key) { return key ^ ((uint64_t)space << 56); }
 
 static inline uint64_t names_slot(const struct names *names, uint64_t key) {
     return (key * 0x9E3779B97F4A7C15u >> 20) & names->mask;
