@@ -94,6 +94,15 @@ SPACE_TORCH_THREAD = 8  # system thread id; u64: torch's own number of that thre
 SPACE_OP_COMMS = 9  # hash of the entry, as in OP_COMMS
 SPACE_PYTHON_CALL = 10  # number, as in PYTHON_CALL
 SPACE_PYTHON_BYTECODE = 11  # number of SPACE_PYTHON_CODE; PYTHON_BYTECODE, bytecode, co_names, names of variables
+SPACE_CLOCK_PAIR = 12  # Unix ns; CLOCK_PAIR: what the clock of the records showed at that time
+FIRST_VENDOR_SPACE = 16  # from here on a format has spaces of its own
+
+# ------------------------------------------------------------ records of the collector kit (agent/native/kit/vendor.h)
+
+CLOCK_PAIR = struct.Struct("<Q")
+HEADED_RECORD = struct.Struct("<II")  # before each record that a vendor pushes: kind, bytes to the next header
+HEADED_ALIGNMENT = 8  # bytes: what a record is padded to
+KIND_TEXT = 0xFFFFFFFF  # no record: a text on its way to the string table, to be skipped
 
 # ------------------------------------------------------------ Python's stacks and calls
 
