@@ -62,7 +62,10 @@ FILLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
     memory_events.FORMAT: ("cpu_instant_event",),
 }
-_DECLARED = (declared_records.FORMAT, rocprofiler_records.FORMAT)  # the schema says which tables records of these formats fill
+_DECLARED = (
+    declared_records.FORMAT,
+    rocprofiler_records.FORMAT,
+)  # the schema says which tables records of these formats fill
 VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version", "rocprofiler_version")
 
 

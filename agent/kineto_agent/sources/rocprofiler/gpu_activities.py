@@ -15,9 +15,10 @@ from typing import Any, Dict, FrozenSet, List, Mapping
 from kineto_agent.protocol.records import ROCPROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.kit import kit_session
-from kineto_agent.sources.rocprofiler import librocprofiler
+from kineto_agent.sources.rocprofiler import library_state, librocprofiler
 from kineto_agent.sources.rocprofiler.activity_kinds import ALL_ALLOCATIONS, KINDS, ON_REQUEST
 from kineto_agent.sources.rocprofiler.start_conditions import refusal
+from kineto_agent.sources.torch import device_profilers
 
 _LEFT = (
     "rocprofiler-sdk has set %s in this process, which a program that it starts inherits and which can break profiling "
@@ -42,6 +43,7 @@ class RocprofilerSession(kit_session.KitSession):
     def start(self) -> None:
         """Enable the activities. Raises SourceError if none of them works."""
         super().start()
+        library_state.note_client()
         left = self._collector.describe().get("variables_left")
         if left:
             self._warnings.append(_LEFT % left)
@@ -58,8 +60,19 @@ class RocprofilerSource:
         self._maps = maps
 
     def activity_types(self) -> List[str]:
-        """All of them once the process has HIP and a librocprofiler-sdk can be found."""
-        return sorted(KINDS) if librocprofiler.find(self._environ, self._maps) else []
+        """All of them once the process has HIP and a librocprofiler-sdk can be found.
+
+        None where rocprofiler cannot record now and torch's own profiler can: the source of torch's operators does it
+        then. Where nobody can, prepare() says why.
+        """
+        path = librocprofiler.find(self._environ, self._maps)
+        if path is None or (device_profilers.find() is not None and self._is_refused(path)):
+            return []
+        return sorted(KINDS)
+
+    def _is_refused(self, path: str) -> bool:
+        state = library_state.look(path, self._maps)
+        return state is not None and refusal(state.version, path, state.facts, self._environ) is not None
 
     def would_yield(self, request: SourceRequest) -> bool:
         """No: rocprofiler serves both."""

@@ -30,7 +30,7 @@ from kineto_trace.decode.declared.record_set import RecordSet, Rows
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.rocprofiler import rocm_schema as kinds
 from kineto_trace.decode.rocprofiler.rocprofiler_layouts import RECORDS, RELEASES
-from kineto_trace.errors import UnknownVersionError
+from kineto_trace.errors import UnknownRocprofilerError
 from kineto_trace.model.trace import UNKNOWN_STREAM, StringTable
 from kineto_trace.spool.raw_records import RawSource
 
@@ -51,7 +51,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
-    """Decodes all buffers of a source. Raises UnknownVersionError."""
+    """Decodes all buffers of a source. Raises UnknownRocprofilerError."""
     version_of(source)
     found = decode_records(source, kinds.SCHEMA, strings, window, _Amendment(source).apply)
     wanted = source.metadata.get("activity_types")
@@ -68,11 +68,11 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
 
 
 def version_of(source: RawSource) -> int:
-    """Returns 10000 * major + 100 * minor + patch. Raises UnknownVersionError if its records are unknown."""
+    """Returns 10000 * major + 100 * minor + patch. Raises UnknownRocprofilerError if its records are unknown."""
     version = source.metadata.get("rocprofiler_version")
     if not isinstance(version, int) or (version // 10000, version // 100 % 100) not in RELEASES:
         known = ", ".join(f"{major}.{minor}" for major, minor in RELEASES)
-        raise UnknownVersionError(
+        raise UnknownRocprofilerError(
             f"the target's rocprofiler-sdk has version {version!r}, whose records are unknown; "
             f"known are those of {known}: update kinetod, or use such a ROCm in the target"
         )
