@@ -44,6 +44,11 @@ def fake_hip(*flags: str) -> Path:
     return build("libamdhip64.so.7", [ROCM / "fake_hip.c"], [*SHARED, *(flags or PLAIN), soname])
 
 
+def fake_kineto() -> Path:
+    """A library with the client of rocprofiler-sdk that torch for ROCm has."""
+    return build("libfake_torch_cpu.so", [ROCM / "fake_kineto.c"], [*SHARED, *PLAIN])
+
+
 def installed(folder: Path, *flags: str, bare: bool = False) -> Path:
     """Both libraries as an installation has them: in one folder, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
