@@ -78,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=1_000_000)
     parser.add_argument("--cycles", type=int, default=200)
-    parser.add_argument("sanitizers", nargs="*", metavar="SANITIZER")
+    parser.add_argument("sanitizers", nargs="*", metavar="SANITIZER", help="'': none")
     options = parser.parse_args()
     for sanitizer in options.sanitizers or [""]:
         flags = [f"-fsanitize={sanitizer}", "-O1", "-fno-sanitize-recover=all"] if sanitizer else list(PLAIN)
