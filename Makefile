@@ -73,7 +73,7 @@ rocm: $(STAMP)
 
 # The collector against the fake ROCm in all versions: a million launches and 200 recordings each, plain and sanitized.
 rocm-fake: $(STAMP)
-	cd tests && ../$(BIN)/python -m support.machine.rocm '' address,undefined thread
+	cd tests && ../$(BIN)/python -m support.rocm.fakes '' address,undefined thread
 
 # On a machine with an NVIDIA GPU: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
 zoo: $(STAMP)

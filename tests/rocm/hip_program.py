@@ -155,7 +155,7 @@ def hip_of_torch() -> str:
         raise SystemExit("this torch is not built for ROCm, or sees no GPU")
     torch.cuda.init()
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line.split(None, 5)[5] for line in lines if "/libamdhip64.so" in line][0]
+    return next(line.split(None, 5)[5] for line in lines if "/libamdhip64.so" in line)
 
 
 def serve(hip: List[Hip], path: str, fake: bool, client: Any) -> None:

@@ -28,15 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), *(str(TESTS.parent / part) for part in ("agent", "daemon", "cli", "protos"))]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from kinetoctl.local.agent_injection import ROCM_VARIABLE, rocm_tools
-from support.machine import rocm
+from support.rocm import fakes as rocm
+from support.rocm.program import PROGRAM, RocmProgram, fake_environment
 from support.service.cli import kinetoctl
 from support.service.daemon import Daemon, running_daemon
 from support.service.tracing import trace_around, trace_events
-from support.targets.rocm_program import PROGRAM, RocmProgram, fake_environment
 
 EVERYTHING = ("--activities", "kernel,gpu_memcpy,cuda_runtime")
 SLACK_NS = 2_000_000  # how far a time may lie outside those that the program read

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from kinetoctl.local.agent_injection import ROCM_VARIABLE, rocm_tools
+from support.rocm.program import rocm_program
 from support.service.cli import kinetoctl
 from support.service.daemon import Daemon
 from support.service.tracing import trace_around, trace_events
-from support.targets.rocm_program import rocm_program
 
 EVERYTHING = ("--activities", "kernel,gpu_memcpy,cuda_runtime")
 

@@ -6,12 +6,13 @@ import subprocess
 import pytest
 from kineto_agent.sources.rocprofiler import activity_kinds, known_versions
 from kineto_trace.decode.rocprofiler import rocm_schema
-from kineto_trace.decode.rocprofiler.rocprofiler_layouts import CALLBACKS, RECORDS, RELEASES
+from kineto_trace.decode.rocprofiler.rocprofiler_layouts import CALLBACKS, RECORDS, RELEASES, StructureLayout
 from support.machine.native import CACHE, COLLECTOR, COLLECTOR_HEADERS, build
-from support.machine.rocm import ROCM
+from support.rocm.fakes import ROCM
 
-# Structure, layout, and our field for each of the vendor's.
-FAKE = (
+# Structure, layout, and the vendor's field for each of ours.
+Structure = tuple[str, StructureLayout, dict[str, str]]
+FAKE: tuple[Structure, ...] = (
     ("api_record", RECORDS[1], {"correlation.internal": "correlation_id.internal", "start": "start_timestamp",
                                 "end": "end_timestamp", "thread": "thread_id", "operation": "operation"}),
     ("copy_record", RECORDS[10], {"internal": "correlation_id.internal", "thread": "thread_id",
@@ -37,7 +38,7 @@ FAKE = (
                                       "memory_bytes": "local_mem_size", "product_name": "product_name",
                                       "logical_node_type_id": "logical_node_type_id"}),
 )  # fmt: skip
-OURS = (
+OURS: tuple[Structure, ...] = (
     ("rocp_callback_record", CALLBACKS["record"], {"thread": "thread_id", "correlation": "correlation_id.internal",
                                                    "kind": "kind", "operation": "operation", "phase": "phase",
                                                    "payload": "payload"}),
@@ -57,10 +58,10 @@ OURS = (
 )  # fmt: skip
 
 
-def measured(header: str, structures: tuple[object, ...]) -> dict[str, dict[str, int]]:
+def measured(header: str, structures: tuple[Structure, ...]) -> dict[str, dict[str, int]]:
     """What the C compiler says of these structures."""
     lines = ["#include <stdio.h>", f'#include "{header}"', 'int main(void) { printf("{");']
-    for number, (name, _, fields) in enumerate(structures):  # type: ignore[misc]
+    for number, (name, _, fields) in enumerate(structures):
         comma = "," if number else ""
         lines.append(f'printf("{comma}\\"{name}\\": {{\\"sizeof\\": %zu", sizeof(struct {name}));')
         for field in fields:
@@ -80,9 +81,9 @@ def measured(header: str, structures: tuple[object, ...]) -> dict[str, dict[str,
 @pytest.mark.parametrize(
     ("header", "structures"), [("rocprofiler_abi.h", FAKE), ("rocprofiler/rocprofiler_api.h", OURS)]
 )
-def test_structures_lie_as_the_vendors_headers_say(header: str, structures: tuple[object, ...]) -> None:
+def test_structures_lie_as_the_vendors_headers_say(header: str, structures: tuple[Structure, ...]) -> None:
     found = measured(header, structures)
-    for name, layout, fields in structures:  # type: ignore[misc]
+    for name, layout, fields in structures:
         size = found[name].pop("sizeof")
         assert size in layout.sizes or name == "rocp_kernel_symbol", name  # of that one only the beginning
         assert found[name] == {field: layout.offsets[vendors] for field, vendors in fields.items()}

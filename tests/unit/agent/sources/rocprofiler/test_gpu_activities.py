@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from support.agent.rocm import run_child
-from support.machine.rocm import VERSIONS, fake_kineto
+from support.rocm.child import run_child
+from support.rocm.fakes import VERSIONS, fake_kineto
 
 LATE = [version for version in VERSIONS if version >= 10300 and version != 10302]
 RUN = """

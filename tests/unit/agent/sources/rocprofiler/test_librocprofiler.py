@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from kineto_agent.sources.rocprofiler import librocprofiler, library_state
+from kineto_agent.sources.rocprofiler import library_state, librocprofiler
 
 
 def maps(folder: Path, *libraries: str) -> str:

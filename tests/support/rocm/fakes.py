@@ -1,6 +1,6 @@
 """The fake ROCm (tests/fakes/rocm): its libraries as files of one folder, as an installation has them.
 
-    python -m support.machine.rocm [--launches N] [--cycles N] [SANITIZER]…
+    python -m support.rocm.fakes [--launches N] [--cycles N] [SANITIZER]…
 
 drives the collector against it in all versions, by default a million launches and 200 recordings each.
 """

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.machine import rocm
+from support.rocm import fakes as rocm
 
 PROGRAM = Path(__file__).parents[2] / "rocm" / "hip_program.py"
 

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.machine import rocm
 from support.machine.native import ROOT
+from support.rocm import fakes as rocm
+from support.rocm.program import fake_environment
 from support.service.daemon import IMPORT_PATH
-from support.targets.rocm_program import fake_environment
 from support.waiting import scaled
 
 # What the child's code may use. `answer` is what it says to the test.
