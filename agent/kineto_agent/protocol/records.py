@@ -16,6 +16,7 @@ Formats
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
+    DECLARED           Records whose schema (schema.py) is in metadata["schema"].
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -73,6 +74,7 @@ FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
+DECLARED_FORMAT = "declared/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
