@@ -96,9 +96,12 @@ void names_pages_reset(struct names_pages *pages) { memset(pages->page, 0, sizeo
 int64_t names_find_text(struct names_pages *pages, uint64_t address, const char **text) {
     const uint64_t page = address & ~(uint64_t)(NAMES_PAGE_BYTES - 1);
     const uint64_t slot = page / NAMES_PAGE_BYTES % NAMES_PAGES;
+    if (page == 0) {
+        return -1;
+    }
     if (pages->page[slot] != page) {
         pages->page[slot] = 0;
-        if (page == 0 || read_own_memory(page, pages->copy[slot], NAMES_PAGE_BYTES) != NAMES_PAGE_BYTES) {
+        if (read_own_memory(page, pages->copy[slot], NAMES_PAGE_BYTES) != NAMES_PAGE_BYTES) {
             return -1;
         }
         pages->page[slot] = page;
