@@ -199,10 +199,10 @@ def _add_tables(parts: _Parts, tables: Mapping[str, Table], whose: str) -> None:
             )
             continue
         for name in ("op", "id"):
-            if name in columns and ids:  # of another source: they must differ
+            if name in columns and ids and table.declared is None:  # of another source: they must differ
                 columns[name] = columns[name] + max(ids)
         if before is not None and len(before):
-            if "parent" in columns:
+            if "parent" in columns and table.declared is None:
                 columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] + len(before), NO_ROW)
             columns = {name: np.concatenate([before[name], column]) for name, column in columns.items()}
         parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns, declared=table.declared)
