@@ -121,7 +121,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     Raises SourceError if there are none.
     """
     options = options or {}
-    offered = {name: frozenset(types) for name, types in offers(available).items()}
+    offered = _without_last_resorts(available, offers(available))
     why = ""
     if options.get(_EXACT_CALLS):
         recorders = [source for source in available if hasattr(source, "why_no_calls")]
@@ -148,6 +148,16 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
     return plan
+
+
+def _without_last_resorts(available: List[Source], offered: Mapping[str, List[str]]) -> Dict[str, FrozenSet[str]]:
+    """What each source offers, without what it leaves to another one that offers the same (`last_resort`)."""
+    changed = {name: frozenset(types) for name, types in offered.items()}
+    for source in available:
+        if hasattr(source, "last_resort"):
+            others = frozenset(kind for name, types in offered.items() if name != source.name for kind in types)
+            changed[source.name] -= source.last_resort() & others
+    return changed
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:

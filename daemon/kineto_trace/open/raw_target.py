@@ -156,6 +156,8 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
     found = _decode(source, target, parts)
     kinds = tuple(found.tables) if source.format in _DECLARED else FILLS.get(source.format, ())
+    if source.metadata.get("accelerator"):  # torch's profiler recorded it beside the operators
+        kinds = (*kinds, *GPU_TABLES, *API_TABLES)
     parts.sources.append((source, kinds))
     if found.undecoded:
         parts.warnings.append(
