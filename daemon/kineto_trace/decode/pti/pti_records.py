@@ -1,0 +1,193 @@
+"""Decodes raw PTI records ("pti/1") into columns.
+
+Theory of operation
+    The layouts depend on the version of the library: pti_schemas has them for every version that we know, and any other
+    version is refused. decode_records does the rest but for four things that no schema says: devices are known by their
+    uuid, streams by SYCL's number of the queue or, where PTI came after SYCL, by the handle of Level Zero's queue; names
+    of copies and fills have two parts; and numbers become CUPTI's.
+
+    Times are Unix ns. A time that PTI could not determine is 0: such records are not in the trace, and are counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kineto_agent.protocol.records import PTI_FORMAT
+
+from kineto_trace.decode.declared.declared_records import decode_records, small_numbers
+from kineto_trace.decode.declared.record_set import RecordSet, Rows
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
+from kineto_trace.decode.pti.pti_layouts import LAYOUTS
+from kineto_trace.decode.pti.pti_schemas import COPY_NAMES, memory_names, schema_of
+from kineto_trace.errors import UnknownVersionError
+from kineto_trace.model.trace import UNKNOWN_STREAM, StringTable
+from kineto_trace.spool.raw_records import RawSource
+
+FORMAT = PTI_FORMAT
+NO_QUEUE = 0xFFFFFFFFFFFFFFFE  # PTI_INVALID_QUEUE_ID
+
+KERNEL, OVERHEAD, COPY, FILL, COPY_BETWEEN, SYNCHRONIZATION = 1, 5, 8, 9, 10, 11
+_GPU_KINDS = (KERNEL, COPY, FILL, COPY_BETWEEN)
+# CUPTI's numbers: of memory (pageable, pinned, device, managed), by pti_view_memory_type;
+_MEMORY_KINDS = np.array((1, 2, 3, 5), np.uint8)
+# of copies, by _memcpy_type: memory of the user's and of the driver's is the host's, shared memory has no side;
+_COPY_KINDS = np.array((9, 9, 1, 0, 9, 9, 1, 0, 2, 2, 8, 0, 0, 0, 0, 0), np.uint8)
+_PEER_TO_PEER = 10
+# of synchronizations, by pti_view_synchronization_type: event, stream, context;
+_SYNC_TYPES = np.array((0, 0, 0, 3, 1, 3, 3, 4), np.uint32)
+# of overheads, by pti_view_overhead_kind.
+_OVERHEAD_KINDS = np.array((0, 0, 3 << 16, 1 << 16, 0, 2 << 16), np.uint32)
+
+Array = npt.NDArray[Any]
+
+
+def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
+    """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError."""
+    version = version_of(source)
+
+    def amend(found: RecordSet) -> None:
+        _find_devices(found)
+        _find_streams(found)
+        _name_copies(found, version)
+        _use_known_numbers(found)
+
+    return decode_records(source, schema_of(version), strings, window, amend)
+
+
+def version_of(source: RawSource) -> str:
+    """Returns the library's version without its patch number. Raises UnknownVersionError if its layouts are unknown."""
+    told = source.metadata.get("pti_version")
+    version = ".".join(told.split(".")[:2]) if isinstance(told, str) else ""
+    if version not in LAYOUTS:
+        raise UnknownVersionError(
+            f"the target's PTI has version {told!r}, whose record layouts are unknown; known are those of "
+            f"{', '.join(LAYOUTS)}: update kinetod, or use such an intel-pti in the target"
+        )
+    return version
+
+
+def _picked(table: Array, numbers: Array) -> Array:
+    """Returns the entries of a table; its first one for numbers that it does not have."""
+    return table.take(np.where(numbers < len(table), numbers, 0))
+
+
+# ------------------------------------------------------------ devices
+
+
+def _uuids(metadata: Mapping[str, Any]) -> list[bytes]:
+    """Returns the uuids of the devices that the target provided, in its order, without trailing zeros."""
+    found = metadata.get("devices")
+    known = []
+    for item in found if isinstance(found, list) else []:
+        try:
+            known.append(bytes.fromhex(item["uuid"]).rstrip(b"\0"))
+        except (KeyError, TypeError, ValueError):
+            known.append(b"")
+    return known
+
+
+def _find_devices(found: RecordSet) -> None:
+    """Fills the columns of devices. Those that the target did not tell of come after the others."""
+    uuids = _uuids(found.source.metadata)
+    for kind in _GPU_KINDS:
+        rows = found.rows[kind]
+        if kind == COPY_BETWEEN:
+            rows.columns["src_device"] = rows.columns["device"] = _device_numbers(rows.field("src_uuid"), uuids)
+            rows.columns["dst_device"] = _device_numbers(rows.field("dst_uuid"), uuids)
+        else:
+            rows.columns["device"] = _device_numbers(rows.field("device_uuid"), uuids)
+
+
+def _device_numbers(column: Array, uuids: list[bytes]) -> Array:
+    values, codes = np.unique(column, return_inverse=True)
+    numbers = []
+    for uuid in values.tolist():
+        if uuid not in uuids:
+            uuids.append(uuid)
+        numbers.append(uuids.index(uuid))
+    return np.array(numbers, np.uint32).take(codes) if numbers else np.empty(0, np.uint32)
+
+
+# ------------------------------------------------------------ streams
+
+
+def _find_streams(found: RecordSet) -> None:
+    """Fills the column stream of GPU activities, and device and stream of synchronizations on their queues."""
+    gpu = [found.rows[kind] for kind in _GPU_KINDS]
+    handles = [rows.field("queue_handle") for rows in gpu]
+    sync = found.rows[SYNCHRONIZATION]
+    waited = sync.field("queue_handle")
+    keys = [_queue_of(rows, handle) for rows, handle in zip(gpu, handles, strict=True)]
+    for rows, numbers in zip(gpu, small_numbers(keys), strict=True):
+        rows.columns["stream"] = numbers
+    streams = [rows.columns["stream"] for rows in gpu]
+    devices = [rows.columns["device"] for rows in gpu]
+    sync.columns["stream"] = _of_queue(handles, streams, waited, UNKNOWN_STREAM)
+    sync.columns["device"] = _of_queue(handles, devices, waited, -1)
+
+
+def _queue_of(rows: Rows, handle: Array) -> Array:
+    number = rows.field("sycl_queue_id")
+    return np.where(number == NO_QUEUE, handle, number)
+
+
+def _of_queue(handles: Sequence[Array], values: Sequence[Array], wanted: Array, unknown: int) -> Array:
+    """Returns for each queue the value of the last activity on it."""
+    known, value = np.concatenate(handles), np.concatenate(values)
+    if not len(known):
+        return np.full(len(wanted), unknown, np.int64)
+    order = np.argsort(known, kind="stable")
+    at = np.searchsorted(known[order], wanted, side="right") - 1
+    hit = (at >= 0) & (known[order][at] == wanted)
+    return np.where(hit, value[order][at].astype(np.int64), unknown)
+
+
+# ------------------------------------------------------------ names and numbers
+
+
+def _name_copies(found: RecordSet, version: str) -> None:
+    """Names copies and fills as Kineto does: 'Memcpy M2D (Host (User Allocated) -> Device)', 'Memset (0 -> Device)'."""
+    memory = memory_names(version)
+
+    def copy(key: tuple[int, ...]) -> str:
+        kind, source, target = (_said(names, number) for names, number in zip((COPY_NAMES, memory, memory), key, strict=True))
+        return f"Memcpy {kind} ({source} -> {target})"
+
+    def fill(key: tuple[int, ...]) -> str:
+        return f"Memset ({key[1]} -> {_said(memory, key[0])})"
+
+    for kind in (COPY, COPY_BETWEEN):
+        rows = found.rows[kind]
+        parts = [rows.field(name) for name in ("memcpy_type", "mem_src", "mem_dst")]
+        rows.columns["name"] = _named(parts, copy, found.strings)
+    rows = found.rows[FILL]
+    rows.columns["name"] = _named([rows.field("mem_type"), rows.field("value_for_set")], fill, found.strings)
+
+
+def _said(names: Sequence[str], number: int) -> str:
+    return names[number] if number < len(names) else f"unknown {number}"
+
+
+def _named(parts: Sequence[Array], name_of: Any, strings: StringTable) -> Array:
+    """Returns the number of the name for each row of these columns."""
+    rows = np.stack([part.astype(np.uint64) for part in parts], axis=1)
+    found, codes = np.unique(rows, axis=0, return_inverse=True)
+    numbers = strings.add_all([name_of(tuple(row)) for row in found.tolist()])
+    return numbers.take(codes.reshape(-1)) if len(found) else np.empty(0, np.int32)
+
+
+def _use_known_numbers(found: RecordSet) -> None:
+    """Fills the columns that have CUPTI's numbers."""
+    for kind in (COPY, COPY_BETWEEN):
+        rows = found.rows[kind]
+        rows.columns["copy_kind"] = _picked(_COPY_KINDS, rows.field("memcpy_type"))
+        rows.columns["src_kind"] = _picked(_MEMORY_KINDS, rows.field("mem_src"))
+        rows.columns["dst_kind"] = _picked(_MEMORY_KINDS, rows.field("mem_dst"))
+    between = found.rows[COPY_BETWEEN]
+    between.columns["copy_kind"] = np.full(len(between), _PEER_TO_PEER, np.uint8)
+    fill, sync, overhead = found.rows[FILL], found.rows[SYNCHRONIZATION], found.rows[OVERHEAD]
+    fill.columns["memory_kind"] = _picked(_MEMORY_KINDS, fill.field("mem_type")).astype(np.uint16)
+    sync.columns["type"] = _picked(_SYNC_TYPES, sync.field("synch_type"))
+    overhead.columns["kind"] = _picked(_OVERHEAD_KINDS, overhead.field("overhead_kind"))
