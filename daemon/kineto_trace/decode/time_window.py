@@ -73,7 +73,7 @@ def _take(table: Table, kept: Mask) -> Table:
     place = np.where(kept, np.cumsum(kept) - 1, NO_ROW)
     parent = taken["parent"]
     moved = np.where(parent >= 0, place[np.maximum(parent, 0)], NO_ROW)
-    return Table(table.kind, {**taken.columns, "parent": moved.astype(parent.dtype)}, taken.origin)
+    return taken.with_columns({"parent": moved.astype(parent.dtype)})
 
 
 def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str, Table]:

@@ -8,11 +8,12 @@ from kineto_trace.model.event_kinds import Arg
 
 
 class Column(NamedTuple):
-    """One column of a table."""
+    """One column of a table. text: its values are numbers into Trace.strings; -1: none."""
 
     name: str
     dtype: str
     meaning: str
+    text: bool = False
 
 
 class ViewerRow(Enum):

@@ -90,4 +90,4 @@ def with_external_ids(table: Table, ids: Ints) -> Table:
     if not ids.any():
         return table
     kept = np.where(ids != 0, ids, table["external_id"])
-    return Table(table.kind, {**table.columns, "external_id": kept})
+    return table.with_columns({"external_id": kept})
