@@ -71,13 +71,13 @@ struct kit_host {
     void (*dropped)(uint64_t records);
 };
 
-/* What the library gets when it asks for a buffer and none is free. What is written to memory outside the arena counts as
- * dropped. */
+/* What the library gets when it asks for a buffer and none is free. What is written to memory outside the arena counts
+ * as dropped. */
 enum kit_when_full {
     KIT_FULL_SPILLS,   /* one of a few buffers outside the arena; none once these are lent, too */
     KIT_FULL_DECLINES, /* none (NULL, of size 0): the library drops the records and counts them */
-    /* As KIT_FULL_SPILLS, and then one buffer that is lent to all who ask at the same time: for a library that cannot do
-     * without, and only writes to what it gets. The records in that one cannot be counted: kc_kit_stop says so. */
+    /* As KIT_FULL_SPILLS, and then one buffer that is lent to all who ask at the same time: for a library that cannot
+     * do without, and only writes to what it gets. Records in that one cannot be counted: kc_kit_stop says so. */
     KIT_FULL_NEVER_DECLINES,
 };
 
@@ -142,8 +142,8 @@ struct kit_vendor {
     /* Caller's thread, after a stop that ended in time, if the library holds no buffer of ours: the last call of a
      * recording. For what other users of the library should find as it was (their callbacks). */
     void (*release)(void);
-    /* Caller's thread, after stop. Why less was recorded than was asked for, for people. Returns the length of the text,
-     * 0 if all is well. */
+    /* Caller's thread, after stop. Why less was recorded than was asked for, for people. Returns the length of the
+     * text, 0 if all is well. */
     int64_t (*problem)(char *text, size_t text_bytes);
     /* In a forked child, in its fork handler: no call into the library, no lock, only memory of our own. */
     void (*forked)(void);

@@ -11,9 +11,9 @@
 #include "common/arena.h"
 #include "cupti/cupti_api.h"
 #include "cupti/collector.h"
-#include "cupti/buffer_pool.h"
+#include "cupti/cupti_vendor.h"
 #include "common/wake.h"
-#include "cupti/parse_buffers.h"
+#include "kit/parse_buffers.h"
 
 #define BUFFER_BYTES (4u << 20)
 #define STRINGS_BYTES (8u << 20)
@@ -54,18 +54,18 @@ static void measure_callbacks(const char *name, uint32_t busy) {
     for (uint32_t i = 0; i < busy; i++) {
         arena_set_state(&arena, i, ARENA_READY);
     }
-    pool_open(&arena, &work, true);
+    pool_open(&cupti_collector.pool, &arena, &work, KIT_FULL_DECLINES);
     int64_t requested = 0, completed = 0;
     for (int i = 0; i < CALLBACKS; i++) {
         const int64_t begin = clock_ns(CLOCK_MONOTONIC);
-        pool_buffer_requested(&buffer, &size, &most);
+        cupti_buffer_requested(&buffer, &size, &most);
         const int64_t middle = clock_ns(CLOCK_MONOTONIC);
-        pool_buffer_completed(NULL, 0, buffer, size, 0);
+        cupti_buffer_completed(NULL, 0, buffer, size, 0);
         requested += middle - begin;
         completed += clock_ns(CLOCK_MONOTONIC) - middle;
         arena_set_state(&arena, busy, ARENA_FREE);
     }
-    pool_close();
+    pool_close(&cupti_collector.pool);
     printf("\"%s_requested_ns\": %.0f, \"%s_completed_ns\": %.0f, ", name, (double)requested / CALLBACKS, name,
            (double)completed / CALLBACKS);
     arena_destroy(&arena);
@@ -76,9 +76,12 @@ static void measure_walk(const struct cupti_api *api) {
     struct arena arena = make_arena(1);
     struct wake work = {0};
     struct walker walker;
-    walker_init(&walker, api, &arena, 104);
-    pool_open(&arena, &work, true);
-    api->register_callbacks(pool_buffer_requested, pool_buffer_completed);
+    const struct kit_library library = {.name_count = 1,
+                                        .names = {{.kind = CUPTI_KIND_CONCURRENT_KERNEL, .offset = 104}}};
+    cupti.api = *api;
+    walker_init(&walker, cupti_collector.vendor, &library, &arena);
+    pool_open(&cupti_collector.pool, &arena, &work, KIT_FULL_DECLINES);
+    api->register_callbacks(cupti_buffer_requested, cupti_buffer_completed);
     api->enable(CUPTI_KIND_CONCURRENT_KERNEL);
     api->enable(CUPTI_KIND_RUNTIME);
     launch_many("void gemm<float>(float*)", 16000, 1, 0);
@@ -100,7 +103,7 @@ static void measure_walk(const struct cupti_api *api) {
     }
     end = clock_ns(CLOCK_MONOTONIC);
     printf("\"next_record_ns_per_record\": %.2f, ", (double)(end - begin) / ROUNDS / (double)records);
-    pool_close();
+    pool_close(&cupti_collector.pool);
     walker_free(&walker);
     arena_destroy(&arena);
 }

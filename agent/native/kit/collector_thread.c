@@ -1,38 +1,40 @@
 /* Theory of operation
  *
  *   The thread is the only writer of the header's counters and of the string table while recording. It exists between
- *   kc_start and kc_stop alone; it publishes returned buffers, backs more buffers with memory ahead of their use, and
- *   flushes CUPTI now and then, so that a crash loses no more than one period.
+ *   start and stop alone; it publishes returned buffers, backs more buffers with memory ahead of their use, and
+ *   flushes the library now and then, so that a crash loses no more than one period.
  *
- *   The last, forced flush runs on the thread too, so that kc_stop can give up waiting when CUPTI does not
- *   return. No lock is held across a CUPTI call: there is none.
+ *   The last, forced flush runs on the thread too, so that a stop can give up waiting when the library does not
+ *   return. No lock is held across a call of the library: there is none.
  *
  * Threads: the collector's own, with signals blocked; worker_start, worker_end and worker_leave run on the thread
  *   that has the turn.
- * Blocks: the thread sleeps between its tasks and may block inside CUPTI's flush. worker_end waits for it until its
- *   limit.
+ * Blocks: the thread sleeps between its tasks and may block inside the library's flush. worker_end waits for it until
+ *   its limit.
  */
 #define _GNU_SOURCE
-#include "cupti/collector_thread.h"
+#include "kit/collector_thread.h"
 
 #include <sched.h>
 #include <string.h>
 #include <time.h>
 
 #include "common/own_threads.h"
-#include "cupti/clock_samples.h"
-#include "cupti/buffer_pool.h"
-#include "cupti/call_records.h"
-#include "cupti/retired_arenas.h"
+#include "kit/clock_samples.h"
 
 #define BUFFERS_AHEAD 4u    /* backed by memory beyond the highest in use: 16 MiB, 0.15 s of 1 M records/s */
 #define FLUSH_FREE_LEAST 2u /* a flush uses up partly filled buffers: not when they are scarce */
 #define WRITERS_LIMIT_NS 100000000LL
 
+static _Thread_local const struct worker *own;
+
+bool worker_is_here(const struct worker *worker) { return own == worker; }
+
 static void adopt_strays(struct worker *worker) {
     size_t valid;
-    for (uint8_t *buffer = pool_take_stray(&valid); buffer != NULL; buffer = pool_take_stray(&valid)) {
-        const int64_t index = valid == 0 ? -1 : pool_lend(worker->arena);
+    for (uint8_t *buffer = pool_take_stray(worker->pool, &valid); buffer != NULL;
+         buffer = pool_take_stray(worker->pool, &valid)) {
+        const int64_t index = valid == 0 ? -1 : pool_lend(worker->pool, worker->arena);
         const uint32_t slot = (uint32_t)index;
         if (index >= 0) { /* buffers of all arenas have one size */
             memcpy(arena_buffer(worker->arena, slot), buffer, valid);
@@ -41,12 +43,12 @@ static void adopt_strays(struct worker *worker) {
         } else {
             walker_drop(worker->walker, buffer, valid);
         }
-        retired_release(buffer);
+        retired_release(worker->retired, buffer);
     }
 }
 
 static void publish_returned(struct worker *worker) {
-    (void)records_collect(worker->arena);
+    (void)stream_collect(worker->stream, worker->arena);
     adopt_strays(worker);
     for (uint32_t i = 0; i < worker->arena->fixed.buffer_count; i++) {
         if (arena_load_state(worker->arena, i) == ARENA_COMPLETED) {
@@ -54,23 +56,36 @@ static void publish_returned(struct worker *worker) {
         }
     }
     size_t valid;
-    for (uint8_t *buffer = pool_take_spill(&valid); buffer != NULL; buffer = pool_take_spill(&valid)) {
+    for (uint8_t *buffer = pool_take_spill(worker->pool, &valid); buffer != NULL;
+         buffer = pool_take_spill(worker->pool, &valid)) {
         walker_drop(worker->walker, buffer, valid);
-        pool_free_spill(buffer);
+        pool_free_spill(worker->pool, buffer);
     }
 }
 
-size_t worker_take_dropped(const struct worker *worker) {
-    size_t dropped = 0;
-    return worker->api->get_num_dropped(NULL, 0, &dropped) == CUPTI_SUCCESS ? dropped : 0;
+uint64_t worker_take_dropped(const struct worker *worker) {
+    return worker->vendor->take_dropped == NULL ? 0 : worker->vendor->take_dropped();
 }
 
-static void flush(struct worker *worker, uint32_t flag) {
-    records_seal();
-    worker->flush_result = worker->api->flush_all(flag);
+static void sample_clocks(const struct worker *worker) {
+    clocks_sample(worker->arena);
+    if (worker->vendor->read_clock != NULL) {
+        clocks_add_pair(worker->arena, worker->vendor->read_clock);
+    }
+}
+
+void worker_may_flush(struct worker *worker) { __atomic_store_n(&worker->may_flush, 1, __ATOMIC_SEQ_CST); }
+
+static bool may_flush(const struct worker *worker) {
+    return __atomic_load_n(&worker->may_flush, __ATOMIC_SEQ_CST) != 0;
+}
+
+static void flush(struct worker *worker, bool forced) {
+    stream_seal(worker->stream);
+    worker->flush_result = worker->vendor->flush(forced);
     worker->flushes++;
     arena_add(worker->arena, ARENA_DROPPED, worker_take_dropped(worker));
-    clocks_sample(worker->arena);
+    sample_clocks(worker);
 }
 
 static void populate_ahead(struct worker *worker) {
@@ -91,8 +106,8 @@ static void work_until_told(struct worker *worker) {
         const int64_t now = clock_ns(CLOCK_MONOTONIC);
         if (now >= next_flush) {
             next_flush = now + period;
-            if (pool_usage(worker->arena).free >= FLUSH_FREE_LEAST) {
-                flush(worker, CUPTI_FLUSH_DEFAULT);
+            if (may_flush(worker) && pool_usage(worker->arena).free >= FLUSH_FREE_LEAST) {
+                flush(worker, false);
             }
             continue;
         }
@@ -103,20 +118,32 @@ static void work_until_told(struct worker *worker) {
 /* What callbacks have begun to write; they take well under a microsecond unless their thread is put aside. */
 static void await_writers(struct worker *worker) {
     const int64_t deadline = clock_ns(CLOCK_MONOTONIC) + WRITERS_LIMIT_NS;
-    records_close();
-    records_seal();
-    while (records_collect(worker->arena) && clock_ns(CLOCK_MONOTONIC) < deadline) {
+    if (worker->close_writers != NULL) {
+        worker->close_writers();
+    }
+    stream_close(worker->stream);
+    while (!pool_is_idle(worker->pool) && clock_ns(CLOCK_MONOTONIC) < deadline) {
+        sched_yield();
+    }
+    stream_seal(worker->stream);
+    while (stream_collect(worker->stream, worker->arena) && clock_ns(CLOCK_MONOTONIC) < deadline) {
         sched_yield();
     }
 }
 
 static void *run_thread(void *started) {
     struct worker *worker = started;
+    own = worker;
+    if (worker->vendor->read_clock != NULL) {
+        clocks_add_pair(worker->arena, worker->vendor->read_clock);
+    }
     work_until_told(worker);
     const bool finish = __atomic_load_n(&worker->command, __ATOMIC_SEQ_CST) == WORKER_FINISHES;
-    flush(worker, finish ? CUPTI_FLUSH_FORCED : CUPTI_FLUSH_DEFAULT);
+    if (may_flush(worker)) {
+        flush(worker, finish);
+    }
     publish_returned(worker);
-    pool_stop_lending();
+    pool_stop_lending(worker->pool);
     await_writers(worker);
     publish_returned(worker);
     if (finish) {
@@ -131,6 +158,7 @@ static void *run_thread(void *started) {
 int worker_start(struct worker *worker) {
     sigset_t before;
     worker->command = WORKER_RUNS;
+    worker->may_flush = 0;
     worker->ended = 0;
     block_signals(&before);
     const int error = pthread_create(&worker->thread, NULL, run_thread, worker);
