@@ -159,13 +159,37 @@ static int vendor_open(const struct kit_host *host, const char *path, struct kit
     return 0;
 }
 
+/* Up to 0.15 there is no class of the calls that submit work. */
+static void record_submissions_by_name(void) {
+    static const char *const PREFIXES[] = {"zeCommandListAppendBarrier", "zeCommandListAppendMemory",
+                                           "zeCommandListAppendImage", "zeCommandListAppendLaunch"};
+    for (uint32_t id = 0; id < CALLS_MOST; id++) {
+        const char *name = NULL;
+        if (self.api.call_name(PTI_GROUP_LEVEL_ZERO, id, &name) != PTI_OK || name == NULL) {
+            continue;
+        }
+        for (size_t i = 0; i < sizeof PREFIXES / sizeof *PREFIXES; i++) {
+            if (strncmp(name, PREFIXES[i], strlen(PREFIXES[i])) == 0) {
+                (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, id);
+            }
+        }
+    }
+}
+
+/* The first choice switches off all other calls, of which there are 200. */
+static pti_result choose_driver_calls(void) {
+    const pti_result result = self.api.driver_class(1, PTI_CLASS_HOST_SYNCHRONIZATION, PTI_GROUP_LEVEL_ZERO);
+    if (self.api.driver_class(1, PTI_CLASS_OPERATIONS, PTI_GROUP_LEVEL_ZERO) != PTI_OK) {
+        record_submissions_by_name();
+    }
+    (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, PTI_ID_EXECUTE_COMMAND_LISTS);
+    return result;
+}
+
 static pti_result enable(int32_t view) {
     pti_result result = self.api.enable(view);
     if (result == PTI_OK && view == PTI_DRIVER_CALLS) {
-        /* The first choice switches off the other calls, of which there are 200. */
-        result = self.api.driver_class(1, PTI_CLASS_OPERATIONS, PTI_GROUP_LEVEL_ZERO);
-        (void)self.api.driver_class(1, PTI_CLASS_HOST_SYNCHRONIZATION, PTI_GROUP_LEVEL_ZERO);
-        (void)self.api.driver_call(1, PTI_GROUP_LEVEL_ZERO, PTI_ID_EXECUTE_COMMAND_LISTS);
+        result = choose_driver_calls();
     }
     if (result == PTI_OK && view == PTI_RUNTIME_CALLS) {
         result = self.api.runtime_class(1, PTI_CLASS_OPERATIONS, PTI_GROUP_ALL);
@@ -229,10 +253,11 @@ static void add_names(void) {
 }
 
 static int32_t vendor_flush(bool forced) {
+    (void)forced; /* whether views are on decides */
     if (self.with_calls && !self.named) {
         add_names();
     }
-    if (!forced) {
+    if (__atomic_load_n(&self.recording, __ATOMIC_SEQ_CST)) {
         return PTI_OK;
     }
     pause_ns(SETTLE_NS);
@@ -310,4 +335,5 @@ const struct kit_vendor PTI_VENDOR = {
     .forked = vendor_forked,
     .describe = vendor_describe,
     .result_text = vendor_result_text,
+    .stops_at_exit = true,
 };

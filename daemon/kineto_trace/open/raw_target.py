@@ -18,6 +18,7 @@ from kineto_trace.decode import iterations
 from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.declared import declared_records
 from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, StepMarks
+from kineto_trace.decode.pti import pti_records
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
@@ -42,6 +43,7 @@ from kineto_trace.structure.gpu_annotations import gpu_annotations
 
 DECODERS: Mapping[str, Decode] = {
     cupti_records.FORMAT: cupti_records.decode,
+    pti_records.FORMAT: pti_records.decode,
     torch_ops.FORMAT: torch_ops.decode,
     kineto_json.FORMAT: kineto_json.decode,
     exact_calls.FORMAT: exact_calls.decode,
@@ -54,6 +56,7 @@ DECODERS: Mapping[str, Decode] = {
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {
     cupti_records.FORMAT: (*GPU_TABLES, *API_TABLES),
+    pti_records.FORMAT: (*GPU_TABLES, *API_TABLES),
     torch_ops.FORMAT: OP_TABLES,
     kineto_json.FORMAT: OP_TABLES,
     exact_calls.FORMAT: ("python_function",),
