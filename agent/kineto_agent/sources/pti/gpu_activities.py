@@ -51,8 +51,7 @@ class XpuSession(kit_session.KitSession):
         if version_pair(self.metadata["pti_version"]) < _LEAKS_BEFORE and kept > _LEAK_WORTH_SAYING:
             outcome.warnings.append(
                 "PTI %s keeps the names of all kernels that it has recorded until the process ends, here up to %d MB; "
-                "version 1.1 and later do not"
-                % (self.metadata["pti_version"], kept * _LEAK_BYTES // 1_000_000)
+                "version 1.1 and later do not" % (self.metadata["pti_version"], kept * _LEAK_BYTES // 1_000_000)
             )
         return outcome
 
@@ -104,7 +103,9 @@ class XpuSource:
 
         path = libpti.find(self._environ, self._maps)
         if path is None:
-            raise SourceError("PTI_LIBRARY", "this process has not loaded Level Zero, or no libpti_view can be found for it")
+            raise SourceError(
+                "PTI_LIBRARY", "this process has not loaded Level Zero, or no libpti_view can be found for it"
+            )
         self._refuse_others()
         checks = pti_binding.load()
         checks.look()
@@ -141,5 +142,6 @@ def _used_by_an_agent() -> bool:
 def _unknown_version(version: str, path: str) -> str:
     return (
         "%s is PTI version %s, whose record layouts this agent does not know, so it does not record with it. Known: %s. "
-        "Update kineto-agent and kinetod, or install an intel-pti of a known version" % (path, version, ", ".join(KNOWN))
+        "Update kineto-agent and kinetod, or install an intel-pti of a known version"
+        % (path, version, ", ".join(KNOWN))
     )

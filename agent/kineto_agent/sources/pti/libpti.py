@@ -6,7 +6,13 @@ from typing import List, Mapping, Optional
 from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import env
 
-_LOADER, _SYCL, _FRONT, _CORE, _TORCH = "libze_loader.so", "libsycl.so", "libpti_view.so", "libpti.so", "libtorch_cpu.so"
+_LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
+    "libze_loader.so",
+    "libsycl.so",
+    "libpti_view.so",
+    "libpti.so",
+    "libtorch_cpu.so",
+)
 # Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL; drivers
 # that are named.
 _DEVICES = ("/dev/dri", "/dev/dxg")

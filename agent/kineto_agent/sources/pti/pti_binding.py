@@ -37,7 +37,9 @@ class PtiChecks(NativeInterface):
         state = self._check(self._library.kc_pti_look(*self._error.room))
         if state:
             reason = _STATES[state]
-            raise SourceError(reason, "Intel GPUs cannot be traced in this process: %s; %s" % (self._error, _HELP[reason]))
+            raise SourceError(
+                reason, "Intel GPUs cannot be traced in this process: %s; %s" % (self._error, _HELP[reason])
+            )
 
     def version(self, path: str) -> str:
         """Load libpti_view, if the process has not, and return what it says of its version ("1.0.1")."""

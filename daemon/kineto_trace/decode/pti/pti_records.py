@@ -27,6 +27,7 @@ from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = PTI_FORMAT
 NO_QUEUE = 0xFFFFFFFFFFFFFFFE  # PTI_INVALID_QUEUE_ID
+_FILLS_WITHOUT_NUMBER = ("0.12", "0.13")  # what is in the field of SYCL's queue is not a number there
 
 KERNEL, OVERHEAD, COPY, FILL, COPY_BETWEEN, SYNCHRONIZATION = 1, 5, 8, 9, 10, 11
 _GPU_KINDS = (KERNEL, COPY, FILL, COPY_BETWEEN)
@@ -49,7 +50,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
 
     def amend(found: RecordSet) -> None:
         _find_devices(found)
-        _find_streams(found)
+        _find_streams(found, version)
         _name_copies(found, version)
         _use_known_numbers(found)
 
@@ -113,35 +114,43 @@ def _device_numbers(column: Array, uuids: list[bytes]) -> Array:
 # ------------------------------------------------------------ streams
 
 
-def _find_streams(found: RecordSet) -> None:
+def _find_streams(found: RecordSet, version: str) -> None:
     """Fills the column stream of GPU activities, and device and stream of synchronizations on their queues."""
     gpu = [found.rows[kind] for kind in _GPU_KINDS]
     handles = [rows.field("queue_handle") for rows in gpu]
     sync = found.rows[SYNCHRONIZATION]
     waited = sync.field("queue_handle")
-    keys = [_queue_of(rows, handle) for rows, handle in zip(gpu, handles, strict=True)]
-    for rows, numbers in zip(gpu, small_numbers(keys), strict=True):
+    for rows, numbers in zip(gpu, small_numbers(_queues(gpu, handles, version)), strict=True):
         rows.columns["stream"] = numbers
     streams = [rows.columns["stream"] for rows in gpu]
     devices = [rows.columns["device"] for rows in gpu]
-    sync.columns["stream"] = _of_queue(handles, streams, waited, UNKNOWN_STREAM)
-    sync.columns["device"] = _of_queue(handles, devices, waited, -1)
+    sync.columns["stream"] = _of_queue(handles, streams, waited, np.full(len(waited), UNKNOWN_STREAM))
+    sync.columns["device"] = _of_queue(handles, devices, waited, np.full(len(waited), -1))
 
 
-def _queue_of(rows: Rows, handle: Array) -> Array:
-    number = rows.field("sycl_queue_id")
-    return np.where(number == NO_QUEUE, handle, number)
+def _queues(gpu: Sequence[Rows], handles: Sequence[Array], version: str) -> list[Array]:
+    """Returns what tells queues apart: SYCL's numbers, and the handles of those that have none."""
+    queues = []
+    for rows, handle in zip(gpu, handles, strict=True):
+        number = rows.field("sycl_queue_id")
+        queues.append(np.where(number == NO_QUEUE, handle, number))
+    if version in _FILLS_WITHOUT_NUMBER:
+        fill = _GPU_KINDS.index(FILL)
+        others = [at for at in range(len(gpu)) if at != fill]
+        known = [handles[at] for at in others], [queues[at] for at in others]
+        queues[fill] = _of_queue(*known, handles[fill], handles[fill])
+    return queues
 
 
-def _of_queue(handles: Sequence[Array], values: Sequence[Array], wanted: Array, unknown: int) -> Array:
+def _of_queue(handles: Sequence[Array], values: Sequence[Array], wanted: Array, otherwise: Array) -> Array:
     """Returns for each queue the value of the last activity on it."""
     known, value = np.concatenate(handles), np.concatenate(values)
     if not len(known):
-        return np.full(len(wanted), unknown, np.int64)
+        return otherwise
     order = np.argsort(known, kind="stable")
     at = np.searchsorted(known[order], wanted, side="right") - 1
     hit = (at >= 0) & (known[order][at] == wanted)
-    return np.where(hit, value[order][at].astype(np.int64), unknown)
+    return np.where(hit, value[order][at].astype(otherwise.dtype), otherwise)
 
 
 # ------------------------------------------------------------ names and numbers
@@ -152,7 +161,9 @@ def _name_copies(found: RecordSet, version: str) -> None:
     memory = memory_names(version)
 
     def copy(key: tuple[int, ...]) -> str:
-        kind, source, target = (_said(names, number) for names, number in zip((COPY_NAMES, memory, memory), key, strict=True))
+        kind, source, target = (
+            _said(names, number) for names, number in zip((COPY_NAMES, memory, memory), key, strict=True)
+        )
         return f"Memcpy {kind} ({source} -> {target})"
 
     def fill(key: tuple[int, ...]) -> str:
