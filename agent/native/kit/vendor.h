@@ -117,14 +117,15 @@ struct kit_vendor {
                 size_t error_bytes);
     /* Caller's thread. Begins to record: buffers are lent and push works from before this call on. Switches each of
      * `kinds` on and puts the library's answer into results[i], 0 for success. Returns 0 if at least one is on, else a
-     * negative error with a text; what was switched on must be off again then. */
+     * negative error with a text; what was switched on must be off again then. The collector's thread exists already,
+     * but does not call flush before this has returned. */
     int (*start)(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
     /* Caller's thread: switches off what start switched on. Not called if start failed. When the process exits: only if
      * stops_at_exit. */
     void (*stop)(void);
     /* Collector's thread: the library hands over what it has, and calls buffer_completed or push for it before this
-     * returns, as far as possible. Once a period, and for the last time after stop with `forced`: then everything must
-     * come. Returns the library's answer, 0 for success. The kit does not wait for a call that takes too long, and says
+     * returns, as far as possible. Once a period, and for the last time after stop, or after a start that failed, with
+     * `forced`: then everything must come. When the process exits, without stop and `forced`. Returns the library's answer, 0 for success. The kit does not wait for a call that takes too long, and says
      * so: nothing of the vendor is called in this process any more until it has returned. */
     int32_t (*flush)(bool forced);
     /* Collector's thread. The record after *record (NULL: the first) of a returned buffer. Returns 0, or anything else
