@@ -216,7 +216,7 @@ TABLES = (
             Arg("wait_on_cuda_event_record_corr_id", "wait_on_correlation", I64, -1),
             Arg("Ev Idx", "event_index", I64),
         ),
-        categories=("cuda_sync", "xpu_sync"),
+        categories=("*_sync",),  # cuda_, xpu_, …
     ),
     ActivityTable(
         name="cpu_op",

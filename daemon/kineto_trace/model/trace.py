@@ -144,6 +144,12 @@ class Table:
         return Table(self.kind, taken, beside, self.declared)
 
 
+def own_tables(tables: Mapping[str, Table], *rows: ViewerRow) -> tuple[str, ...]:
+    """Returns the names of the tables on these rows that are declared by their trace: activity types of vendors."""
+    own = [tables[kind] for kind in tables if kind not in SCHEMAS]
+    return tuple(table.kind for table in own if table.declared is not None and table.declared.row in rows)
+
+
 def _taken(part: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[Any], count: int) -> LazyColumns:
     return LazyColumns(list(part), count, lambda name: part[name][rows])
 
@@ -196,6 +202,10 @@ class Trace:
     notes: Sequence[str] = ()  # what was lost or unusual when the file was read
     coverage: Sequence[SourceCoverage] = ()  # of the sources that state it
     categories: Mapping[str, str] = field(default_factory=dict)
+
+    def category(self, kind: str) -> str:
+        """Returns what files call the rows of this table that have no category of their own."""
+        return self.categories.get(kind, kind)
 
     def table(self, kind: str) -> Table:
         """Returns the table of this kind, which may be empty."""

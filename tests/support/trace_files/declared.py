@@ -2,11 +2,13 @@
 
 import struct
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.protocol.schema import HEADED, SCHEMA_KEY, SIZE_FIELD, Activity, Col, Record, Schema, Texts, to_json
-from kineto_trace.spool.raw_records import Chunk, RawSource, parse_strings
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.spool.raw_records import Chunk, RawSource, RawWriter, parse_strings
 
 from support.trace_files.h200 import string_entry
 
@@ -139,3 +141,28 @@ def source_of(
 def texts(strings: Any, numbers: Any) -> list[str]:
     """Returns the texts of a column of numbers."""
     return [strings[number] for number in numbers.tolist()]
+
+
+def write_target(directory: Path, *, schema: Schema = NPU, rank: int = 0, source: str = "npu") -> Path:
+    """Writes a target with two launches, their kernels, a wait on the second one's queue, and a mark."""
+    calls = [packed(schema, 3, begin=BASE + 1000 * n, took=300, fn=1, tid=77, id=n) for n in (1, 2)]
+    kernels = [
+        packed(schema, 1, start=BASE + 1000 * n + 500, end=BASE + 1000 * n + 900, symbol=n, correlation=n, queue=n)
+        for n in (1, 2)
+    ]
+    waits = [
+        packed(schema, 2, start=BASE + 1600, end=BASE + 1700, why=1, label=b'first "batch"', load=12.5),
+        packed(schema, 2, start=BASE + 1800, end=BASE + 1900, why=9, label=b"", load=float("nan")),
+    ]
+    marks = [packed(schema, 4, at=BASE + 1100, by=77)]
+    records = [*calls, *kernels, *waits, *marks]
+    metadata = {SCHEMA_KEY: to_json(schema), "devices": [{"id": 0, "name": "NPU 9000"}]}
+    with RawWriter(directory / "raw" / source, source=source, format=DECLARED_FORMAT, metadata=metadata) as writer:
+        writer.append_buffer(b"".join(records), sequence=0, records=len(records))
+        writer.append_strings(string_entry(1, NAMES, b"_Z3addPf") + string_entry(2, NAMES, b"mul"))
+        writer.finish(metadata={}, record_bytes={}, records=len(records), dropped=0)
+    TargetInfo(
+        capture_id="cap-1", host="npu-host", pid=4000, process_name="python3", rank=rank, world_size=2,
+        window_start_ns=BASE, window_end_ns=BASE + 10_000, threads={77: "MainThread"}, complete=True,
+    ).write(directory)  # fmt: skip
+    return directory
