@@ -2,23 +2,26 @@
 
 Theory of operation
     The layouts depend on the version of the library: pti_schemas has them for every version that we know, and any other
-    version is refused. decode_records does the rest but for four things that no schema says: devices are known by their
-    uuid, streams by SYCL's number of the queue or, where PTI came after SYCL, by the handle of Level Zero's queue; names
-    of copies and fills have two parts; and numbers become CUPTI's.
+    version is refused. decode_records does the rest but for what no schema says: devices are known by their uuid,
+    streams by SYCL's number of the queue or, where PTI came after SYCL, by the handle of Level Zero's queue; names of
+    copies and fills have two parts; some numbers become CUPTI's; and records of activities say where they were submitted.
 
     Times are Unix ns. A time that PTI could not determine is 0: such records are not in the trace, and are counted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import PTI_FORMAT
 
+from kineto_trace.arrays.codec import Interner
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.declared.declared_records import decode_records, small_numbers
 from kineto_trace.decode.declared.record_set import RecordSet, Rows
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, Launches
 from kineto_trace.decode.pti.pti_layouts import LAYOUTS
 from kineto_trace.decode.pti.pti_schemas import COPY_NAMES, memory_names, schema_of
 from kineto_trace.errors import UnknownVersionError
@@ -27,6 +30,8 @@ from kineto_trace.spool.raw_records import RawSource
 
 FORMAT = PTI_FORMAT
 NO_QUEUE = 0xFFFFFFFFFFFFFFFE  # PTI_INVALID_QUEUE_ID
+UNKNOWN_DEVICE = 0xFFFFFFFF
+MAX_DEVICES, MAX_NAMES = 64, 4096  # of a process; of copies or fills: further ones share one
 _FILLS_WITHOUT_NUMBER = ("0.12", "0.13")  # what is in the field of SYCL's queue is not a number there
 
 KERNEL, OVERHEAD, COPY, FILL, COPY_BETWEEN, SYNCHRONIZATION = 1, 5, 8, 9, 10, 11
@@ -47,14 +52,16 @@ Array = npt.NDArray[Any]
 def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError."""
     version = version_of(source)
+    launches: list[Launches] = []
 
     def amend(found: RecordSet) -> None:
         _find_devices(found)
         _find_streams(found, version)
         _name_copies(found, version)
         _use_known_numbers(found)
+        launches.append(_launches(found))
 
-    return decode_records(source, schema_of(version), strings, window, amend)
+    return replace(decode_records(source, schema_of(version), strings, window, amend), launches=launches[0])
 
 
 def version_of(source: RawSource) -> str:
@@ -72,6 +79,16 @@ def version_of(source: RawSource) -> str:
 def _picked(table: Array, numbers: Array) -> Array:
     """Returns the entries of a table; its first one for numbers that it does not have."""
     return table.take(np.where(numbers < len(table), numbers, 0))
+
+
+def _launches(found: RecordSet) -> Launches:
+    """Returns when and by whom GPU activities were appended to their command lists."""
+    gpu = [found.rows[kind] for kind in _GPU_KINDS]
+    return Launches(
+        correlation=np.concatenate([rows.columns["correlation"].astype(np.uint32) for rows in gpu]),
+        thread=np.concatenate([rows.field("thread_id") for rows in gpu]),
+        time=np.concatenate([rows.field("append_timestamp").astype(np.int64) for rows in gpu]),
+    )
 
 
 # ------------------------------------------------------------ devices
@@ -102,13 +119,13 @@ def _find_devices(found: RecordSet) -> None:
 
 
 def _device_numbers(column: Array, uuids: list[bytes]) -> Array:
-    values, codes = np.unique(column, return_inverse=True)
-    numbers = []
-    for uuid in values.tolist():
-        if uuid not in uuids:
-            uuids.append(uuid)
-        numbers.append(uuids.index(uuid))
-    return np.array(numbers, np.uint32).take(codes) if numbers else np.empty(0, np.uint32)
+    numbers = np.full(len(column), UNKNOWN_DEVICE, np.uint32)
+    for number, uuid in enumerate(uuids):
+        numbers[column == uuid] = number
+    for uuid in unique_values(column[numbers == UNKNOWN_DEVICE])[: MAX_DEVICES - len(uuids)].tolist():
+        numbers[column == uuid] = len(uuids)
+        uuids.append(uuid)
+    return numbers
 
 
 # ------------------------------------------------------------ streams
@@ -181,12 +198,18 @@ def _said(names: Sequence[str], number: int) -> str:
     return names[number] if number < len(names) else f"unknown {number}"
 
 
-def _named(parts: Sequence[Array], name_of: Any, strings: StringTable) -> Array:
+def _named(parts: Sequence[Array], name_of: Callable[[tuple[int, ...]], str], strings: StringTable) -> Array:
     """Returns the number of the name for each row of these columns."""
-    rows = np.stack([part.astype(np.uint64) for part in parts], axis=1)
-    found, codes = np.unique(rows, axis=0, return_inverse=True)
-    numbers = strings.add_all([name_of(tuple(row)) for row in found.tolist()])
-    return numbers.take(codes.reshape(-1)) if len(found) else np.empty(0, np.int32)
+    codes: Array = np.zeros(len(parts[0]), np.uint64)
+    rows: list[tuple[int, ...]] = [()]  # the values of all columns so far, by code
+    for part in parts:
+        of_part, of_both = Interner(), Interner()
+        numbers = of_part.intern(part.astype(np.uint64)).astype(np.uint64)
+        values = of_part.keys().tolist()
+        codes = of_both.intern(codes * np.uint64(len(values)) + numbers).astype(np.uint64)
+        rows = [(*rows[key // len(values)], values[key % len(values)]) for key in of_both.keys().tolist()]
+    texts = [name_of(row) for row in rows[:MAX_NAMES]] + ["…"] * max(0, len(rows) - MAX_NAMES)
+    return strings.add_all(texts).take(codes.astype(np.int64)) if len(codes) else np.empty(0, np.int32)
 
 
 def _use_known_numbers(found: RecordSet) -> None:
