@@ -4,9 +4,8 @@ Theory of operation
     A runtime or driver call belongs to the innermost op of its thread that runs when the call starts; only where
     no op runs, to the innermost annotation (Kineto's rule for ops: an annotation inside an op does not take the
     op's calls away). A GPU activity belongs to whatever the call with its correlation id belongs to, so that all
-    kernels of one graph launch belong to one op. Where no such call was recorded, but the activity's own record says
-    when and on which thread it was submitted (Launches), that moment counts as the call. An allocation belongs by its
-    thread and time.
+    kernels of one graph launch belong to one op. Where the activity's own record says when and on which thread it was
+    submitted (Launches), that moment counts instead of the call. An allocation belongs by its thread and time.
 
     Nothing crosses threads: a kernel of a backward pass belongs to the backward op that launched it.
 """
@@ -56,8 +55,8 @@ def attribute(tables: Mapping[str, Table], launches: Sequence[Launches] = ()) ->
         if table is not None and len(table):
             result[kind] = with_external_ids(table, _ids(searched, table["thread"], table["start"]))
     calls = [result[kind] for kind in (*own_calls, *API_TABLES) if kind in result and len(result[kind])]
-    correlations = [each.correlation for each in launches] + [call["correlation"] for call in calls]
-    ids = [_ids(searched, each.thread, each.time) for each in launches] + [call["external_id"] for call in calls]
+    correlations = [call["correlation"] for call in calls] + [each.correlation for each in launches]
+    ids = [call["external_id"] for call in calls] + [_ids(searched, each.thread, each.time) for each in launches]
     return result | _with_launched(tables, (*GPU_TABLES, *own_work), correlations, ids)
 
 

@@ -19,11 +19,13 @@ from support.service.daemon import Daemon, watch_to_end
 from support.waiting import scaled
 
 SECOND_NS = 10**9
+_LONG_NS = 600 * SECOND_NS
+DONE, STOPPED = ("DONE", ""), ("PARTIAL", "CANCELLED")
 TABLES = {KERNEL: "kernel", COPY: "gpu_memcpy", FILL: "gpu_memset"}
 # PTI 0.12 puts an empty kernel between those of the program, and fills 64 bytes for the time stamps.
 OF_PTI = ("empty", 64)
-# The times of a record are PTI's conversion of the device's clock, renewed every millisecond; a thread that loses its
-# processor between two clocks is off by as long as that takes.
+# The times of a record are PTI's conversion of the device's clock, renewed every millisecond: a thread that loses its
+# processor between two clocks makes those of the next millisecond wrong by as long as that takes.
 CLOCK_NS = 50_000  # at the median
 CLOCK_MOST_NS = 50_000_000
 
@@ -99,18 +101,24 @@ def capture(
     activities: Sequence[str] = (),
     *,
     during: Callable[[], object] = lambda: None,
-    duration_ns: int = SECOND_NS,
-    timeout_s: float = 60,
+    duration_ns: int = 0,
+    timeout_s: float = 120,
 ) -> Captured:
-    """Traces a process by its pid. during: called once it records, and over before it ends."""
+    """Traces a process by its pid while `during` runs, which begins once it records.
+
+    duration_ns: of the capture; 0: until `during` is over, when it is ended as by Ctrl-C (STOPPED, if all went well).
+    """
     stub = daemon.stub()
-    spec = pb.CaptureSpec(selector=pb.Selector(pids=[pid]), duration_ns=duration_ns, activity_types=activities)
+    spec = pb.CaptureSpec(
+        selector=pb.Selector(pids=[pid]), duration_ns=duration_ns or _LONG_NS, activity_types=activities
+    )
     created = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
-    events = stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(timeout_s))
-    for event in events:
+    for event in stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(timeout_s)):
         targets = [event.target] if event.HasField("target") else list(event.snapshot.targets)
         if any(each.state == pb.TARGET_STATE_COLLECT for each in targets):
             during()
+            if not duration_ns:
+                stub.CancelCapture(pb.CancelCaptureRequest(id=created.id, keep_partial=True), timeout=scaled(10))
             break
         if any(each.state == pb.TARGET_STATE_ENDED for each in targets):
             break
@@ -123,7 +131,8 @@ def capture(
 def differences(trace: Any, launched: Sequence[Launched]) -> list[str]:
     """What differs between a trace and what was launched while it was recorded: [] if nothing does.
 
-    Each stream must hold exactly what one thread launched, in its order, with equal lengths, names, bytes and devices.
+    Each stream must hold exactly what one thread launched, with equal lengths, names, bytes and devices, and at times
+    that are equal but for PTI's conversion. Lengths differ from launch to launch, and return after 4096.
     """
     found = []
     for kind, table in TABLES.items():
@@ -133,12 +142,12 @@ def differences(trace: Any, launched: Sequence[Launched]) -> list[str]:
             continue
         left = list(expected.values())
         for stream, recorded in rows.items():
-            same = [each for each in left if _facts(each) == [row[2:] for row in recorded]]
+            same = [each for each in left if _facts(each) == [row[:-1] for row in recorded]]
             if not same:
                 found.append(f"{table}: what is on stream {stream} is not what any thread launched")
                 continue
             left.remove(same[0])
-            found += _clock(table, recorded, same[0])
+            found += _clock(table, [row[-1] for row in recorded], [each.unix_ns for each in _in_order(same[0])])
     return found
 
 
@@ -146,10 +155,17 @@ def _lengths(groups: dict[int, list[Any]]) -> str:
     return " + ".join(str(len(group)) for group in groups.values()) or "0"
 
 
+def _fact(launched: Launched) -> tuple[Any, ...]:
+    name = launched.name if launched.kind == KERNEL else ""
+    return launched.end - launched.start, name, launched.bytes, launched.device
+
+
+def _in_order(launched: Sequence[Launched]) -> list[Launched]:
+    return sorted(launched, key=lambda each: (_fact(each), each.unix_ns))
+
+
 def _facts(launched: Sequence[Launched]) -> list[tuple[Any, ...]]:
-    return [
-        (each.end - each.start, each.name if each.kind == KERNEL else "", each.bytes, each.device) for each in launched
-    ]
+    return [_fact(each) for each in _in_order(launched)]
 
 
 def _threads(launched: Sequence[Launched], kind: int) -> dict[int, list[Launched]]:
@@ -161,21 +177,21 @@ def _threads(launched: Sequence[Launched], kind: int) -> dict[int, list[Launched
 
 
 def _streams(trace: Any, kind: str) -> dict[int, list[tuple[Any, ...]]]:
-    """Rows of a table by device and stream: (start, row, duration, name, bytes, device)."""
+    """Rows of a table by device and stream: (duration, name, bytes, device, start), in this order."""
     table = trace.tables.get(kind)
     streams: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     if table is None:
         return streams
     size = table["bytes"] if kind != "kernel" else np.zeros(len(table), np.uint64)
     columns = [table[name].tolist() for name in ("start", "duration", "name", "device", "stream")]
-    for row, (start, duration, name, device, stream) in enumerate(zip(*columns, strict=True)):
+    for start, duration, name, device, stream, bytes_ in zip(*columns, size.tolist(), strict=True):
         text = trace.strings[name] if kind == "kernel" else ""
-        streams[device << 32 | stream].append((start, row, duration, text, int(size[row]), device))
+        streams[device << 32 | stream].append((duration, text, bytes_, device, start))
     return {stream: sorted(rows) for stream, rows in streams.items()}
 
 
-def _clock(table: str, recorded: Sequence[tuple[Any, ...]], launched: Sequence[Launched]) -> Iterator[str]:
-    apart = np.abs(np.array([row[0] for row in recorded]) - np.array([each.unix_ns for each in launched]))
+def _clock(table: str, recorded: Sequence[int], launched: Sequence[int]) -> Iterator[str]:
+    apart = np.abs(np.array(recorded) - np.array(launched))
     if len(apart) and (np.median(apart) > CLOCK_NS or apart.max() > CLOCK_MOST_NS):
         yield f"{table}: times are off by {np.median(apart):.0f} ns at the median, {apart.max()} at most"
 

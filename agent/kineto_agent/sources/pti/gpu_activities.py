@@ -22,8 +22,8 @@ from kineto_agent.sources.pti import libpti
 from kineto_agent.sources.pti.activity_kinds import KINDS, NEEDS_SYCL, ON_REQUEST
 from kineto_agent.sources.pti.known_versions import KNOWN
 
-# PTI cannot be flushed while it records: what a thread's buffer holds is lost if the process is killed. Each thread that
-# submits work has one.
+# PTI cannot be flushed while it records: what a thread's buffer holds is lost if the process is killed. Each thread
+# that submits work has one.
 BUFFER_BYTES = 1 << 20  # 6,000 kernels
 
 _LEAKS_BEFORE = (1, 1)  # older versions keep the name of each kernel that they record
@@ -32,12 +32,12 @@ _LEAK_WORTH_SAYING = 100_000  # kernels
 
 _MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
 _BUSY = (
-    "another library of this process uses PTI, which serves only one: a capture would take its records; trace again with "
-    "a program that does not load it, or record other activities"
+    "another library of this process uses PTI, which serves only one: a capture would take its records; trace again "
+    "with a program that does not load it, or record other activities"
 )
 _FORKED = (
-    "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start method "
-    "of multiprocessing in the program"
+    "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start "
+    "method of multiprocessing in the program"
 )
 
 

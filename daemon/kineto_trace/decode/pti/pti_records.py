@@ -36,6 +36,7 @@ _FILLS_WITHOUT_NUMBER = ("0.12", "0.13")  # what is in the field of SYCL's queue
 
 KERNEL, OVERHEAD, COPY, FILL, COPY_BETWEEN, SYNCHRONIZATION = 1, 5, 8, 9, 10, 11
 _GPU_KINDS = (KERNEL, COPY, FILL, COPY_BETWEEN)
+_CALL_KINDS = (3, 6)  # of the driver, of the runtime
 # CUPTI's numbers: of memory (pageable, pinned, device, managed), by pti_view_memory_type;
 _MEMORY_KINDS = np.array((1, 2, 3, 5), np.uint8)
 # of copies, by _memcpy_type: memory of the user's and of the driver's is the host's, shared memory has no side;
@@ -59,6 +60,7 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
         _find_streams(found, version)
         _name_copies(found, version)
         _use_known_numbers(found)
+        _number_uncalled(found)
         launches.append(_launches(found))
 
     return replace(decode_records(source, schema_of(version), strings, window, amend), launches=launches[0])
@@ -79,6 +81,19 @@ def version_of(source: RawSource) -> str:
 def _picked(table: Array, numbers: Array) -> Array:
     """Returns the entries of a table; its first one for numbers that it does not have."""
     return table.take(np.where(numbers < len(table), numbers, 0))
+
+
+def _number_uncalled(found: RecordSet) -> None:
+    """Gives each activity a number of its own where no calls were recorded, which they would join.
+
+    Unless calls are recorded, PTI 0.12 gives all activities of a thread the same number.
+    """
+    if any(len(found.rows[kind]) for kind in _CALL_KINDS):
+        return
+    first = 1
+    for rows in (found.rows[kind] for kind in _GPU_KINDS):
+        rows.columns["correlation"] = np.arange(first, first + len(rows), dtype=np.uint32)
+        first += len(rows)
 
 
 def _launches(found: RecordSet) -> Launches:
