@@ -63,8 +63,10 @@ class FakeTorch:
         profiler.profile = profile  # type: ignore[attr-defined]
         profiler._is_profiler_enabled = False  # type: ignore[attr-defined]
         self.session = profile()
-        for name in ("torch", "torch.autograd"):
+        for name in ("torch", "torch._C", "torch.autograd"):
             sys.modules[name] = ModuleType(name)
+        torch: Any = sys.modules["torch"]
+        torch._C, torch.__file__ = sys.modules["torch._C"], os.environ["LEVEL_ZERO_KINETO"]
         sys.modules[profiler.__name__] = profiler
 
 
@@ -190,7 +192,7 @@ class App:
         """Until "stop" comes, or standard input ends."""
         if self.options.level_zero:
             code = self.program.program_begin(self.options.threads)
-            if code:
+            if code and self.options.warm_up:
                 sys.stderr.write("Level Zero: %#x\n" % code)
                 return 1
             if self.options.warm_up:
@@ -215,7 +217,9 @@ def main() -> int:
     parser.add_argument("--forever", action="store_true", help="run steps while no line comes")
     parser.add_argument("--torch", action="store_true", help="have a torch.profiler")
     parser.add_argument("--map", help="a library to load before anything else")
-    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="begin without a first step")
+    parser.add_argument(
+        "--no-warm-up", dest="warm_up", action="store_false", help="begin without a first step, and without a device"
+    )
     parser.add_argument("--no-level-zero", dest="level_zero", action="store_false", help="do not initialise it")
     return App(parser.parse_args()).run()
 

@@ -102,15 +102,20 @@ def capture(
     *,
     during: Callable[[], object] = lambda: None,
     duration_ns: int = 0,
+    limit_bytes: int = 0,
     timeout_s: float = 120,
 ) -> Captured:
     """Traces a process by its pid while `during` runs, which begins once it records.
 
     duration_ns: of the capture; 0: until `during` is over, when it is ended as by Ctrl-C (STOPPED, if all went well).
+    limit_bytes: of all buffers; 0: the usual limit.
     """
     stub = daemon.stub()
     spec = pb.CaptureSpec(
-        selector=pb.Selector(pids=[pid]), duration_ns=duration_ns or _LONG_NS, activity_types=activities
+        selector=pb.Selector(pids=[pid]),
+        duration_ns=duration_ns or _LONG_NS,
+        activity_types=activities,
+        buffer_limit_bytes=limit_bytes,
     )
     created = stub.CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=scaled(10))
     for event in stub.WatchCapture(pb.WatchCaptureRequest(id=created.id), timeout=scaled(timeout_s)):

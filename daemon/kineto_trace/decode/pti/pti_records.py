@@ -4,7 +4,7 @@ Theory of operation
     The layouts depend on the version of the library: pti_schemas has them for every version that we know, and any other
     version is refused. decode_records does the rest but for what no schema says: devices are known by their uuid,
     streams by SYCL's number of the queue or, where PTI came after SYCL, by the handle of Level Zero's queue; names of
-    copies and fills have two parts; some numbers become CUPTI's; and records of activities say where they were submitted.
+    copies and fills have two parts; some numbers become CUPTI's; and records say where activities were submitted.
 
     Times are Unix ns. A time that PTI could not determine is 0: such records are not in the trace, and are counted.
 """
