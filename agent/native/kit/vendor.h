@@ -125,8 +125,9 @@ struct kit_vendor {
     void (*stop)(void);
     /* Collector's thread: the library hands over what it has, and calls buffer_completed or push for it before this
      * returns, as far as possible. Once a period, and for the last time after stop, or after a start that failed, with
-     * `forced`: then everything must come. When the process exits, without stop and `forced`. Returns the library's answer, 0 for success. The kit does not wait for a call that takes too long, and says
-     * so: nothing of the vendor is called in this process any more until it has returned. */
+     * `forced`: then everything must come. When the process exits, without stop and `forced`. Returns the library's
+     * answer, 0 for success. The kit does not wait for a call that takes too long, and says so: nothing of the vendor
+     * is called in this process any more until it has returned. */
     int32_t (*flush)(bool forced);
     /* Collector's thread. The record after *record (NULL: the first) of a returned buffer. Returns 0, or anything else
      * at the end. NULL: records are pushed. */
@@ -141,8 +142,7 @@ struct kit_vendor {
      * CLOCK_REALTIME before and after it, and keeps the closest pair in the string table: space ARENA_SPACE_CLOCK_PAIR,
      * key Unix ns, text the u64 that this returned. NULL: times in records are Unix ns. */
     uint64_t (*read_clock)(void);
-    /* Caller's thread, after a stop that ended in time, if the library holds no buffer of ours: the last call of a
-     * recording. For what other users of the library should find as it was (their callbacks). */
+    /* Caller's thread, after a stop that ended in time, if the library holds no buffer of ours. For what other users of the library should find as it was (their callbacks). */
     void (*release)(void);
     /* Caller's thread, after stop. Why less was recorded than was asked for, for people. Returns the length of the
      * text, 0 if all is well. */
