@@ -74,10 +74,16 @@ KINETO_TYPES: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
 }
 # The endings of a vendor's names for Kineto's tables.
 VENDOR_TYPES = {"runtime": "cuda_runtime", "driver": "cuda_driver", "sync": "cuda_sync"}
-# Names of schemas with which a type could be called like a table or a database object that exists already.
+# Names of schemas with which a type could be called like a table, a view or a database object that exists already.
 RESERVED_NAMES = frozenset(
-    ("cpu", "cuda", "duckdb", "gpu", "graph", "information", "kineto", "op", "pg", "python", "sqlite", "sql", "user")
-)
+    (
+        "annotation", "blocked", "call", "child", "collective", "comm", "counter", "counters", "cpu", "critical",
+        "cuda", "data", "diff", "distributed", "duckdb", "event", "flame", "flops", "frequent", "gpu", "graph", "hot",
+        "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "not", "op", "operator", "pg",
+        "process", "profiler", "python", "queue", "rank", "sm", "sql", "sqlite", "step", "temporal", "tensor", "thread",
+        "time", "user",
+    )
+)  # fmt: skip
 
 MAX_TYPES, MAX_RECORDS, MAX_FIELDS, MAX_COLUMNS = 32, 64, 128, 48
 MAX_RECORD_BYTES, MAX_BYTES_FIELD = 16384, 256
@@ -218,10 +224,8 @@ def _shown(text: object) -> str:
 def _problems(schema: Schema) -> Iterator[str]:
     """All problems, those first on whose absence the checks behind them rely."""
     if not _NAME.fullmatch(schema.name) or schema.name in RESERVED_NAMES:
-        yield (
-            "its name must be 2 to 16 lower-case letters and digits, and none of %s; choose another"
-            % ", ".join(sorted(RESERVED_NAMES))
-        )
+        reserved = ", ".join(sorted(RESERVED_NAMES))
+        yield "its name must be 2 to 16 lower-case letters and digits, and none of %s; choose another" % reserved
     if schema.framing not in FRAMINGS:
         yield "there is no framing %s; choose one of %s" % (_shown(schema.framing), ", ".join(FRAMINGS))
     if schema.clock not in CLOCKS:
