@@ -196,9 +196,20 @@ def _streams(trace: Any, kind: str) -> dict[int, list[tuple[Any, ...]]]:
 
 
 def _clock(table: str, recorded: Sequence[int], launched: Sequence[int]) -> Iterator[str]:
-    apart = np.abs(np.array(recorded) - np.array(launched))
-    if len(apart) and (np.median(apart) > CLOCK_NS or apart.max() > CLOCK_MOST_NS):
-        yield f"{table}: times are off by {np.median(apart):.0f} ns at the median, {apart.max()} at most"
+    median, most = _apart(recorded, launched)
+    if median > CLOCK_NS or most > CLOCK_MOST_NS:
+        yield f"{table}: times are off by {median} ns at the median, {most} at most"
+
+
+def _apart(recorded: Sequence[int], launched: Sequence[int]) -> tuple[int, int]:
+    apart = np.abs(np.array(recorded, np.int64) - np.array(launched, np.int64))
+    return (int(np.median(apart)), int(apart.max())) if len(apart) else (0, 0)
+
+
+def farthest_ns(trace: Any, launched: Sequence[Launched]) -> tuple[int, int]:
+    """How far the starts of kernels of one stream are from those in the log: at the median, and at most."""
+    (recorded,), (expected,) = _streams(trace, "kernel").values(), _threads(launched, KERNEL).values()
+    return _apart([row[-1] for row in recorded], [each.unix_ns for each in _in_order(expected)])
 
 
 def counts(trace: Any) -> Counter[str]:

@@ -28,7 +28,7 @@ def refusal(found: Captured) -> str:
     ("options", "environ", "reason"),
     [
         (["--no-level-zero"], {}, "XPU_NOT_INITIALIZED"),
-        (["--no-warm-up"], {"FAKE_LEVEL_ZERO_DEVICES": "0"}, "XPU_NOT_INITIALIZED"),
+        (["--no-warm-up"], {"FAKE_LEVEL_ZERO_DEVICES": "0"}, "XPU_NO_DEVICE"),
         ([], {"FAKE_LEVEL_ZERO_NEW_HANDLES": "1"}, "XPU_NO_DEVICE"),
         ([], {"FAKE_LEVEL_ZERO_NO_INTROSPECTION": "1"}, "XPU_NO_INTROSPECTION"),
         ([], {"PTI_COLLECTION_MODE": "0"}, "XPU_NO_INTROSPECTION"),
