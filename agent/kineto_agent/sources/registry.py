@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.pti import libpti
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
@@ -56,8 +57,8 @@ class _Row(NamedTuple):
     possible: Callable[[], bool]
 
 
-# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
-# must be the last.
+# In the order in which sessions start. CUPTI and PTI have one set of callbacks, and torch's profiler registers its own:
+# ours must be the last.
 SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
@@ -65,6 +66,7 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("memory.snapshots", "MemorySource", _has_torch),
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+    _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 

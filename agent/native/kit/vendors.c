@@ -10,7 +10,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "pti/vendor.h"
+
 static const struct kit_vendor *const OWN[] = {
+    &PTI_VENDOR,
     NULL, /* the last */
 };
 
