@@ -10,13 +10,16 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.pti import libpti
+from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
+from kineto_agent.sources.rocprofiler import librocprofiler
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
 # Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        *KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation", "cpu_instant_event",
+        *KINDS, *rocm_kinds.KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation",
+        "cpu_instant_event",
         "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
@@ -67,6 +70,7 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
     _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
+    _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 

@@ -20,6 +20,7 @@ from kineto_trace.decode.declared import declared_records
 from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, Launches, StepMarks
 from kineto_trace.decode.pti import pti_records
 from kineto_trace.decode.python import exact_calls, python_stacks
+from kineto_trace.decode.rocprofiler import rocprofiler_records
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
 from kineto_trace.model.source_coverage import SourceCoverage, coverage_note, parts_of
@@ -52,6 +53,7 @@ DECODERS: Mapping[str, Decode] = {
     iterations.FORMAT: iterations.decode,
     graph_nodes.FORMAT: graph_nodes.decode,
     declared_records.FORMAT: declared_records.decode,
+    rocprofiler_records.FORMAT: rocprofiler_records.decode,
 }
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {
@@ -63,8 +65,11 @@ FILLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
     memory_events.FORMAT: ("cpu_instant_event",),
 }
-_DECLARED = (declared_records.FORMAT,)  # the schema says which tables records of these formats fill
-VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
+_DECLARED = (
+    declared_records.FORMAT,
+    rocprofiler_records.FORMAT,
+)  # the schema says which tables records of these formats fill
+VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version", "rocprofiler_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
