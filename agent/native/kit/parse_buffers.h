@@ -6,11 +6,10 @@
 #include "kit/record_names.h"
 #include "kit/vendor.h"
 
-/* What is known about records of one kind, in one word: the walk reads it for each record. */
-struct walker_kind {
-    uint32_t bytes;          /* of one record, 0: none seen */
-    uint16_t pointer_offset; /* of the address of a name whose key it is; 0: none */
-    uint16_t space;          /* of that name */
+/* Where records of one kind have the address of a name, whose key that is. */
+struct walker_pointer {
+    uint32_t offset; /* 0: they have none */
+    uint32_t space;
 };
 
 struct walker_scratch; /* room for texts */
@@ -18,7 +17,10 @@ struct walker_scratch; /* room for texts */
 struct walker {
     int32_t (*next_record)(uint8_t *buffer, size_t used, void **record); /* NULL: records have headers */
     struct arena *arena;
-    struct walker_kind kinds[ARENA_RECORD_KINDS];
+    uint32_t sizes[ARENA_RECORD_KINDS]; /* bytes of one record by kind, 0: none seen */
+    struct walker_pointer pointers[ARENA_RECORD_KINDS];
+    uint32_t pointer_count;
+    struct kit_name pointer;               /* the last of them; the only one, if it is one */
     uint32_t least[ARENA_RECORD_KINDS];    /* bytes that a record of the kind must have for its names */
     struct kit_name texts[KIT_NAMES_MOST]; /* names that are known by their text */
     uint32_t text_count;
