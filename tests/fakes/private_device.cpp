@@ -36,7 +36,7 @@ struct Work {
     std::string name;
     int64_t busy_ns, bytes;
     int32_t correlation, thread;
-    int64_t operation;  // Kineto's number of the operator around the launch; 0: none
+    int64_t operation; // Kineto's number of the operator around the launch; 0: none
     int64_t launched_ns, returned_ns, start_ns, end_ns;
 };
 
@@ -45,7 +45,8 @@ class Device {
     Device() : thread_([this] { run(); }) { thread_.detach(); }
 
     int launch(ActivityType type, const char *name, int64_t busy_ns, int64_t bytes) {
-        Work work{type, name, busy_ns, bytes, 0, static_cast<int32_t>(syscall(SYS_gettid)), operation(), now_ns(), 0, 0, 0};
+        Work work{type,        name,     busy_ns, bytes, 0, static_cast<int32_t>(syscall(SYS_gettid)),
+                  operation(), now_ns(), 0,       0,     0};
         std::lock_guard<std::mutex> lock(mutex_);
         work.correlation = ++launched_;
         work.returned_ns = now_ns();
@@ -112,7 +113,7 @@ class Device {
 };
 
 Device &device() {
-    static Device *made = new Device();  // its thread outlives static destructors
+    static Device *made = new Device(); // its thread outlives static destructors
     return *made;
 }
 
@@ -148,7 +149,9 @@ class Session : public libkineto::IActivityProfilerSession {
 
     void pushCorrelationId(uint64_t id) override { Device::operations().push_back(static_cast<int64_t>(id)); }
     void popCorrelationId() override {
-        if (!Device::operations().empty()) Device::operations().pop_back();
+        if (!Device::operations().empty()) {
+            Device::operations().pop_back();
+        }
     }
 
     std::string getDeviceProperties() override {
@@ -177,7 +180,9 @@ class Session : public libkineto::IActivityProfilerSession {
                 }
             }
         }
-        for (const auto &activity : buffer_->activities) activity->log(logger);
+        for (const auto &activity : buffer_->activities) {
+            activity->log(logger);
+        }
     }
 
     libkineto::GenericTraceActivity &row(ActivityType type, const std::string &name, int where, int track,
@@ -193,7 +198,9 @@ class Session : public libkineto::IActivityProfilerSession {
         made.flow.id = work.correlation;
         made.flow.type = libkineto::kLinkAsyncCpuGpu;
         made.flow.start = type == ActivityType::PRIVATEUSE1_RUNTIME;
-        if (linked) made.linked = linked(static_cast<int32_t>(work.operation));
+        if (linked) {
+            made.linked = linked(static_cast<int32_t>(work.operation));
+        }
         made.addMetadata("correlation", work.correlation);
         return made;
     }
@@ -213,14 +220,15 @@ class AcmeProfiler : public libkineto::IActivityProfiler {
                                                                    const libkineto::Config &) override {
         std::set<ActivityType> wanted;
         for (auto type : types) {
-            if (types_.count(type)) wanted.insert(type);
+            if (types_.count(type)) {
+                wanted.insert(type);
+            }
         }
         return wanted.empty() ? nullptr : std::make_unique<Session>(wanted);
     }
 
-    std::unique_ptr<libkineto::IActivityProfilerSession> configure(int64_t, int64_t,
-                                                                   const std::set<ActivityType> &types,
-                                                                   const libkineto::Config &config) override {
+    std::unique_ptr<libkineto::IActivityProfilerSession>
+    configure(int64_t, int64_t, const std::set<ActivityType> &types, const libkineto::Config &config) override {
         return configure(types, config);
     }
 
@@ -230,7 +238,7 @@ class AcmeProfiler : public libkineto::IActivityProfiler {
                                   ActivityType::PRIVATEUSE1_RUNTIME};
 };
 
-}  // namespace
+} // namespace
 
 extern "C" {
 
@@ -240,7 +248,9 @@ int acme_launch(const char *name, int64_t busy_ns) {
     return device().launch(ActivityType::CONCURRENT_KERNEL, name, busy_ns, 0);
 }
 
-int acme_copy(int64_t bytes) { return device().launch(ActivityType::GPU_MEMCPY, "Memcpy HtoD (Host -> Acme)", 1000, bytes); }
+int acme_copy(int64_t bytes) {
+    return device().launch(ActivityType::GPU_MEMCPY, "Memcpy HtoD (Host -> Acme)", 1000, bytes);
+}
 
 int acme_fill(int64_t bytes) { return device().launch(ActivityType::GPU_MEMSET, "Memset (Acme)", 1000, bytes); }
 
@@ -255,8 +265,12 @@ int acme_recording() { return device().recording; }
 // The n-th piece of work: name, correlation, thread, start and end in Unix ns. Returns 0 if it was not executed yet.
 int acme_executed(size_t place, char *name, size_t size, int64_t numbers[5]) {
     static std::vector<Work> kept;
-    if (place >= kept.size()) kept = device().log(0);
-    if (place >= kept.size()) return 0;
+    if (place >= kept.size()) {
+        kept = device().log(0);
+    }
+    if (place >= kept.size()) {
+        return 0;
+    }
     const Work &work = kept[place];
     snprintf(name, size, "%s", work.name.c_str());
     numbers[0] = work.correlation;

@@ -82,6 +82,10 @@ void collector_exits(struct kit_collector *collector) {
     }
     (void)turn_begin_within(&collector->turn, EXIT_LIMIT_NS, hooks_of(collector)->hurry);
     __atomic_store_n(&collector->exiting, 1, __ATOMIC_SEQ_CST);
+    if (collector->vendor->stops_at_exit && collector->vendor_started &&
+        collector_phase(collector) == COLLECTOR_RECORDING) {
+        collector->vendor->stop();
+    }
     if (collector->worker.started && worker_end(&collector->worker, WORKER_EXITS, EXIT_LIMIT_NS)) {
         worker_leave(&collector->worker, true);
     }

@@ -12,9 +12,9 @@
  *
  *   The name in a record is a pointer into this process. Its text is put into the string table before the buffer turns
  *   READY, so that the daemon can name every record it sees, even after the process died. Names known by their pointers
- *   cost a look-up in the walk. Where a pointer tells nothing (KIT_BY_TEXT), a second pass over the buffer reads all
- *   texts, many with one system call, and puts their hashes in the place of the pointers. It comes after the walk has
- *   succeeded, since a walk may be repeated and a pointer is replaced once.
+ *   cost a look-up in the walk. Where a pointer tells nothing (KIT_BY_TEXT), a second pass over the buffer reads the
+ *   texts, a page of memory with one system call, and puts their hashes in the place of the pointers. It comes after
+ *   the walk has succeeded, since a walk may be repeated and a pointer is replaced once.
  *
  * Threads: the collector's; the agent's prepares the walker.
  * Blocks: inside the library's next_record at most.
@@ -31,7 +31,7 @@
 
 struct walker_scratch {
     char text[KIT_TEXT_BYTES_MOST];
-    char texts[NAMES_READ_MOST][NAMES_READ_BYTES];
+    struct names_pages pages;
 };
 
 const char *walker_refuses(const struct kit_library *library) {
@@ -147,16 +147,20 @@ static inline void note_name(struct walker *walker, const uint8_t *record, struc
     }
 }
 
-/* Names known by their text that are to be read together. */
-struct batch {
-    uint32_t count;
-    uint32_t space;
-    uint8_t *places[NAMES_READ_MOST]; /* of the pointers */
-    uint64_t addresses[NAMES_READ_MOST];
-};
-
-static void replace(struct walker *walker, uint32_t space, uint8_t *place, const char *text, int64_t length) {
-    uint64_t key = 0;
+/* Puts the hash of the text in the place of its address; 0 if it cannot be read. */
+static void replace_text(struct walker *walker, uint32_t space, uint8_t *place) {
+    struct walker_scratch *scratch = walker->scratch;
+    const char *text;
+    uint64_t address, key = 0;
+    memcpy(&address, place, sizeof address);
+    if (address == 0) {
+        return;
+    }
+    int64_t length = names_find_text(&scratch->pages, address, &text);
+    if (length < 0) {
+        text = scratch->text;
+        length = names_read_text(address, scratch->text, KIT_TEXT_BYTES_MOST);
+    }
     if (length >= 0) {
         key = text_hash(text, (size_t)length, space);
         (void)walker_add_text(walker, space, key, text, (uint32_t)length);
@@ -166,40 +170,13 @@ static void replace(struct walker *walker, uint32_t space, uint8_t *place, const
     memcpy(place, &key, sizeof key);
 }
 
-static void read_batch(struct walker *walker, struct batch *batch) {
-    struct walker_scratch *scratch = walker->scratch;
-    int32_t lengths[NAMES_READ_MOST];
-    names_read_texts(batch->addresses, batch->count, scratch->texts, lengths);
-    for (uint32_t i = 0; i < batch->count; i++) {
-        if (lengths[i] >= 0) {
-            replace(walker, batch->space, batch->places[i], scratch->texts[i], lengths[i]);
-        } else {
-            const int64_t length = names_read_text(batch->addresses[i], scratch->text, KIT_TEXT_BYTES_MOST);
-            replace(walker, batch->space, batch->places[i], scratch->text, length);
-        }
-    }
-    batch->count = 0;
-}
-
 /* In a buffer that has been walked. */
 static void replace_texts(struct walker *walker, const struct kit_name *name, uint8_t *buffer, size_t valid) {
-    struct batch batch = {.count = 0, .space = name->space};
+    names_pages_reset(&walker->scratch->pages);
     for (uint8_t *record = buffer; record < buffer + valid; record += walker->sizes[kind_of(record)]) {
-        if (kind_of(record) != name->kind) {
-            continue;
+        if (kind_of(record) == name->kind) {
+            replace_text(walker, name->space, record + name->offset);
         }
-        uint64_t address;
-        memcpy(&address, record + name->offset, sizeof address);
-        if (address != 0) {
-            batch.places[batch.count] = record + name->offset;
-            batch.addresses[batch.count++] = address;
-        }
-        if (batch.count == NAMES_READ_MOST) {
-            read_batch(walker, &batch);
-        }
-    }
-    if (batch.count > 0) {
-        read_batch(walker, &batch);
     }
 }
 

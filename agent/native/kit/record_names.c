@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #define FIRST_SLOTS 4096u
-#define PAGE 4096u
 
 bool names_init(struct names *names) {
     names->slots = calloc(FIRST_SLOTS, sizeof *names->slots);
@@ -62,34 +61,24 @@ bool names_insert(struct names *names, uint64_t key) {
     return true;
 }
 
-/* Reads that fail instead of faulting, one after the other; where the call is forbidden (seccomp), plain reads. Returns
- * the bytes up to the first that failed, or -1. */
-static int64_t read_own_memory(const struct iovec *to, const struct iovec *from, uint32_t count) {
-    const ssize_t got = process_vm_readv(getpid(), to, count, from, count, 0);
+/* One read that fails instead of faulting; where the call is forbidden (seccomp), a plain read. */
+static int64_t read_own_memory(uint64_t address, char *to, size_t bytes) {
+    struct iovec local = {.iov_base = to, .iov_len = bytes};
+    struct iovec remote = {.iov_base = (void *)(uintptr_t)address, .iov_len = bytes}; // NOLINT: an address
+    const ssize_t got = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
     if (got >= 0 || (errno != EPERM && errno != ENOSYS)) {
         return got;
     }
-    int64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(to[i].iov_base, from[i].iov_base, to[i].iov_len);
-        bytes += (int64_t)to[i].iov_len;
-    }
-    return bytes;
-}
-
-/* From `address` on, never across a page that the text may not reach. */
-static struct iovec piece_at(uint64_t address, uint32_t most) {
-    const uint32_t to_page_end = PAGE - (uint32_t)(address & (PAGE - 1));
-    return (struct iovec){.iov_base = (void *)(uintptr_t)address, // NOLINT: an address
-                          .iov_len = to_page_end < most ? to_page_end : most};
+    memcpy(to, remote.iov_base, bytes);
+    return (int64_t)bytes;
 }
 
 int64_t names_read_text(uint64_t address, char *text, uint32_t size) {
     uint32_t have = 0;
-    while (have < size) {
-        const struct iovec from = piece_at(address + have, size - have);
-        const struct iovec to = {.iov_base = text + have, .iov_len = from.iov_len};
-        const int64_t got = read_own_memory(&to, &from, 1);
+    while (have < size) { /* never across a page that the text may not reach */
+        const uint32_t to_page_end = NAMES_PAGE_BYTES - (uint32_t)((address + have) & (NAMES_PAGE_BYTES - 1));
+        const uint32_t piece = to_page_end < size - have ? to_page_end : size - have;
+        const int64_t got = read_own_memory(address + have, text + have, piece);
         if (got <= 0) {
             return -1;
         }
@@ -102,17 +91,23 @@ int64_t names_read_text(uint64_t address, char *text, uint32_t size) {
     return size;
 }
 
-void names_read_texts(const uint64_t *addresses, uint32_t count, char (*texts)[NAMES_READ_BYTES], int32_t *lengths) {
-    struct iovec from[NAMES_READ_MOST] = {{0}}, to[NAMES_READ_MOST] = {{0}};
-    for (uint32_t i = 0; i < count; i++) {
-        from[i] = piece_at(addresses[i], NAMES_READ_BYTES);
-        to[i] = (struct iovec){.iov_base = texts[i], .iov_len = from[i].iov_len};
+void names_pages_reset(struct names_pages *pages) { memset(pages->page, 0, sizeof pages->page); }
+
+int64_t names_find_text(struct names_pages *pages, uint64_t address, const char **text) {
+    const uint64_t page = address & ~(uint64_t)(NAMES_PAGE_BYTES - 1);
+    const uint64_t slot = page / NAMES_PAGE_BYTES % NAMES_PAGES;
+    if (page == 0) {
+        return -1;
     }
-    int64_t left = read_own_memory(to, from, count);
-    for (uint32_t i = 0; i < count; i++) {
-        const int64_t bytes = (int64_t)to[i].iov_len;
-        const char *end = left < bytes ? NULL : memchr(texts[i], 0, to[i].iov_len);
-        lengths[i] = end == NULL ? -1 : (int32_t)(end - texts[i]);
-        left = left < bytes ? 0 : left - bytes;
+    if (pages->page[slot] != page) {
+        pages->page[slot] = 0;
+        if (read_own_memory(page, pages->copy[slot], NAMES_PAGE_BYTES) != NAMES_PAGE_BYTES) {
+            return -1;
+        }
+        pages->page[slot] = page;
     }
+    const char *begin = pages->copy[slot] + (address - page);
+    const char *end = memchr(begin, 0, NAMES_PAGE_BYTES - (address - page));
+    *text = begin;
+    return end == NULL ? -1 : end - begin;
 }

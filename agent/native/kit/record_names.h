@@ -6,13 +6,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NAMES_READ_MOST 64u   /* texts in one names_read_texts */
-#define NAMES_READ_BYTES 256u /* of each of them */
+#define NAMES_PAGES 16u
+#define NAMES_PAGE_BYTES 4096u
 
 struct names {
     uint64_t *slots; /* 0: empty */
     uint64_t mask;
     uint64_t used;
+};
+
+/* Copies of pages of this process in which texts lie. */
+struct names_pages {
+    uint64_t page[NAMES_PAGES]; /* its address; 0: none */
+    char copy[NAMES_PAGES][NAMES_PAGE_BYTES];
 };
 
 bool names_init(struct names *names);
@@ -22,9 +28,11 @@ bool names_insert(struct names *names, uint64_t key);
 /* Copies the NUL-terminated text at `address` of this process, which need not be readable. Returns its length
  * without the NUL (at most `size`), or -1. */
 int64_t names_read_text(uint64_t address, char *text, uint32_t size);
-/* Copies the beginnings of `count` texts, NAMES_READ_MOST at most, with one system call. lengths[i]: as
- * names_read_text; -1 also where a text is longer or reaches into the next page: to be read by itself. */
-void names_read_texts(const uint64_t *addresses, uint32_t count, char (*texts)[NAMES_READ_BYTES], int32_t *lengths);
+/* Forgets the copies: texts may have changed. */
+void names_pages_reset(struct names_pages *pages);
+/* The text at `address`, in a copy of its page, which is made if there is none: its length, and *text until the next
+ * call. -1: it reaches into the next page, or cannot be read; names_read_text tells. */
+int64_t names_find_text(struct names_pages *pages, uint64_t address, const char **text);
 
 /* The number under which a key of a string space stands in the set; keys are addresses, small numbers or hashes. One
  * that gives 0 counts as known. */

@@ -120,7 +120,8 @@ struct kit_vendor {
      * negative error with a text; what was switched on must be off again then. The collector's thread exists already,
      * but does not call flush before this has returned. */
     int (*start)(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
-    /* Caller's thread: switches off what start switched on. Not called if start failed, nor when the process exits. */
+    /* Caller's thread: switches off what start switched on. Not called if start failed. When the process exits: only if
+     * stops_at_exit. */
     void (*stop)(void);
     /* Collector's thread: the library hands over what it has, and calls buffer_completed or push for it before this
      * returns, as far as possible. Once a period, and for the last time after stop, or after a start that failed, with
@@ -153,6 +154,9 @@ struct kit_vendor {
     int64_t (*describe)(char *text, size_t text_bytes);
     /* Caller's thread, after open. The library's own text for one of its results; NULL: there is none. */
     const char *(*result_text)(int32_t result);
+    /* Whether stop is called on the thread that exits the process, before flush is for the last time: for a library that
+     * cannot be flushed while it records. Its own exit handlers have not run yet. */
+    bool stops_at_exit;
 };
 
 /* The one symbol of a plug-in's shared library; it returns its vendor, or NULL if it does not know `kit_abi`. */

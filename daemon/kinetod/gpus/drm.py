@@ -19,7 +19,7 @@ from typing import Any
 
 from kinetod.base.safe_text import clean
 from kinetod.gpus import drm_clients
-from kinetod.gpus.drm_clients import Client, Uses
+from kinetod.gpus.drm_clients import GpuClient, Uses
 from kinetod.gpus.gpu_types import GpuProcess, GpuState, LibraryError, LibraryState
 from kinetod.processes.drm_gpus import PROC, SYS, DrmGpu, drm_gpus
 
@@ -82,7 +82,7 @@ class DrmGpus:
         before_ns, before = self._before
         found: dict[str, dict[int, float]] = {}
         for address, processes in uses.items():
-            known: dict[int, Client] = {}
+            known: dict[int, GpuClient] = {}
             for use in before.get(address, {}).values():
                 known |= use.clients
             for pid in sorted(processes):

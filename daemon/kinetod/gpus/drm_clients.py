@@ -29,7 +29,7 @@ _MAX_FDINFO_BYTES = 1 << 14
 
 
 @dataclass(slots=True)
-class Client:
+class GpuClient:
     """What one client has on a GPU. busy: by engine, the time that it worked; of: how much that could have been.
 
     Both only grow, and have the same unit. `of` is None where the driver counts ns of real time.
@@ -50,7 +50,7 @@ class Client:
 class DeviceUse:
     """What one process has on one GPU. clients: by the driver's number of the client."""
 
-    clients: dict[int, Client] = field(default_factory=dict)
+    clients: dict[int, GpuClient] = field(default_factory=dict)
     kfd_bytes: int | None = None  # through ROCm; None: it does not use that
     kfd_queues: int = 0
 
@@ -89,17 +89,19 @@ def _pids(proc: Path) -> list[int]:
     return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
 
 
-def _clients(folder: Path) -> Iterator[tuple[str, int, Client]]:
+def _clients(folder: Path) -> Iterator[tuple[str, int, GpuClient]]:
     """The clients among the descriptors of a process: GPU, number, what it has."""
     try:
-        descriptors = os.listdir(folder / "fd")
+        with os.scandir(folder / "fd") as entries:
+            descriptors = list(entries)
     except OSError:
         return
     for descriptor in descriptors:
         try:
-            if not os.readlink(folder / "fd" / descriptor).startswith(RENDER_NODE):
+            # Not Path.readlink: making Paths for all descriptors of a host takes longer than reading them.
+            if not os.readlink(descriptor.path).startswith(RENDER_NODE):  # noqa: PTH115
                 continue
-            with (folder / "fdinfo" / descriptor).open(encoding="utf-8", errors="replace") as file:
+            with (folder / "fdinfo" / descriptor.name).open(encoding="utf-8", errors="replace") as file:
                 values = _values(file.read(_MAX_FDINFO_BYTES))
         except OSError:
             continue
@@ -113,9 +115,9 @@ def _values(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs if key.startswith("drm-")}
 
 
-def client_of(values: Mapping[str, str]) -> Client:
+def client_of(values: Mapping[str, str]) -> GpuClient:
     """What a client's values mean: those of its descriptor that begin with "drm-"."""
-    client = Client()
+    client = GpuClient()
     resident, older = 0, 0
     known = False
     for key, value in values.items():
@@ -138,7 +140,7 @@ def client_of(values: Mapping[str, str]) -> Client:
     return client
 
 
-def busy_ratio(before: Client, now: Client, elapsed_ns: int) -> float:
+def busy_ratio(before: GpuClient, now: GpuClient, elapsed_ns: int) -> float:
     """The share of time, 0 to 1, in which the busiest kind of engine that runs kernels worked for a client."""
     shares = [0.0]
     for name in _WORKING & now.busy.keys() & before.busy.keys():
@@ -154,11 +156,7 @@ def _kfd(gpus: tuple[DrmGpu, ...], sys: Path) -> Iterator[tuple[int, str, int | 
     """What ROCm's processes have: pid, GPU, bytes in it (None: the kernel does not tell), queues."""
     processes = sys / "class/kfd/kfd/proc"
     ids = _kfd_ids(gpus, sys)
-    try:
-        pids = [entry for entry in os.listdir(processes) if entry.isdecimal()] if ids else []
-    except OSError:
-        return
-    for pid in pids:
+    for pid in [entry.name for entry in processes.glob("*") if entry.name.isdecimal()] if ids else ():
         queues = [_text(path) for path in (processes / pid / "queues").glob("*/gpuid")]
         for number, address in ids.items():
             memory = _text(processes / pid / f"vram_{number}")

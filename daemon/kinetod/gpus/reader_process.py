@@ -70,9 +70,9 @@ class OpenLibrary:
             raise
 
 
-def snapshot(libraries: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
+def snapshot(opened: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
     """A snapshot of all GPUs."""
-    answers = [library.read(question) for library in libraries]
+    answers = [library.read(question) for library in opened]
     return Snapshot(
         gpus=joined([gpu for gpus, _ in answers for gpu in gpus]),
         libraries=tuple(library for _, library in answers),
@@ -100,12 +100,17 @@ def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
     )
 
 
+def libraries() -> list[OpenLibrary]:
+    """All that this version knows, the kernel's drivers last."""
+    return [OpenLibrary(library) for library in (Nvml(), AmdSmi(), IntelSysman(), DrmGpus())]
+
+
 def main() -> int:
     """Serves until nobody asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
-    libraries = [OpenLibrary(library) for library in (Nvml(), AmdSmi(), IntelSysman(), DrmGpus())]
+    opened = libraries()
     while select.select([0], [], [], IDLE_S)[0] and (asked := os.read(0, 1)):
-        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries, GpuQuestion(asked.decode()))) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(snapshot(opened, GpuQuestion(asked.decode()))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 

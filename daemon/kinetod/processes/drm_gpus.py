@@ -21,7 +21,7 @@ VENDORS = {"amdgpu": "amd", "i915": "intel", "xe": "intel"}  # by driver
 RENDER_NODE = "/dev/dri/renderD"
 KEEP_S = 10.0  # which GPUs a host has hardly changes
 _DRI = "/dev/dri/"
-_INTEGRATED = ":00:02.0"
+INTEGRATED = ":00:02.0"  # where an address of an integrated GPU ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def drm_gpus(sys: Path = SYS, proc: Path = PROC) -> tuple[DrmGpu, ...]:
             found.append((VENDORS[driver], folder.name, driver, node.name, folder))
     nvidia = len(nvidia_gpus(proc))
     if len(found) > 1 or nvidia:
-        found = [each for each in found if not (each[0] == "intel" and each[1].endswith(_INTEGRATED))]
+        found = [each for each in found if not (each[0] == "intel" and each[1].endswith(INTEGRATED))]
     return tuple(
         DrmGpu(vendor=vendor, driver=driver, number=number, pci_bus_id=address, render=render, folder=folder)
         for number, (vendor, address, driver, render, folder) in enumerate(sorted(found), nvidia)

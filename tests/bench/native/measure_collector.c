@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "common/arena.h"
@@ -20,6 +21,9 @@
 #define LAUNCHES 500000u
 #define ROUNDS 20
 #define CALLBACKS 200000
+#define TEXT_RECORDS 20000u
+#define TEXT_BYTES 168u
+#define PUSHES 100000u
 
 static void (*launch_many)(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
 
@@ -108,6 +112,58 @@ static void measure_walk(const struct cupti_api *api) {
     arena_destroy(&arena);
 }
 
+/* Names known by their text: one buffer of records whose names have an address each, among eight texts. */
+static void measure_texts(void) {
+    static char texts[TEXT_RECORDS][TEXT_BYTES];
+    struct arena arena = make_arena(1);
+    struct walker walker;
+    const struct kit_library library = {.name_count = 1, .names = {{.kind = 1, .offset = 8, .key = KIT_BY_TEXT}}};
+    walker_init(&walker, cupti_collector.vendor, &library, &arena);
+    walker.sizes[1] = TEXT_BYTES;
+    *arena_buffer_word(&arena, 0, ARENA_BUFFER_VALID_BYTES) = TEXT_RECORDS * (uint64_t)TEXT_BYTES;
+    int64_t took = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (uint32_t i = 0; i < TEXT_RECORDS; i++) {
+            const uint64_t record[2] = {1, (uint64_t)(uintptr_t)texts[i]};
+            snprintf(texts[i], TEXT_BYTES, "void gemm_of_some_tiles<float, %u>(float*)", i % 8);
+            memcpy(arena_buffer(&arena, 0) + (size_t)i * TEXT_BYTES, record, sizeof record);
+        }
+        const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+        walker_publish(&walker, 0);
+        took += clock_ns(CLOCK_MONOTONIC) - begin;
+    }
+    if (walker.names.used != 8 || walker.names_lost != 0) {
+        fail("texts were lost");
+    }
+    printf("\"text_ns_per_record\": %.1f, ", (double)took / ROUNDS / TEXT_RECORDS);
+    walker_free(&walker);
+    arena_destroy(&arena);
+}
+
+/* Records pushed by one thread, of the size of rocprofiler's kernel records. */
+static void measure_push(void) {
+    static const struct kit_vendor VENDOR = {.name = "pushes"};
+    static struct kit_collector collector = {.vendor = &VENDOR};
+    static const uint8_t RECORD[184];
+    struct arena arena = make_arena(8);
+    struct wake work = {0};
+    arena_populate(&arena, 8ull * BUFFER_BYTES);
+    if (!stream_init(&collector.stream, 8, &work)) {
+        fail("out of memory");
+    }
+    pool_open(&collector.pool, &arena, &work, KIT_FULL_DECLINES);
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+    for (uint32_t i = 0; i < PUSHES; i++) {
+        if (!collector_push(&collector, 11, RECORD, sizeof RECORD)) {
+            fail("a record found no room");
+        }
+    }
+    printf("\"push_ns_per_record\": %.1f, ", (double)(clock_ns(CLOCK_MONOTONIC) - begin) / PUSHES);
+    pool_close(&collector.pool);
+    stream_free(&collector.stream);
+    arena_destroy(&arena);
+}
+
 /* A whole capture: CPU time of the collector's thread a record, all of it. */
 static void measure_capture(const char *path, const char *name, uint64_t prefault) {
     char error[256] = "";
@@ -162,6 +218,8 @@ int main(int count, char **arguments) {
     measure_callbacks("first_free", 0);
     measure_callbacks("after_255_busy", 255);
     measure_walk(&api);
+    measure_texts();
+    measure_push();
     measure_capture(arguments[1], "capture", 32u << 20);
     printf(", ");
     measure_capture(arguments[1], "capture_prefaulted", 512u << 20);

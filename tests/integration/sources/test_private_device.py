@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
+from support.accelerators import private_device
+from support.accelerators.private_device import COPY, FILL, KERNEL, NAME
 from support.machine.kernel import allowed_to_trace
 from support.service.cli import run_process
 from support.service.daemon import Daemon, watch_to_end
-from support.targets import private_device
-from support.targets.private_device import COPY, FILL, KERNEL, NAME
 from support.targets.programs import Program, hear, tell
 from support.waiting import scaled
 

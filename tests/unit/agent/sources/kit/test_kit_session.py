@@ -25,7 +25,8 @@ from support.agent.kit import (
     prepare,
     recording,
 )
-from support.machine.native import COLLECTOR, FAKES, build
+from support.machine.native import COLLECTOR, FAKES, ROOT, build
+from support.waiting import scaled
 
 
 def names_of_kernels(reader: ArenaReader) -> list[str]:
@@ -316,6 +317,38 @@ def test_a_forked_child_is_refused_and_its_late_records_go_nowhere() -> None:
         vendor.launch(count=2)
         assert session.stop().counts.records == 8
         assert len(reader.records()[KERNEL]) == 4
+
+
+RECORDS_AND_EXITS = """
+import sys
+from support.agent.kit import fake, prepare
+vendor = fake(pushes={pushes})
+session = prepare(vendor)
+session.start()
+print(session.arena_fd, flush=True)
+sys.stdin.readline()
+vendor.launch("gemm", count=3000)
+"""
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_an_exit_while_recording_is_clean_and_leaves_the_records(pushes: bool) -> None:
+    path = os.pathsep.join(str(ROOT / part) for part in ("agent", "tests"))
+    with subprocess.Popen(
+        [sys.executable, "-c", RECORDS_AND_EXITS.format(pushes=pushes)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        number = process.stdout.readline().strip()
+        copy = os.open(f"/proc/{process.pid}/fd/{number}", os.O_RDWR)
+        with ArenaReader(copy) as reader:
+            os.close(copy)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            assert process.wait(timeout=scaled(30)) == 0
+            assert process.stderr.read() == ""
+            assert sum(buffer.records for buffer in reader.ready()) == 6000
 
 
 def test_an_unknown_vendor_is_named() -> None:
