@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -37,7 +38,7 @@ def refusal(found: Captured) -> str:
     ids=lambda each: str(each)[:40],
 )
 def test_where_pti_would_abort_or_stay_it_is_not_called(
-    options: list[str], environ: dict[str, str], reason: str, daemon: Daemon, tmp_path: Path
+    options: list[str], environ: dict[str, Any], reason: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     with running(level_zero.required("1.0.1"), tmp_path, *options, **environ) as program:
         assert refusal(capture(daemon, program.pid, ["kernel"], duration_ns=SECOND_NS)) == reason
