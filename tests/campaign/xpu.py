@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
-from support.machine import level_zero  # noqa: E402
 from support.service.daemon import Daemon, running_daemon  # noqa: E402
-from support.targets.level_zero_program import (  # noqa: E402
+from support.xpu import level_zero  # noqa: E402
+from support.xpu.level_zero_program import (  # noqa: E402
     DONE,
     SECOND_NS,
     STOPPED,

@@ -10,7 +10,7 @@ from functools import cache
 from kineto_agent.protocol.records import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 from kineto_agent.protocol.schema import Activity, Col, Record, Schema, Texts
 
-from kineto_trace.decode.pti.pti_layouts import LAYOUTS, WIDTHS, RecordLayout
+from kineto_trace.decode.pti.pti_layouts import LAYOUTS, WIDTHS, PtiLayout
 
 SPACE_SYNCHRONIZATION = 16  # of names of calls, for the keys of synchronizations (agent/native/pti/vendor.c)
 COPY_NAMES = tuple(f"{source}2{target}" for source in "MHDS" for target in "MHDS")  # by _memcpy_type
@@ -29,7 +29,7 @@ def memory_names(version: str) -> tuple[str, ...]:
     return MEMORY_NAMES_0 if version.startswith("0.") else MEMORY_NAMES_1
 
 
-def _fields(name: str, layout: RecordLayout) -> Mapping[str, tuple[str, int]]:
+def _fields(name: str, layout: PtiLayout) -> Mapping[str, tuple[str, int]]:
     """Returns the fields without their leading underscore; group and number of an API call are one field `api`."""
     fields = {
         field.removeprefix("_"): (_CODES[WIDTHS[name][field]], offset)
@@ -41,7 +41,7 @@ def _fields(name: str, layout: RecordLayout) -> Mapping[str, tuple[str, int]]:
     return fields
 
 
-def _record(name: str, layout: RecordLayout, version: str) -> Record:
+def _record(name: str, layout: PtiLayout, version: str) -> Record:
     bare = Record("", layout.size, _fields(name, layout), _TIMES)
     gpu = bare._replace(correlation="correlation_id", context="context_handle")
     call = bare._replace(correlation="correlation_id", thread="thread_id", name="api")

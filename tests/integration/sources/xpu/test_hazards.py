@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.machine import level_zero, native
+from support.machine import native
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
-from support.targets.level_zero_program import SECOND_NS, STOPPED, Captured, capture, counts, differences, running
+from support.xpu import level_zero
+from support.xpu.level_zero_program import SECOND_NS, STOPPED, Captured, capture, counts, differences, running
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 SOME = ("0.17.0", "1.0.1", "1.2.0")

@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.machine import level_zero, native
+from support.machine import native
+from support.xpu import level_zero
 
 PAIRS = {
     ("ze_properties", "ze_device_properties_t"): {

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from kineto_trace.decode.decoded import Launches
+from kineto_trace.decode.decoded import Submissions
 from kineto_trace.model.trace import make_table
 from kineto_trace.structure.attribution import attribute
 from support.trace_files.op_tables import random_intervals, spans, table
@@ -45,12 +45,12 @@ def test_gpu_work_belongs_to_the_op_that_submitted_it_where_its_record_says_so()
         "cuda_driver": spans("cuda_driver", (25, 26), correlation=[101]),
         "kernel": spans("kernel", (90, 95), (40, 50), (60, 70), (80, 81), correlation=[101, 100, 99, 98]),
     }
-    launches = Launches(
+    submissions = Submissions(
         correlation=np.array([100, 99, 98], np.uint32),
         thread=np.array([1, 2, 1], np.uint32),
         time=np.array([5, 35, 15]),
     )
-    assert attribute(tables, [launches])["kernel"]["external_id"].tolist() == [2, 1, 3, 0]
+    assert attribute(tables, [submissions])["kernel"]["external_id"].tolist() == [2, 1, 3, 0]
     assert attribute(tables)["kernel"]["external_id"].tolist() == [2, 0, 0, 0]
 
 

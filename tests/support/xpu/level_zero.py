@@ -1,5 +1,5 @@
 """Intel's real tracing library without an Intel GPU, for tests:
-`python -m support.machine.level_zero` in tests/ makes it.
+`python -m support.xpu.level_zero` in tests/ makes it.
 
 Theory of operation
     Three parts lie in build/level-zero. The Level Zero loader and its tracing layer are Debian's, with a C library and
