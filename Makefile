@@ -130,7 +130,7 @@ campaign-systemd: $(STAMP)
 	$(BIN)/python tests/campaign/systemd.py
 
 # A million launches on a fake Intel GPU, and two hundred attaches and detaches, through each version of the real
-# libpti_view (`make level-zero` gets them): four minutes a version.
+# libpti_view (`make level-zero` gets them): five minutes a version.
 campaign-xpu: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.xpu.level_zero
 	$(BIN)/python tests/campaign/xpu.py

@@ -59,7 +59,7 @@ def test_captures_leave_nothing_behind(version: str, daemon: Daemon, tmp_path: P
         assert {(each["descriptors"], each["threads"]) for each in used[1:]} == {
             (used[1]["descriptors"], used[1]["threads"])
         }
-        assert used[-1]["own_kib"] - used[1]["own_kib"] < 1024
+        assert used[-1]["own_kib"] - used[1]["own_kib"] < 512
         assert program.end() == (0, "")
 
 
