@@ -24,6 +24,10 @@ PTI_LIBRARY = "KINETO_PTI_LIBRARY"
 """Path of the libpti_view to use for Intel GPUs. Unset: the one that the process has loaded, else the one beside its
 libsycl."""
 
+ROCPROFILER_LIBRARY = "KINETO_ROCPROFILER_LIBRARY"
+"""Path of the librocprofiler-sdk to use for AMD GPUs, if none is loaded. Unset: the one beside the process's
+libamdhip64."""
+
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
 _AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0

@@ -11,9 +11,11 @@
 #include <string.h>
 
 #include "pti/vendor.h"
+#include "rocprofiler/rocprofiler_vendor.h"
 
 static const struct kit_vendor *const OWN[] = {
     &PTI_VENDOR,
+    &rocprofiler_vendor,
     NULL, /* the last */
 };
 

@@ -1,4 +1,5 @@
-// The functions of Level Zero that the fake driver has but does not implement: all of them answer success.
+// The functions of Level Zero that a fake driver has but does not implement: all of them answer success. The tables are
+// weak: a fake that implements one has that in another file (fake_sysman.c).
 #include <level_zero/ze_api.h>
 #include <level_zero/ze_ddi.h>
 #include <level_zero/zes_api.h>
@@ -19,10 +20,10 @@ void fill_table(void *table, size_t bytes) {
     }
 }
 
-#define EMPTY_TABLE(function, type)                                            \
-    ZE_DLLEXPORT ze_result_t function(ze_api_version_t version, type *table) { \
-        fill_table(table, sizeof *table);                                      \
-        return ZE_RESULT_SUCCESS;                                              \
+#define EMPTY_TABLE(function, type)                                                                  \
+    __attribute__((weak)) ZE_DLLEXPORT ze_result_t function(ze_api_version_t version, type *table) { \
+        fill_table(table, sizeof *table);                                                            \
+        return ZE_RESULT_SUCCESS;                                                                    \
     }
 
 EMPTY_TABLE(zeGetRTASBuilderExpProcAddrTable, ze_rtas_builder_exp_dditable_t)

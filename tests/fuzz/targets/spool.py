@@ -15,6 +15,7 @@ from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
 from support.fuzz import mutate, records
+from support.trace_files import rocm
 from support.trace_files.declared import NAMES, NPU, a_record_of_each_kind
 from support.trace_files.h200 import RECORDINGS, string_entry
 
@@ -22,7 +23,7 @@ from fuzz.parts import changed_json, joined, parted
 
 SOURCES = 2
 FORMATS = ("chrome-json", "perfetto")
-EXPECTED = ("SPOOL_INVALID", "CUPTI_UNKNOWN_VERSION", "UNKNOWN_LAYOUT")
+EXPECTED = ("SPOOL_INVALID", "CUPTI_UNKNOWN_VERSION", "ROCPROFILER_UNKNOWN_VERSION", "UNKNOWN_LAYOUT")
 SEED_BYTES = 1500  # of each buffer
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-spool-"))
 
@@ -78,6 +79,7 @@ def seeds() -> Iterator[bytes]:
             buffers=(a_record_of_each_kind(schema),), strings=string_entry(1, NAMES, b"_Z3addPf"),
         )  # fmt: skip
         yield joined(info, *_files(own), b"", b"", b"")
+    yield joined(info, *_files(rocm.fuzz_source()), b"", b"", b"")
 
 
 def _files(source: records.Source) -> tuple[bytes, bytes, bytes]:

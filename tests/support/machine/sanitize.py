@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from support.machine import rocm
 from support.machine.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
 
 SANITIZERS = ("address,undefined", "thread")
@@ -36,6 +37,11 @@ def run(sanitizer: str) -> int:
         if status != 0:
             sys.stderr.write(f"{name} failed\n")
             return status
+    for version in rocm.VERSIONS:
+        done = rocm.drive(flags, version, launches=4000, cycles=5)
+        if done.returncode != 0:
+            sys.stderr.write(f"{done.stderr}drive_rocprofiler failed with version {version}\n")
+            return done.returncode
     return 0
 
 
