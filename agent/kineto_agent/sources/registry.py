@@ -9,13 +9,17 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.pti import libpti
+from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
+from kineto_agent.sources.rocprofiler import librocprofiler
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
 # Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        *KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation", "cpu_instant_event",
+        *KINDS, *rocm_kinds.KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation",
+        "cpu_instant_event",
         "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
@@ -44,6 +48,14 @@ def _has_torch() -> bool:
     return "torch" in sys.modules
 
 
+def _has_jax() -> bool:
+    return "jax" in sys.modules
+
+
+def _has_pjrt_plugin() -> bool:
+    return "PJRT_DEVICE" in os.environ or any(name in sys.modules for name in ("torch_xla", "libtpu"))
+
+
 def _has_nvidia() -> bool:
     return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
 
@@ -56,15 +68,19 @@ class _Row(NamedTuple):
     possible: Callable[[], bool]
 
 
-# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
-# must be the last.
+# In the order in which sessions start. CUPTI and PTI have one set of callbacks, and torch's profiler registers its own:
+# ours must be the last.
 SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
     _Row("torch.operators", "TorchOpsSource", _has_torch),
     _Row("memory.snapshots", "MemorySource", _has_torch),
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
+    _Row("jax.hlo_operations", "JaxSource", _has_jax),
+    _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+    _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
+    _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 
@@ -144,7 +160,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         if own or types & added:
             choices.append(SourceChoice(source, own | types & added))
     missing = sorted((asked | added) - everything)
-    plan = RecordingPlan(choices, missing, why if _CALLS in missing else "")
+    plan = RecordingPlan(choices, missing, why if _CALLS in missing else _why_not(available, missing))
     if not choices:
         raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
     return plan
@@ -158,6 +174,12 @@ def _without_last_resorts(available: List[Source], offered: Mapping[str, List[st
             others = frozenset(kind for name, types in offered.items() if name != source.name for kind in types)
             changed[source.name] -= source.last_resort() & others
     return changed
+
+
+def _why_not(available: List[Source], missing: List[str]) -> str:
+    """What the sources say that may be the reason why types are missing."""
+    reasons = [source.why_not() for source in available if missing and hasattr(source, "why_not")]
+    return "; ".join(filter(None, reasons))
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:

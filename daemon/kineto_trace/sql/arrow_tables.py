@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.model.activity_table import OWN_ROWS
+from kineto_trace.model.activity_table import OWN_ROWS, vendor_columns
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
@@ -20,7 +20,7 @@ from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
 from kineto_trace.structure.trace_forms import as_meant
 
-_JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
+_JSON_MEMBERS = frozenset({"inputs", "args", "hlo"})  # JSON members without braces
 _TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}
@@ -116,6 +116,8 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
     """Returns the column with this name in SQL's schema, from the table of this kind."""
     table = context.trace.table(kind)
     strings = context.trace.strings
+    if table.declared is not None and name in vendor_columns(table.declared):
+        return texts(table[name], strings) if name in _text_columns(table) else pa.array(table[name])
     column = _MODEL_NAMES.get(name, name)
     if column in table.columns:
         if column == "phase":

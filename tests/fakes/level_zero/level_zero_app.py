@@ -7,11 +7,12 @@ It prints one line of JSON, {"ready": true, "pid": …}, and then answers each l
     steps N K [T]   N training steps of K kernels in each of T threads (1 if left out)
     launch N        N kernels, nothing else
     peer N          N copies between the first two GPUs
-    kineto begin    the program's own profiler begins to record (LEVEL_ZERO_KINETO: libfake_xpupti.so, PTI_LIBRARY)
+    kineto begin    with --torch: the program's own profiler begins to record
     kineto end      it ends; the answer has the records that it got, by kind, and foreign buffers
     fork            a child process is forked that ends by exit(); the answer has its exit status, -1 if it hangs
+    child           a child process is forked that stays until the program ends; the answer has its pid
     environ NAME    the value of a variable as C code sees it, or null
-    usage           descriptors, threads, resident bytes
+    usage           descriptors, threads, bytes of memory of its own
     stop            ends the program
 
 Between two lines, with --forever, steps run in the main thread. What has been launched says the fake driver's log.
@@ -25,10 +26,48 @@ import select
 import sys
 import threading
 import time
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List
 
 FORK_LIMIT_S = 20.0
 KINDS = 16
+
+
+class FakeTorch:
+    """As much of torch as the guard of torch.profiler looks at, with a profiler that uses PTI as Kineto does.
+
+    LEVEL_ZERO_KINETO: the library that does so, which has the name of torch's. KINETO_PTI_LIBRARY: libpti_view.
+    """
+
+    def __init__(self) -> None:
+        self.kineto = ctypes.CDLL(os.environ["LEVEL_ZERO_KINETO"])
+        self.answer: Dict[str, Any] = {}
+        profiler = ModuleType("torch.autograd.profiler")
+        fake = self
+
+        class profile:
+            """torch.autograd.profiler.profile"""
+
+            def _prepare_trace(self) -> None:
+                fake.answer = {"code": fake.kineto.xpupti_begin(os.environ["KINETO_PTI_LIBRARY"].encode())}
+                profiler._is_profiler_enabled = True  # type: ignore[attr-defined]
+
+            def __exit__(self, *_: Any) -> None:
+                counts = (ctypes.c_uint64 * KINDS)()
+                code = fake.kineto.xpupti_end(counts, KINDS)
+                profiler._is_profiler_enabled = False  # type: ignore[attr-defined]
+                records = {str(kind): count for kind, count in enumerate(counts) if count}
+                fake.answer = {"code": code, "records": records, "foreign": fake.kineto.xpupti_foreign()}
+
+        profiler.profile = profile  # type: ignore[attr-defined]
+        profiler._is_profiler_enabled = False  # type: ignore[attr-defined]
+        self.session = profile()
+        for name in ("torch", "torch._C", "torch.autograd"):
+            sys.modules[name] = ModuleType(name)
+        torch: Any = sys.modules["torch"]
+        torch._C, torch.__file__ = sys.modules["torch._C"], os.environ["LEVEL_ZERO_KINETO"]
+        sys.modules[profiler.__name__] = profiler
 
 
 class App:
@@ -43,13 +82,15 @@ class App:
         self.program.program_steps.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
         self.libc = ctypes.CDLL(None)
         self.libc.getenv.restype = ctypes.c_char_p
-        self.kineto: Any = None
+        self.torch = FakeTorch() if options.torch else None
+        self.children: List[int] = []
         self.commands: Dict[str, Callable[[List[str]], Dict[str, Any]]] = {
             "steps": self.steps,
             "launch": self.launch,
             "peer": self.peer,
             "kineto": self.profile,
             "fork": self.fork,
+            "child": self.child,
             "environ": self.environ,
             "usage": self.usage,
         }
@@ -82,14 +123,13 @@ class App:
 
     def profile(self, words: List[str]) -> Dict[str, Any]:
         """Begin or end a session of the program's own profiler."""
-        if self.kineto is None:
-            self.kineto = ctypes.CDLL(os.environ["LEVEL_ZERO_KINETO"])
+        assert self.torch is not None
+        session: Any = self.torch.session
         if words[0] == "begin":
-            return {"code": self.kineto.xpupti_begin(os.environ["PTI_LIBRARY"].encode())}
-        counts = (ctypes.c_uint64 * KINDS)()
-        code = self.kineto.xpupti_end(counts, KINDS)
-        records = {str(kind): count for kind, count in enumerate(counts) if count}
-        return {"code": code, "records": records, "foreign": self.kineto.xpupti_foreign()}
+            session._prepare_trace()
+        else:
+            session.__exit__()
+        return self.torch.answer
 
     def fork(self, _words: List[str]) -> Dict[str, Any]:
         """Fork a child that ends as a C program does, with all exit handlers."""
@@ -107,6 +147,15 @@ class App:
         os.waitpid(pid, 0)
         return {"status": -1}
 
+    def child(self, _words: List[str]) -> Dict[str, Any]:
+        """Fork a child that waits to be killed."""
+        pid = os.fork()
+        if pid == 0:
+            while True:
+                time.sleep(0.01)
+        self.children.append(pid)
+        return {"pid": pid}
+
     def environ(self, words: List[str]) -> Dict[str, Any]:
         """One variable."""
         value = self.libc.getenv(words[0].encode())
@@ -114,12 +163,12 @@ class App:
 
     def usage(self, _words: List[str]) -> Dict[str, Any]:
         """What the process holds."""
-        with open("/proc/self/statm") as file:
-            resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        status = Path("/proc/self/status").read_text()
+        (own,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
         return {
-            "descriptors": len(os.listdir("/proc/self/fd")),
-            "threads": len(os.listdir("/proc/self/task")),
-            "resident": resident,
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "threads": len(list(Path("/proc/self/task").iterdir())),
+            "own_kib": int(own),
         }
 
     def say(self, **values: Any) -> None:
@@ -143,7 +192,7 @@ class App:
         """Until "stop" comes, or standard input ends."""
         if self.options.level_zero:
             code = self.program.program_begin(self.options.threads)
-            if code:
+            if code and self.options.warm_up:
                 sys.stderr.write("Level Zero: %#x\n" % code)
                 return 1
             if self.options.warm_up:
@@ -154,6 +203,9 @@ class App:
             if word == "stop":
                 break
             self.say(**self.commands[word](words))
+        for pid in self.children:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
         return 0
 
 
@@ -163,8 +215,11 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=4, help="command lists that are made, one for each thread")
     parser.add_argument("--kernels-per-step", type=int, default=10)
     parser.add_argument("--forever", action="store_true", help="run steps while no line comes")
+    parser.add_argument("--torch", action="store_true", help="have a torch.profiler")
     parser.add_argument("--map", help="a library to load before anything else")
-    parser.add_argument("--no-warm-up", dest="warm_up", action="store_false", help="begin without a first step")
+    parser.add_argument(
+        "--no-warm-up", dest="warm_up", action="store_false", help="begin without a first step, and without a device"
+    )
     parser.add_argument("--no-level-zero", dest="level_zero", action="store_false", help="do not initialise it")
     return App(parser.parse_args()).run()
 

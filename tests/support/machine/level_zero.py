@@ -1,8 +1,9 @@
-"""Intel's real tracing library without an Intel GPU, for tests: `python -m support.machine.level_zero` in tests/ makes it.
+"""Intel's real tracing library without an Intel GPU, for tests:
+`python -m support.machine.level_zero` in tests/ makes it.
 
 Theory of operation
-    Three parts lie in build/level-zero. The Level Zero loader and its tracing layer are Debian's, with a C library and a
-    Python of the same suite, because they are newer than this machine's (debian_packages.py). Intel's libpti_view is
+    Three parts lie in build/level-zero. The Level Zero loader and its tracing layer are Debian's, with a C library and
+    a Python of the same suite, because they are newer than this machine's (debian_packages.py). Intel's libpti_view is
     from PyPI, one folder for each version. The driver is a fake (tests/fakes/level_zero), which the real loader loads
     through ZE_ENABLE_ALT_DRIVERS and which keeps a log of its own of all that was launched.
 
@@ -96,7 +97,7 @@ class LevelZero(NamedTuple):
             "FAKE_LEVEL_ZERO_DEVICES": str(devices),
             "LEVEL_ZERO_PROGRAM": str(program()),
             "LEVEL_ZERO_KINETO": str(kineto()),
-            "PTI_LIBRARY": str(self.libpti_view),
+            "KINETO_PTI_LIBRARY": str(self.libpti_view),
             **more,
         }
 
@@ -116,8 +117,8 @@ def program() -> Path:
 
 
 def kineto() -> Path:
-    """What uses libpti_view as PyTorch's profiler does."""
-    return native.build("libfake_xpupti.so", [SOURCES / "fake_xpupti.c"], ["-O2", "-g", "-fPIC", "-shared"])
+    """What uses libpti_view as PyTorch's profiler does, under the name of torch's library."""
+    return native.build("libtorch_cpu.so", [SOURCES / "fake_xpupti.c"], ["-O2", "-g", "-fPIC", "-shared"])
 
 
 def _headers() -> List[str]:

@@ -51,9 +51,21 @@ def fake_cupti(name: str = "libcupti.so.13") -> Path:
     return build(name, FAKE_CUPTI, flags)
 
 
+def fake_vendor(*, pushes: bool, name: str = "libfake_vendor.so") -> Path:
+    """The made-up vendor (tests/fakes/fake_vendor.c) as a plug-in of the collector kit. pushes: else it lends."""
+    flags = ["-O2", "-g", "-fPIC", "-shared", *COLLECTOR_HEADERS, *(["-DFAKE_PUSHES"] if pushes else [])]
+    return build(name, [FAKES / "fake_vendor.c"], flags)
+
+
 def fake_cuda() -> Path:
     """The fake libcuda (tests/fakes/fake_cuda.c)."""
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])
+
+
+def fake_pjrt_plugin() -> Path:
+    """The fake PJRT plug-in (tests/fakes/fake_pjrt.c)."""
+    flags = ["-O2", "-fPIC", "-shared", "-Wno-pedantic"]
+    return build("pjrt_plugin_fake.so", [FAKES / "fake_pjrt.c"], flags)
 
 
 def fake_graph_driver() -> Path:

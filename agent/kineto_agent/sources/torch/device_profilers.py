@@ -1,11 +1,11 @@
-"""Accelerators that torch's own profiler records: those with a profiler in PyTorch's PrivateUse1 registry, and Intel's.
+"""Accelerators that torch's own profiler records: those with a profiler in its PrivateUse1 registry, Intel's and AMD's.
 
 Theory of operation
     An accelerator outside of PyTorch takes the device type PrivateUse1, renames it, and may register a profiler for
     Kineto with torch::profiler::impl::PrivateUse1ProfilerRegistry (since torch 2.11). Torch forwards that profiler to
     Kineto when a session is prepared; its rows then lie in the session's trace beside the operators. So whoever asks
-    torch's profiler for PrivateUse1 needs nothing of the vendor. On a torch for Intel's GPUs, torch's profiler records
-    them in the same way.
+    torch's profiler for PrivateUse1 needs nothing of the vendor. On a torch for Intel's GPUs or AMD's, torch's profiler
+    records them in the same way.
 
     torch.profiler.supported_activities() cannot be asked: it counts the GPUs, which initialises CUDA in a process that
     has not done so, and it says yes for every renamed backend, whether or not that has a profiler. The registry itself
@@ -22,7 +22,7 @@ _INSTANCE = "_ZN5torch8profiler4impl27PrivateUse1ProfilerRegistry8instanceEv"
 _HAS_FACTORY = "_ZNK5torch8profiler4impl27PrivateUse1ProfilerRegistry10hasFactoryEv"
 _DEVICE_TYPES = ("kernel", "gpu_memcpy", "gpu_memset")
 ALL_TYPES: FrozenSet[str] = frozenset(
-    (*_DEVICE_TYPES, "privateuse1_runtime", "privateuse1_driver", "xpu_runtime", "xpu_driver")
+    (*_DEVICE_TYPES, "privateuse1_runtime", "privateuse1_driver", "xpu_runtime", "xpu_driver", "cuda_runtime")
 )
 
 
@@ -43,6 +43,8 @@ def find() -> Optional[DeviceProfiler]:
         return DeviceProfiler("PrivateUse1", name, types, last_resort=False)
     if _uses_xpu():
         return DeviceProfiler("XPU", "xpu", (*_DEVICE_TYPES, "xpu_runtime", "xpu_driver"), last_resort=True)
+    if _uses_rocm():  # for which torch keeps CUDA's names
+        return DeviceProfiler("CUDA", "rocm", (*_DEVICE_TYPES, "cuda_runtime"), last_resort=True)
     return None
 
 
@@ -93,8 +95,16 @@ def _has_factory() -> bool:
 
 def _uses_xpu() -> bool:
     """Whether the program has begun to use an Intel GPU through a torch that was built for them."""
+    return _has_begun("xpu", "torch.xpu")
+
+
+def _uses_rocm() -> bool:
+    """Likewise an AMD GPU."""
+    return _has_begun("hip", "torch.cuda")
+
+
+def _has_begun(version: str, module: str) -> bool:
     torch: Any = sys.modules.get("torch")
-    xpu: Any = sys.modules.get("torch.xpu")
-    if not getattr(getattr(torch, "version", None), "xpu", None):
+    if not getattr(getattr(torch, "version", None), version, None):
         return False
-    return bool(getattr(xpu, "_initialized", False))
+    return bool(getattr(sys.modules.get(module), "_initialized", False))
