@@ -817,6 +817,21 @@ class Views:
         share_pct, top_kernel.
         """
 
+    def hlo_ops(
+        self,
+        sources: Sources,
+        *,
+        executor: Executor | None = None,
+    ) -> Result:
+        """What each HLO instruction of a JAX program cost, those with the most time first.
+
+        On a CPU they are recorded by XLA itself. On NVIDIA's GPUs the kernels of the trace are compared with the modules
+        that the program has compiled: a kernel that may have run several instructions has only what they have in common.
+        Operations of the CPU contain each other, loops for example contain what they run.
+
+        Columns: rank, hlo_op, hlo_module, op_name, source, where, runs, total_us, mean_us, max_us, share_pct.
+        """
+
     def hot_lines(
         self,
         sources: Sources,
