@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images screenshots docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -56,6 +56,10 @@ test-pythons: $(STAMP)
 # CPython releases that this machine does not have, unpacked from Debian packages into build/ (root is not needed).
 newer-pythons: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.machine.newer_pythons
+
+# Intel's libpti_view in five versions and Debian's Level Zero loader, unpacked into build/ (root is not needed).
+level-zero: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.xpu.level_zero
 
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make test-all`).
 sanitize: $(STAMP)
@@ -124,6 +128,12 @@ campaign-profiler: $(STAMP)
 # The Debian package under a real systemd, in a throw-away copy of this machine: root, systemd-container.
 campaign-systemd: $(STAMP)
 	$(BIN)/python tests/campaign/systemd.py
+
+# A million launches on a fake Intel GPU, and two hundred attaches and detaches, through each version of the real
+# libpti_view (`make level-zero` gets them): five minutes a version.
+campaign-xpu: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.xpu.level_zero
+	$(BIN)/python tests/campaign/xpu.py
 
 # The reference of all views and tables, and the stub by which editors complete views, from the code.
 views: $(STAMP)

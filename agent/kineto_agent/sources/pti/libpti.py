@@ -13,8 +13,8 @@ _LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
     "libpti.so",
     "libtorch_cpu.so",
 )
-# Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL; drivers
-# that are named.
+# Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL;
+# drivers that are named.
 _DEVICES = ("/dev/dri", "/dev/dxg")
 _DRIVERS = "ZE_ENABLE_ALT_DRIVERS"
 

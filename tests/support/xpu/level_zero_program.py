@@ -14,9 +14,9 @@ import kineto_trace as kt
 import numpy as np
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from support.machine.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, read_log
 from support.service.daemon import Daemon, watch_to_end
 from support.waiting import scaled
+from support.xpu.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, read_log
 
 SECOND_NS = 10**9
 _LONG_NS = 600 * SECOND_NS
