@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.machine import debian_packages, level_zero
+from support.machine import debian_packages
+from support.xpu import level_zero
 from support.machine.native import build
 
 LOADER = "libze_loader.so.1"
