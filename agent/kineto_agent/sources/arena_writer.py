@@ -208,6 +208,12 @@ class ArenaWriter:
             pass
 
 
+def close_left(descriptor: int) -> None:
+    """Close the arena with this descriptor, if its owner has not and nobody writes into it any more."""
+    for writer in [writer for writer in _open if writer.fd == descriptor]:
+        writer.close()
+
+
 def _close_all_in_child() -> None:
     for writer in list(_open):
         with contextlib.suppress(BufferError, OSError):  # a thread that no longer exists was in the middle of a write
