@@ -17,7 +17,6 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 INTERFACE_VERSION = 1  # of plug-ins; agents say in their Hello which they take
 SOURCE_FILE = "source.py"  # the file that has SOURCE
 MAX_BUNDLE_BYTES = 16 << 20  # an agent keeps it in memory
-MAX_PLUGINS = 16
 DETACH_FULL, DETACH_IDLE, DETACH_NEVER = "full", "idle", "never"
 DETACHES = (DETACH_FULL, DETACH_IDLE, DETACH_NEVER)
 # What a plug-in's Python files may import beside the standard library and each other.

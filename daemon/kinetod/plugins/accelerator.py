@@ -8,8 +8,17 @@ import re
 import sys
 from typing import Any, FrozenSet, Iterator, Mapping, NamedTuple
 
-from kineto_agent.protocol.plugin_bundle import DETACH_FULL, DETACHES, INTERFACE_VERSION, SOURCE_FILE, Signs
+from kineto_agent.protocol.plugin_bundle import (
+    DETACH_FULL,
+    DETACHES,
+    INTERFACE_VERSION,
+    PLUGIN_API,
+    SOURCE_FILE,
+    Signs,
+)
 from kineto_agent.protocol.schema import Schema, to_json
+
+from kinetod.config.plugin_names import PLUGIN_NAME
 
 GROUP = "kineto.sources"  # of entry points
 # Profilers of the program that a plug-in can have to give way to.
@@ -17,13 +26,11 @@ PROFILERS = ("torch", "jax")
 # Names of sources that every agent has; a plug-in cannot be called so.
 BUILT_IN = frozenset(("cupti", "graphs", "jax", "memory", "pti", "rocm", "rocprofiler", "steps", "xplane"))
 AGENT_PYTHON = (3, 9)  # the oldest Python that an agent runs on
-PLUGIN_API = ("kineto_agent.sources.plugins.api", "kineto_agent.sources.interface")
 MAX_PATTERNS, MAX_PATTERN = 16, 200  # of each member of Signs; characters of one
 MAX_PYTHON_BYTES = 256 << 10  # of one file
-MAX_LIBRARY_BYTES = 8 << 20
+MAX_LIBRARY_BYTES = 4 << 20
 MAX_FILES = 16
 
-_NAME = re.compile(r"[a-z][a-z0-9]{1,15}")
 _PYTHON_FILE = re.compile(r"[a-z_][a-z0-9_]{0,39}\.py")
 _LIBRARY = re.compile(r"lib[A-Za-z0-9_.+-]{1,59}\.so")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}(=.*)?")
@@ -88,7 +95,7 @@ def to_plain(accelerator: Accelerator) -> Mapping[str, Any]:
 
 
 def _problems(value: Accelerator) -> Iterator[str]:
-    if not isinstance(value.name, str) or not _NAME.fullmatch(value.name):
+    if not isinstance(value.name, str) or not PLUGIN_NAME.fullmatch(value.name):
         yield "name: %.40r is not 2 to 16 lower-case letters and digits" % (value.name,)
     if value.name in BUILT_IN:
         yield "name: %s is the name of a source that every agent has; choose another" % value.name
@@ -171,10 +178,10 @@ def _python_problems(content: bytes, files: Mapping[str, bytes]) -> Iterator[str
 
 
 def may_import(name: str) -> bool:
-    """Whether a plug-in's Python file may import this module."""
+    """Whether a plug-in's Python file may import this module, as sources/plugins/namespace.py decides it."""
     if name.partition(".")[0] == "kineto_agent":
         return name in PLUGIN_API
-    return name.partition(".")[0] in sys.stdlib_module_names  # type: ignore[attr-defined,unused-ignore]
+    return name.partition(".")[0] in sys.stdlib_module_names
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
