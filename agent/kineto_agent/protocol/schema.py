@@ -300,7 +300,7 @@ def _record_problems(schema: Schema, kind: int, record: Record) -> Iterator[str]
         yield ": a kind is a number from 0 to %d" % MAX_KIND
     if record.type and record.type not in schema.types:
         yield ".type: %s is not declared; add it to types, or write '' for records to skip" % _shown(record.type)
-    least = {KIND_U32: 4, HEADED: 1, SIZE_FIELD: 12}.get(schema.framing, 1)
+    least = {KIND_U32: 8, SIZE_FIELD: 12}.get(schema.framing, 1)
     if not least <= record.size <= MAX_RECORD_BYTES:
         yield ".size: it is %r; with this framing a record has %d to %d bytes" % (record.size, least, MAX_RECORD_BYTES)
     if len(record.fields) > MAX_FIELDS:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parents[1] / "_native" / "libkineto_codec.so"
-ABI_VERSION = 10
+ABI_VERSION = 11
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this

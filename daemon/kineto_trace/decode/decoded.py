@@ -46,6 +46,7 @@ class Decoded:
     thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
     sample_period_ns: int = 0  # period of the python_function samples
     step_marks: StepMarks | None = None
+    categories: Mapping[str, str] = field(default_factory=dict)  # as in Trace
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

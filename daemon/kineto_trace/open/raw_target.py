@@ -16,7 +16,8 @@ import numpy as np
 from kineto_trace.arrays import spilled_memory
 from kineto_trace.decode import iterations
 from kineto_trace.decode.cupti import cupti_records
-from kineto_trace.decode.decoded import Decode, DecodeWindow, StepMarks
+from kineto_trace.decode.declared import declared_records
+from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, StepMarks
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
@@ -48,6 +49,7 @@ DECODERS: Mapping[str, Decode] = {
     memory_events.FORMAT: memory_events.decode,
     iterations.FORMAT: iterations.decode,
     graph_nodes.FORMAT: graph_nodes.decode,
+    declared_records.FORMAT: declared_records.decode,
 }
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {
@@ -58,6 +60,7 @@ FILLS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
     memory_events.FORMAT: ("cpu_instant_event",),
 }
+_DECLARED = (declared_records.FORMAT,)  # the schema says which tables records of these formats fill
 VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 
 
@@ -82,7 +85,8 @@ class _Parts:
     thread_use: list[dict[str, int]] = field(default_factory=list)
     sample_period_ns: int = 0
     step_marks: StepMarks | None = None
-    sources: list[RawSource] = field(default_factory=list)
+    sources: list[tuple[RawSource, tuple[str, ...]]] = field(default_factory=list)  # and the tables that each fills
+    categories: dict[str, str] = field(default_factory=dict)
 
 
 def load_target(target_dir: Path) -> LoadedTarget:
@@ -99,7 +103,7 @@ def load_target(target_dir: Path) -> LoadedTarget:
     target = replace(
         target, threads=parts.threads, thread_use=parts.thread_use, window_start_ns=start, window_end_ns=end
     )
-    coverage = [found for source in parts.sources if (found := _coverage(source, start, end)) is not None]
+    coverage = [found for source, kinds in parts.sources if (found := _coverage(source, kinds, start, end))]
     parts.warnings.extend(
         f"{note}; shares leave that time out" for each in coverage if (note := coverage_note(each, start, end))
     )
@@ -117,20 +121,21 @@ def load_target(target_dir: Path) -> LoadedTarget:
         losses=replace(parts.losses, out_of_window=parts.losses.out_of_window + outside),
         sample_period_ns=parts.sample_period_ns,
         coverage=tuple(coverage),
+        categories=parts.categories,
     )
     return LoadedTarget(trace=trace, warnings=tuple(parts.warnings))
 
 
-def _coverage(source: RawSource, start_ns: int, end_ns: int) -> SourceCoverage | None:
+def _coverage(source: RawSource, kinds: tuple[str, ...], start_ns: int, end_ns: int) -> SourceCoverage | None:
     """Returns what the source does not cover of the window; None if that is unknown."""
     covered = parts_of([source.metadata.get("covered_ns")])
     losing = parts_of(source.metadata.get("losing_ns"))
-    if source.format not in FILLS or (not covered and not losing):
+    if not kinds or (not covered and not losing):
         return None
     began, ended = covered[0] if covered else (start_ns, end_ns)
     missing = [(start_ns, began), (ended, end_ns), *(losing or ())]
     parts = parts_of([(max(start, start_ns), min(end, end_ns)) for start, end in missing]) or ()
-    return SourceCoverage(source=source.source, kinds=FILLS[source.format], missing=parts, dropped=source.dropped)
+    return SourceCoverage(source=source.source, kinds=kinds, missing=parts, dropped=source.dropped)
 
 
 def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
@@ -149,41 +154,50 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         return  # a file beside the trace
     if source.torn:
         parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
-    parts.sources.append(source)
-    undecoded, outside = _decode(source, target, parts)
-    if undecoded:
-        parts.warnings.append(f"{source.source}: {undecoded} records could not be decoded and are not in the trace")
+    found = _decode(source, target, parts)
+    kinds = tuple(found.tables) if source.format in _DECLARED else FILLS.get(source.format, ())
+    parts.sources.append((source, kinds))
+    if found.undecoded:
+        parts.warnings.append(
+            f"{source.source}: {found.undecoded} records could not be decoded and are not in the trace"
+        )
     parts.losses = Losses(
         dropped=parts.losses.dropped + source.dropped,
-        undecoded=parts.losses.undecoded + undecoded,
+        undecoded=parts.losses.undecoded + found.undecoded,
         torn=parts.losses.torn + source.torn,
-        out_of_window=parts.losses.out_of_window + outside,
+        out_of_window=parts.losses.out_of_window + found.out_of_window,
     )
 
 
-def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> tuple[int, int]:
-    """Adds the data of one source. Returns how many records are unreadable, and how many lie outside the window."""
+def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> Decoded:
+    """Adds the data of one source, and returns it."""
     decode = DECODERS.get(source.format)
     if decode is None:
         parts.warnings.append(f"{source.source}: records of the unknown format {source.format!r} are left out")
-        return source.records, 0
+        return Decoded(tables={}, records=0, undecoded=source.records)
     found = decode(source, parts.strings, DecodeWindow(target.window_start_ns, target.window_end_ns))
-    _add_tables(parts, found.tables)
+    _add_tables(parts, found.tables, source.source)
+    parts.categories |= found.categories
     parts.warnings.extend(f"{source.source}: {warning}" for warning in found.warnings)
     parts.metadata.update(found.metadata)
     parts.threads = {**found.threads, **parts.threads}
     parts.thread_use = [*found.thread_use] or parts.thread_use
     parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
     parts.step_marks = parts.step_marks if found.step_marks is None else found.step_marks
-    return found.undecoded, found.out_of_window
+    return found
 
 
-def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
+def _add_tables(parts: _Parts, tables: Mapping[str, Table], whose: str) -> None:
     """Adds the tables of one more source."""
     ids = [int(table["id"].max()) for kind, table in parts.tables.items() if kind in OP_TABLES and len(table)]
     for kind, table in tables.items():
         columns = dict(table.columns)
         before = parts.tables.get(kind)
+        if before is not None and before.declared != table.declared:
+            parts.warnings.append(
+                f"{whose}: {len(table)} rows of {kind}, which another source declares otherwise, are left out"
+            )
+            continue
         for name in ("op", "id"):
             if name in columns and ids:  # of another source: they must differ
                 columns[name] = columns[name] + max(ids)
@@ -191,7 +205,7 @@ def _add_tables(parts: _Parts, tables: Mapping[str, Table]) -> None:
             if "parent" in columns:
                 columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] + len(before), NO_ROW)
             columns = {name: np.concatenate([before[name], column]) for name, column in columns.items()}
-        parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns)
+        parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns, declared=table.declared)
 
 
 def _devices(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:

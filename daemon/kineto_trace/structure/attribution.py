@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, Table
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, Table, own_tables
 from kineto_trace.structure.nesting import Nested, last_end, nest_tables
 
 Ints = npt.NDArray[np.int64]
@@ -46,17 +47,18 @@ def attribute(tables: Mapping[str, Table]) -> dict[str, Table]:
     searched = _searched(tables)
     if not searched:
         return result
-    for kind in TIMED_TABLES:
+    own_calls, own_work = (own_tables(tables, row) for row in (ViewerRow.CALL, ViewerRow.GPU))
+    for kind in (*TIMED_TABLES, *own_calls):
         table = tables.get(kind)
         if table is not None and len(table):
             result[kind] = with_external_ids(table, _ids(searched, table))
-    calls = [result[kind] for kind in API_TABLES if kind in result and len(result[kind])]
+    calls = [result[kind] for kind in (*own_calls, *API_TABLES) if kind in result and len(result[kind])]
     if not calls:
         return result
     correlation = np.concatenate([call["correlation"] for call in calls])
     ids = np.concatenate([call["external_id"] for call in calls])
-    attributed = np.flatnonzero(ids)
-    for kind in GPU_TABLES:
+    attributed = np.flatnonzero((ids != 0) & (correlation != 0))
+    for kind in (*GPU_TABLES, *own_work):
         table = tables.get(kind)
         if table is not None and len(table):
             found = lookup(table["correlation"], correlation[attributed], ids[attributed], 0)
@@ -90,4 +92,4 @@ def with_external_ids(table: Table, ids: Ints) -> Table:
     if not ids.any():
         return table
     kept = np.where(ids != 0, ids, table["external_id"])
-    return Table(table.kind, {**table.columns, "external_id": kept})
+    return table.with_columns({"external_id": kept})

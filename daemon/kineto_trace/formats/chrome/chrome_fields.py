@@ -27,15 +27,18 @@ class FieldNames:
     base_ns: int  # Unix ns that all times in the file are relative to
     pid: int
     shapes: LaunchShapes
+    categories: Mapping[str, str]  # as in Trace
+    own: Mapping[tuple[str, str], Texts]  # by own table and column: its texts as arguments, each with a leading comma
 
 
 Render = Callable[[Columns, FieldNames], Fields]
 
 
 def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields:
-    """Returns the beginning of a complete event, up to its duration."""
+    """Returns the beginning of a complete event, up to its duration. category: Kineto's, for GPUs of NVIDIA."""
+    own = names.categories.get(category, category)
     return [
-        Field(b'{"ph":"X","cat":"%s","name":"' % category.encode(), TEXT, rows["name"], names.texts),
+        Field(b'{"ph":"X","cat":"%s","name":"' % own.encode(), TEXT, rows["name"], names.texts),
         Field(b'","pid":', pid.operation, pid.column),
         Field(pid.literal + b',"tid":', SIGNED, rows["tid"]),
         Field(b',"ts":', MICROSECONDS, rows["start"], base=names.base_ns),

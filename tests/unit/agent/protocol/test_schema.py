@@ -105,7 +105,7 @@ def test_a_schema_says_which_table_a_type_has() -> None:
             "types['npu_more'].columns['x']: there is no type 'int'; choose one of i8, u8,",
         ),
         (changed(1, type="gpu_memcpy"), "records[1].type: 'gpu_memcpy' is not declared; add it to types"),
-        (changed(1, size=60_000), "records[1].size: it is 60000; with this framing a record has 4 to 16384 bytes"),
+        (changed(1, size=60_000), "records[1].size: it is 60000; with this framing a record has 8 to 16384 bytes"),
         (changed(1, size=20), "records[1].fields['end']: bytes 16 to 24 are outside the record's 20 bytes"),
         (
             changed(1, fields={**KERNEL.fields, "x": ("I", 20)}),
