@@ -20,6 +20,8 @@ from kineto_agent.protocol.schema import Schema, to_json
 
 from kinetod.config.plugin_names import PLUGIN_NAME
 
+__all__ = ["Accelerator", "Signs", "check", "may_import", "to_plain"]
+
 GROUP = "kineto.sources"  # of entry points
 # Profilers of the program that a plug-in can have to give way to.
 PROFILERS = ("torch", "jax")

@@ -22,15 +22,19 @@ from support.waiting import until
 
 REQUEST = SourceRequest(frozenset(["toy_kernel"]), 1 << 20, {})
 SHORT_S = 0.3
-DEADLINES = ("LOAD_S", "ASK_S", "PREPARE_S", "START_S", "STOP_S", "GIVE_WAY_S", "CLOSE_S")
+DEADLINES = {
+    "activity_types": "ASK_S",
+    "prepare": "PREPARE_S",
+    "start": "START_S",
+    "stop": "STOP_S",
+    "close": "CLOSE_S",
+}
 NOTHING: FrozenSet[str] = frozenset()
 
 
 @pytest.fixture
 def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """What a plug-in that hangs waits for, as sys.toy_leave. Deadlines are short, and no thread is left behind."""
-    for name in DEADLINES:
-        monkeypatch.setattr(guarded_source, name, SHORT_S)
+    """What a plug-in that hangs waits for, as sys.toy_leave. No thread is left behind."""
     event, before = threading.Event(), threads()
     monkeypatch.setattr(sys, "toy_leave", event, raising=False)
     yield event
@@ -199,8 +203,9 @@ SPINS = "[None for _ in iter(int, 1)]"
 
 
 @pytest.mark.usefixtures("leave")
-@pytest.mark.parametrize("method", ["activity_types", "prepare", "start", "stop", "close"])
-def test_one_that_hangs_is_given_up_and_never_asked_again(method: str) -> None:
+@pytest.mark.parametrize("method", DEADLINES)
+def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_source, DEADLINES[method], SHORT_S)
     source = seen(plugin(bad(method, HANGS)))
     if method == "activity_types":
         found = failure(source)
@@ -214,7 +219,10 @@ def test_one_that_hangs_is_given_up_and_never_asked_again(method: str) -> None:
 
 
 @pytest.mark.usefixtures("leave")
-def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from_the_program() -> None:
+def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
     before = threads()
     source = seen(plugin(bad("start", SPINS)))
     assert recorded(source)[1][0] == "PLUGIN_TIMEOUT"
@@ -223,6 +231,7 @@ def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from
 
 def test_what_a_late_start_has_begun_is_undone(leave: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the vendor's library would record until the process ends."""
+    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
     source = GOOD.replace("    def start(self):", "    def start(self):\n        " + HANGS)
     source = source.replace("self.arena.close()", "self.arena.close(); import sys; sys.toy_closed.set()")
     closed, before = threading.Event(), descriptors()
