@@ -38,6 +38,7 @@ class Session:
         for number in range(3):
             now_ns = time.time_ns()
             self.arena.append(RECORD, 1, RECORD.size, now_ns, now_ns + 1000, number, 0)
+        self.arena.publish()
 
     def counts(self):
         return self.arena.counts()
