@@ -13,6 +13,7 @@ from support.agent.plugins import GOOD, toy_schema
 from support.service.plugin_sources import accelerator
 
 SOURCE = GOOD.encode()
+LIST = Signs(["lib.so"])  # type: ignore[arg-type]
 
 
 class Later(NamedTuple):
@@ -38,7 +39,7 @@ def test_a_good_one_is_taken() -> None:
         (accelerator(schema=toy_schema()._replace(clock="sun")), "there is no clock 'sun'"),
         (accelerator(signs=()), "signs: it is a tuple, not a kineto_agent.protocol.accelerator.Signs"),
         (accelerator(signs=Signs()), "signs: there are none, so that it would run in every process"),
-        (accelerator(signs=Signs(*[["lib.so"]])), "signs.libraries: it must be a tuple of at most 16 patterns"),
+        (accelerator(signs=LIST), "signs.libraries: it must be a tuple of at most 16 patterns"),
         (accelerator(signs=Signs(libraries=("",))), "signs.libraries: '' is not a text of 1 to 200 characters"),
         (accelerator(signs=Signs(device_files=("npu0",))), "signs.device_files: 'npu0' is not an absolute path"),
         (accelerator(signs=Signs(device_files=("/de*/npu0",))), "signs.device_files: '/de*/npu0' is not an absolute"),
