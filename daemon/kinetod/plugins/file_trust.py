@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MAX_FILES = 2000  # of one package
+ROOT = frozenset((0,))
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

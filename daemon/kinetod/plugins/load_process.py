@@ -15,7 +15,7 @@ from kinetod.attach.channel.payload import pieces
 from kinetod.base.safe_text import clean
 from kinetod.plugins.accelerator import GROUP, Accelerator, check, to_plain
 from kinetod.plugins.entry_points import NoSuchPlugin, find
-from kinetod.plugins.file_trust import problem_of, trusted_uids
+from kinetod.plugins.file_trust import ROOT, problem_of, trusted_uids
 from kinetod.plugins.load_protocol import MAX_FILES_BYTES, LoadAnswer, LoadQuestion, PythonFile
 from kinetod.sandbox.confined_jobs import die_with_parent
 
@@ -46,6 +46,7 @@ def answer(question: LoadQuestion) -> LoadAnswer:
         files = accelerator.agent_files
         return LoadAnswer(
             untrusted=untrusted,
+            of_user=problem_of(found.places, ROOT) if question.unsafe else "",
             package=clean(found.package, 80),
             version=clean(found.version, 40),
             declaration=to_plain(accelerator),

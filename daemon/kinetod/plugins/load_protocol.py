@@ -18,7 +18,8 @@ MAX_FILES_BYTES = 5 << 20  # of one plug-in: the answer is one line of base64
 class LoadQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Which plug-in: by its entry point, or by the folder of its project.
 
-    unsafe: load it although others could change its files; the answer says so.
+    unsafe: load it although others could change its files; the answer says so, and also what only a daemon of this
+    user takes.
     """
 
     name: str = ""
@@ -37,11 +38,12 @@ class LoadAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One plug-in. refused: why it is not used; then nothing else needs to be there.
 
     declaration: kinetod.plugins.accelerator.to_plain. python, libraries: its agent_files.
-    untrusted: who could change it.
+    untrusted: who could change it; of_user: the same for a daemon of another user than this one.
     """
 
     refused: str = ""
     untrusted: str = ""
+    of_user: str = ""
     package: str = ""
     version: str = ""
     declaration: Mapping[str, Any] = {}
