@@ -14,7 +14,7 @@ class NoSuchPlugin(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class InstalledEntry:
     """An entry point of the group. package, version: of the distribution that has it."""
 
     name: str
@@ -36,18 +36,18 @@ class Entry:
             yield Path(spec.origin)
 
 
-def installed(path: Sequence[str] | None = None) -> list[Entry]:
+def installed(path: Sequence[str] | None = None) -> list[InstalledEntry]:
     """All of them, by name. path: instead of sys.path."""
     found = []
     distributions = metadata.distributions() if path is None else metadata.distributions(path=list(path))
     for distribution in distributions:
         for point in distribution.entry_points.select(group=GROUP):
             name, version = distribution.metadata["Name"] or "", distribution.version
-            found.append(Entry(name=point.name, package=name, version=version, point=point))
+            found.append(InstalledEntry(name=point.name, package=name, version=version, point=point))
     return sorted(found, key=lambda entry: (entry.name, entry.package))
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> InstalledEntry:
     """The one of that name. Raises NoSuchPlugin."""
     entries = installed()
     found = [entry for entry in entries if entry.name == name]

@@ -23,7 +23,7 @@ _MAX_REASON = 1000
 _ANNOTATIONS = re.compile(r"^from __future__ import .*\bannotations\b", re.MULTILINE)
 
 
-class Refused(Exception):
+class PluginNotUsed(Exception):
     """A plug-in is not used. The text says why and what to do."""
 
 
@@ -41,7 +41,7 @@ def answer(question: LoadQuestion) -> LoadAnswer:
         found = _in_project(Path(question.folder)) if question.folder else _installed(question.name)
         untrusted = problem_of(found.places, trusted_uids())
         if untrusted and not question.unsafe:
-            raise Refused(f"others could change it: {untrusted}")
+            raise PluginNotUsed(f"others could change it: {untrusted}")
         accelerator = _loaded(found)
         files = accelerator.agent_files
         return LoadAnswer(
@@ -53,7 +53,7 @@ def answer(question: LoadQuestion) -> LoadAnswer:
             python={name: _python(files[name].decode()) for name in files if name.endswith(".py")},
             libraries={name: files[name] for name in files if not name.endswith(".py")},
         )
-    except Refused as exc:
+    except PluginNotUsed as exc:
         return LoadAnswer(refused=clean(str(exc), _MAX_REASON))
     except BaseException as exc:  # noqa: BLE001 - whatever it raises is its own fault
         return LoadAnswer(refused=clean(f"loading it raised {type(exc).__name__}: {exc}", _MAX_REASON))
@@ -64,7 +64,7 @@ def _installed(name: str) -> _Found:
         entry = find(name)
         return _Found(entry.point, entry.package, entry.version, tuple(entry.places()))
     except (NoSuchPlugin, ImportError) as exc:
-        raise Refused(str(exc)) from exc
+        raise PluginNotUsed(str(exc)) from exc
 
 
 def _in_project(folder: Path) -> _Found:
@@ -73,9 +73,9 @@ def _in_project(folder: Path) -> _Found:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         ((name, value),) = project["entry-points"][GROUP].items()
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as exc:
-        raise Refused(f"{folder / 'pyproject.toml'} cannot be read: {exc}") from exc
+        raise PluginNotUsed(f"{folder / 'pyproject.toml'} cannot be read: {exc}") from exc
     except (KeyError, ValueError, AttributeError):
-        raise Refused(
+        raise PluginNotUsed(
             f'{folder / "pyproject.toml"} declares no single plug-in; it needs one line `NAME = "module:VALUE"` in '
             f'[project.entry-points."{GROUP}"]'
         ) from None
@@ -89,12 +89,14 @@ def _loaded(found: _Found) -> Accelerator:
     try:
         accelerator = check(value)
     except ValueError as exc:
-        raise Refused(str(exc)) from exc
+        raise PluginNotUsed(str(exc)) from exc
     if accelerator.name != found.point.name:
-        raise Refused(f"it is called {accelerator.name!r}, but its entry point {found.point.name!r}; use one name")
+        raise PluginNotUsed(
+            f"it is called {accelerator.name!r}, but its entry point {found.point.name!r}; use one name"
+        )
     size = sum(map(len, accelerator.agent_files.values()))
     if size > MAX_FILES_BYTES:
-        raise Refused(
+        raise PluginNotUsed(
             f"agent_files: together they have {size} bytes, at most {MAX_FILES_BYTES} are sent into processes"
         )
     return accelerator

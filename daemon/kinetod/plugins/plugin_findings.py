@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from kinetod.attach.finding import Finding, Status
-from kinetod.plugins.plugin_loader import LoadedPlugin, Plugins
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin
 
 
-def findings(plugins: Plugins) -> Iterator[Finding]:
+def findings(plugins: KnownPlugins) -> Iterator[Finding]:
     """One for each plug-in of the allow-list that is not used, and one for the others."""
     name = "plugins"
     for plugin in plugins.known:

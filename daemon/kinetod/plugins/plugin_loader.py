@@ -47,7 +47,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plugins:
+class KnownPlugins:
     """All plug-ins of this daemon, as they were at its start. parcel: None if there are none for agents."""
 
     known: tuple[LoadedPlugin, ...] = ()
@@ -64,7 +64,9 @@ class Plugins:
         return [f"the plug-in {plugin.name} is not used: {plugin.refused}" for plugin in self.known if plugin.refused]
 
 
-async def load(allowed: Sequence[str], *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S) -> Plugins:
+async def load(
+    allowed: Sequence[str], *, command: Sequence[str] = COMMAND, deadline_s: float = DEADLINE_S
+) -> KnownPlugins:
     """Loads those of the allow-list, all at the same time. Never raises for what a plug-in does."""
     names = list(dict.fromkeys(allowed))
     answers = await asyncio.gather(*(_ask(name, command, deadline_s) for name in names))
@@ -79,7 +81,7 @@ async def load(allowed: Sequence[str], *, command: Sequence[str] = COMMAND, dead
             log.error("the plug-in %s is not used: %s", plugin.name, plugin.refused)
         elif plugin.is_allowed:
             log.info("the plug-in %s is sent to agents: %s %s", plugin.name, plugin.package, plugin.version)
-    return Plugins(known=tuple(known), parcel=_parcel(packed) if packed else None)
+    return KnownPlugins(known=tuple(known), parcel=_parcel(packed) if packed else None)
 
 
 def _taken(name: str, answer: LoadAnswer, packed: list[Plugin]) -> LoadedPlugin:

@@ -15,7 +15,7 @@ from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
 from kinetod.permissions.role_policy import Caller
 from kinetod.plugins.plugin_findings import findings as plugin_findings
-from kinetod.plugins.plugin_loader import Plugins
+from kinetod.plugins.plugin_loader import KnownPlugins
 from kinetod.profilers.profiler_findings import findings as profiler_findings
 from kinetod.profilers.profiler_scan import ProfilingTool
 from kinetod.rpc.diagnose_process import to_check
@@ -43,7 +43,7 @@ class HostDiagnoser:
         helper: HelperSearcher | None = None,
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
-        plugins: Plugins | None = None,
+        plugins: KnownPlugins | None = None,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -52,7 +52,7 @@ class HostDiagnoser:
         self._helper = helper
         self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
-        self._plugins = plugins or Plugins()
+        self._plugins = plugins or KnownPlugins()
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""

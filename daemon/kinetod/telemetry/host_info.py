@@ -9,7 +9,7 @@ from kinetod import __version__
 from kinetod.config.settings import Settings
 from kinetod.gpus.gpu_reader import DEADLINE_S, GpuReader
 from kinetod.gpus.gpu_types import LibraryState
-from kinetod.plugins.plugin_loader import LoadedPlugin, Plugins
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin
 from kinetod.store.capture_store import Store
 from kinetod.store.stored_files import folder_bytes
 
@@ -31,7 +31,7 @@ class HostInfo:
     store: Store
     hostname: str
     gpus: GpuReader
-    plugins: Plugins = field(default_factory=Plugins)
+    plugins: KnownPlugins = field(default_factory=KnownPlugins)
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:

@@ -25,8 +25,8 @@ from kineto_agent.sources.arena_writer import close_left
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.plugins.arena_check import check_arena, counts_in
 from kineto_agent.sources.plugins.namespace import Namespace
-from kineto_agent.sources.plugins.signs import View, is_set
-from kineto_agent.sources.plugins.worker import PluginLie, Worker, plain_int, plain_json, plain_strings
+from kineto_agent.sources.plugins.signs import ProcessView, is_set
+from kineto_agent.sources.plugins.worker import PluginLie, PluginWorker, plain_int, plain_json, plain_strings
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.descriptors import NOBODY, close_ours, identity
 
@@ -45,12 +45,12 @@ _NEVER = "the accelerator's library goes on recording in the process: its plug-i
 class PluginSource:
     """The source of one plug-in. Used by the agent's thread."""
 
-    def __init__(self, plugin: Plugin, worker: Optional[Worker] = None) -> None:
+    def __init__(self, plugin: Plugin, worker: Optional[PluginWorker] = None) -> None:
         self.plugin = plugin
         self.name = plugin.name
         self.declared_types = plugin.activity_types
         self.on_request: FrozenSet[str] = plugin.activity_types if plugin.detach == DETACH_NEVER else frozenset()
-        self.worker = worker or Worker(plugin.name)
+        self.worker = worker or PluginWorker(plugin.name)
         self._present = False
         self._source: Any = None
         self._broken: Optional[SourceError] = None  # why its files cannot be executed here
@@ -58,7 +58,7 @@ class PluginSource:
 
     # ------------------------------------------------------------ what it could record
 
-    def look(self, view: View) -> None:
+    def look(self, view: ProcessView) -> None:
         """Look for the accelerator in this process."""
         self._present = self._present or view.matches(self.plugin.signs)
         self.worker.interrupt()
@@ -157,7 +157,7 @@ class _Stopped(NamedTuple):
 class PluginSession:
     """One recording of a plug-in."""
 
-    def __init__(self, plugin: Plugin, worker: Worker, source: Any) -> None:
+    def __init__(self, plugin: Plugin, worker: PluginWorker, source: Any) -> None:
         self._plugin = plugin
         self._worker = worker
         self._source = source

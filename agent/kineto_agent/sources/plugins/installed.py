@@ -61,9 +61,9 @@ class InstalledPlugins:
         """All of them, after a look for their accelerators."""
         if not self._sent or not self._sources:
             return []
-        from kineto_agent.sources.plugins.signs import View
+        from kineto_agent.sources.plugins.signs import ProcessView
 
-        view = View()
+        view = ProcessView()
         for source in self._sources.values():
             source.look(view)
         return list(self._sources.values())

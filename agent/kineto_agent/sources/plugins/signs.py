@@ -14,7 +14,7 @@ _FILE = re.compile(rb"/([^/\n]+)$", re.MULTILINE)
 _WILD = frozenset("*?[")
 
 
-class View:
+class ProcessView:
     """What the process shows at one moment. The mapped files are read once, when a plug-in asks for them."""
 
     def __init__(self, maps: str = "/proc/self/maps") -> None:

@@ -72,7 +72,7 @@ def _described(exc: BaseException) -> Tuple[str, str]:
     return "PLUGIN_FAILED", "raised %s: %s" % (type(exc).__name__[:80], text)
 
 
-class Worker:
+class PluginWorker:
     """Runs the calls of one plug-in."""
 
     def __init__(self, name: str) -> None:

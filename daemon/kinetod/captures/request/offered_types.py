@@ -7,12 +7,14 @@ from kineto_agent.sources.registry import ACTIVITY_TYPES
 
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.base.errors import invalid
-from kinetod.plugins.plugin_loader import Plugins
+from kinetod.plugins.plugin_loader import KnownPlugins
 
-_NO_PLUGINS = Plugins()
+_NO_PLUGINS = KnownPlugins()
 
 
-def check_known(wanted: Sequence[str], agents: Iterable[ConnectedAgent | None], plugins: Plugins = _NO_PLUGINS) -> None:
+def check_known(
+    wanted: Sequence[str], agents: Iterable[ConnectedAgent | None], plugins: KnownPlugins = _NO_PLUGINS
+) -> None:
     """Raises InvalidRequest for a type that is neither common, nor declared by a plug-in, nor offered by these agents.
 
     None stands for a process without agent, which says itself why it is not traced; without any agent, nothing is

@@ -10,7 +10,7 @@ _MISSED = ("NOTHING_TO_RECORD", "UNKNOWN_ACTIVITY_TYPE", "ACTIVITY_TYPE_UNAVAILA
 
 
 def explained(ending: Ending, refusals: Sequence[str]) -> Ending:
-    """The ending, with the plug-ins that might have recorded what is missing. refusals: see `Plugins`."""
+    """The ending, with the plug-ins that might have recorded what is missing. refusals: see `KnownPlugins`."""
     if ending.code not in _MISSED or not refusals:
         return ending
     return replace(ending, reason="; ".join([ending.reason, *refusals]))

@@ -9,7 +9,7 @@ import pytest
 from kineto_agent.protocol.plugin_bundle import PluginFile, Signs, unpack
 from kinetod.plugins import plugin_loader
 from kinetod.plugins.plugin_findings import findings
-from kinetod.plugins.plugin_loader import LoadedPlugin, Plugins, load
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin, load
 from support.service.daemon import REPOSITORY
 from support.service.plugin_packages import install
 from support.service.plugin_sources import MODULE
@@ -34,11 +34,11 @@ def package(site: Path, text: str, name: str = "toy", value: str = "") -> Path:
     return install(site, made, name, value or f"plugin_{name}:PLUGIN", distribution=f"kinetod-{name}", version="1.5")
 
 
-def loaded(*allowed: str, deadline_s: float = 30, command: Sequence[str] = plugin_loader.COMMAND) -> Plugins:
+def loaded(*allowed: str, deadline_s: float = 30, command: Sequence[str] = plugin_loader.COMMAND) -> KnownPlugins:
     return asyncio.run(load(allowed, deadline_s=scaled(deadline_s), command=command))
 
 
-def refusal(plugins: Plugins, name: str = "toy") -> str:
+def refusal(plugins: KnownPlugins, name: str = "toy") -> str:
     (found,) = (plugin for plugin in plugins.known if plugin.name == name)
     assert found.is_allowed
     return found.refused
@@ -151,8 +151,8 @@ def test_what_doctor_says() -> None:
         LoadedPlugin(name="tin", is_allowed=False),
         LoadedPlugin(name="tan", refused="it is broken"),
     )
-    assert [(each.status.name, each.detail) for each in findings(Plugins(known=known))] == [
+    assert [(each.status.name, each.detail) for each in findings(KnownPlugins(known=known))] == [
         ("PROBLEM", "tan is not used: it is broken"),
         ("OK", "toy 1.5 (kernel, toy_sync); installed, but not in plugins.sources: tin"),
     ]
-    assert [each.detail for each in findings(Plugins())] == ["none are installed"]
+    assert [each.detail for each in findings(KnownPlugins())] == ["none are installed"]

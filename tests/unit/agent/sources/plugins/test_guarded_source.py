@@ -15,7 +15,7 @@ from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceRequest
 from kineto_agent.sources.plugins import guarded_source, worker
 from kineto_agent.sources.plugins.guarded_source import PluginSession, PluginSource
-from kineto_agent.sources.plugins.signs import View
+from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import GOOD, NOWHERE, bad, one_piece, plugin
 from support.waiting import until
@@ -44,7 +44,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def seen(made: Plugin) -> PluginSource:
     source = PluginSource(made)
-    source.look(View())
+    source.look(ProcessView())
     return source
 
 

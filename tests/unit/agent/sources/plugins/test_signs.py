@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 from kineto_agent.protocol.plugin_bundle import Signs
-from kineto_agent.sources.plugins.signs import View
+from kineto_agent.sources.plugins.signs import ProcessView
 
 MAPS = """\
 7f00-7f01 r-xp 00000000 08:01 123   /usr/lib/libnpu_runtime.so.7
@@ -16,31 +16,31 @@ MAPS = """\
 
 
 @pytest.fixture
-def view(tmp_path: Path) -> View:
+def view(tmp_path: Path) -> ProcessView:
     (tmp_path / "maps").write_text(MAPS)
-    return View(str(tmp_path / "maps"))
+    return ProcessView(str(tmp_path / "maps"))
 
 
 @pytest.mark.parametrize(
     ("pattern", "found"),
     [("libnpu_runtime.so*", True), ("libnpu*", True), ("libother.so", True), ("libNPU*", False), ("runtime.so", False)],
 )
-def test_libraries_are_mapped_files_by_name(view: View, pattern: str, found: bool) -> None:
+def test_libraries_are_mapped_files_by_name(view: ProcessView, pattern: str, found: bool) -> None:
     assert view.matches(Signs(libraries=(pattern,))) == found
 
 
 def test_maps_that_cannot_be_read_show_nothing() -> None:
-    assert not View("/no/such/file").matches(Signs(libraries=("*",)))
+    assert not ProcessView("/no/such/file").matches(Signs(libraries=("*",)))
 
 
-def test_device_files_exist(view: View, tmp_path: Path) -> None:
+def test_device_files_exist(view: ProcessView, tmp_path: Path) -> None:
     (tmp_path / "npu0").touch()
     assert view.matches(Signs(device_files=("%s/npu0" % tmp_path,)))
     assert view.matches(Signs(device_files=("/dev/no_such", "%s/npu[0-9]" % tmp_path)))
     assert not view.matches(Signs(device_files=("%s/npu?x" % tmp_path, "/no/such/folder/*")))
 
 
-def test_variables_are_set_or_have_a_value(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_set_or_have_a_value(view: ProcessView, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPU_MODE", "training")
     assert view.matches(Signs(environment=("NPU_MODE",)))
     assert view.matches(Signs(environment=("NPU_MODE=train*",)))
@@ -48,12 +48,12 @@ def test_variables_are_set_or_have_a_value(view: View, monkeypatch: pytest.Monke
     assert "NPU" not in os.environ
 
 
-def test_modules_are_those_that_the_program_has_imported(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_those_that_the_program_has_imported(view: ProcessView, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not view.matches(Signs(modules=("torch_npu",)))
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     assert view.matches(Signs(modules=("torch_npu",)))
 
 
-def test_each_kind_of_sign_must_match(view: View) -> None:
+def test_each_kind_of_sign_must_match(view: ProcessView) -> None:
     assert not view.matches(Signs(libraries=("libnpu*",), modules=("torch_npu",)))
     assert view.matches(Signs(libraries=("libnpu*",), modules=("sys",)))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kinetod.base.errors import InvalidRequest
 from kinetod.captures.request.offered_types import check_known
-from kinetod.plugins.plugin_loader import LoadedPlugin, Plugins
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin
 
 
 class Offering:
@@ -25,12 +25,16 @@ REFUSED = LoadedPlugin(name="tin", refused="it is broken")
 
 def problem(wanted: str, *known: LoadedPlugin) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        check_known([wanted], [STACKS], Plugins(known=known))
+        check_known([wanted], [STACKS], KnownPlugins(known=known))
     return caught.value.message
 
 
 def test_types_of_plug_ins_are_known_wherever_their_accelerator_is() -> None:
-    check_known(["toy_kernel", "kernel"], [STACKS, None], Plugins(known=(ON,)))
+    known = KnownPlugins(known=(ON,))
+    assert known.activity_types == {"toy_kernel"}
+    check_known(["toy_kernel", "kernel"], [STACKS, None], known)
+    with pytest.raises(InvalidRequest):
+        check_known(["toy_kernel", "kernel"], [STACKS, None])
 
 
 def test_an_unknown_type_may_be_that_of_a_plug_in_that_is_not_used() -> None:
@@ -46,3 +50,5 @@ def test_a_misspelling_is_guessed() -> None:
 
 def test_without_any_agent_nothing_is_checked() -> None:
     check_known(["tin_kernel"], [None])
+    with pytest.raises(InvalidRequest):
+        check_known(["tin_kernel"], [None, STACKS])
