@@ -7,6 +7,10 @@ tests/unit/agent/protocol/test_arena.py compares them.
 Formats
     CUPTI              Raw CUPTI activity records, as CUPTI wrote them: layout by cuptiGetVersion in the metadata,
                        observed record sizes in the arena's header.
+    PTI                Raw records of Intel's PTI, as PTI wrote them: layout by the version in the metadata. Names of
+                       kernels are keys of the string table instead of pointers.
+    ROCPROFILER        Records of rocprofiler-sdk, each behind a kit_header, and HIP calls beside them: layouts are in
+                       daemon/kineto_trace/decode/rocprofiler/rocm_schema.py, rocprofiler_version in the metadata.
     PYTHON_STACKS      STACK_SAMPLE records: a thread at one time. Its stack is a node of a tree in the string table.
     PYTHON_CALLS       PYTHON_CALL records: every call of Python and every return, in the order of time.
     TORCH_OPS          OP, OP_TENSORS and OP_COMMS records of 64 bytes, which the byte at OP_KIND tells apart. Thread
@@ -65,6 +69,7 @@ import struct
 from typing import Dict
 
 CUPTI_FORMAT = "cupti/1"
+PTI_FORMAT = "pti/1"
 PYTHON_STACKS_FORMAT = "python_stacks/2"
 PYTHON_STACKS_1_FORMAT = "python_stacks/1"  # of earlier agents: only read
 PYTHON_CALLS_FORMAT = "python_calls/1"
@@ -75,6 +80,7 @@ MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
 DECLARED_FORMAT = "declared/1"
+ROCPROFILER_FORMAT = "rocprofiler/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:

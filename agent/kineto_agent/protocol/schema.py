@@ -29,10 +29,11 @@ Theory of operation
     A schema from a target is untrusted. from_json and check bound all sizes and raise ValueError, naming the place.
 """
 
-import collections.abc
 import json
 import re
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, get_args, get_origin, get_type_hints
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+
+from kineto_agent.protocol.typed_values import MAX_MEMBERS, plain, shown, typed
 
 VERSION = 1  # of the JSON form
 SCHEMA_KEY, CLOCKS_KEY = "schema", "clocks"  # of an arena's metadata
@@ -49,6 +50,20 @@ TRACKS: Mapping[str, Tuple[str, ...]] = {
     DEVICE_TRACK: ("start", "duration", "name", "device", "context", "stream", "correlation", "external_id"),
     THREAD_TRACK: ("start", "duration", "name", "thread", "correlation", "external_id"),
 }
+# Names that no column of an own type may have: those of any track's columns, and those that queries add to each table.
+RESERVED_COLUMNS = frozenset(
+    (
+        *TRACKS[DEVICE_TRACK],
+        *TRACKS[THREAD_TRACK],
+        "args",
+        "duration_ns",
+        "end_ns",
+        "inputs",
+        "rank",
+        "start_ns",
+        "trace",
+    )
+)
 # What a record can say about its activity beside time and name. Each role fills the column of the same name.
 ROLES = ("correlation", "thread", "device", "context", "stream")
 
@@ -74,14 +89,20 @@ KINETO_TYPES: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
 }
 # The endings of a vendor's names for Kineto's tables.
 VENDOR_TYPES = {"runtime": "cuda_runtime", "driver": "cuda_driver", "sync": "cuda_sync"}
-# Names of schemas with which a type could be called like a table or a database object that exists already.
+# Names of schemas with which a type could be called like a table, a view or a database object that exists already.
 RESERVED_NAMES = frozenset(
-    ("cpu", "cuda", "duckdb", "gpu", "graph", "information", "kineto", "op", "pg", "python", "sqlite", "sql", "user")
-)
+    (
+        "annotation", "blocked", "call", "child", "collective", "comm", "counter", "counters", "cpu", "critical",
+        "cuda", "data", "diff", "distributed", "duckdb", "event", "flame", "flops", "frequent", "gpu", "graph", "hot",
+        "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "not", "op", "operator", "pg",
+        "process", "profiler", "python", "queue", "rank", "sm", "sql", "sqlite", "step", "temporal", "tensor", "thread",
+        "time", "user",
+    )
+)  # fmt: skip
 
 MAX_TYPES, MAX_RECORDS, MAX_FIELDS, MAX_COLUMNS = 32, 64, 128, 48
 MAX_RECORD_BYTES, MAX_BYTES_FIELD = 16384, 256
-MAX_VALUES, MAX_TEXT = 1024, 200  # entries of one enumeration; characters of a text
+MAX_VALUES, MAX_TEXT = MAX_MEMBERS, 200  # entries of one enumeration; characters of a text
 MAX_KIND = (1 << 32) - 2  # the greatest number is that of texts which travel with pushed records
 MAX_JSON_BYTES = 48 * 1024  # the frame of an arena also has the source's other metadata
 _MAX_SPACE = (1 << 32) - 1
@@ -91,7 +112,6 @@ _WIDTHS = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "f": 
 _INTEGERS = "bBhHiIqQ"
 _BYTES = re.compile(r"([1-9][0-9]{0,2})s")
 _NAME = re.compile(r"[a-z][a-z0-9]{1,15}")
-_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,19}")
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]{0,39}")
 DTYPES = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f64", "text")
 
@@ -179,15 +199,15 @@ class Schema(NamedTuple):
 
     def check(self) -> None:
         """Raises ValueError, which says what is wrong where, and what to do."""
-        _typed(self, Schema, "schema")
-        size = len(json.dumps(_plain(self)))
+        typed(self, Schema, "schema")
+        size = len(json.dumps(plain(self)))
         if size > MAX_JSON_BYTES:
             raise ValueError(
                 "schema %s: its JSON has %d bytes, at most %d fit into a frame; shorten its texts"
-                % (_shown(self.name), size, MAX_JSON_BYTES)
+                % (shown(self.name), size, MAX_JSON_BYTES)
             )
         for problem in _problems(self):
-            raise ValueError("schema %s: %s" % (_shown(self.name), problem))
+            raise ValueError("schema %s: %s" % (shown(self.name), problem))
 
     def table(self, type_name: str) -> str:
         """The table of one of its types: Kineto's, or one of its own with the type's name."""
@@ -211,21 +231,15 @@ def width(code: str) -> int:
 # ------------------------------------------------------------ what can be wrong
 
 
-def _shown(text: object) -> str:
-    return repr(text)[:80]
-
-
 def _problems(schema: Schema) -> Iterator[str]:
     """All problems, those first on whose absence the checks behind them rely."""
     if not _NAME.fullmatch(schema.name) or schema.name in RESERVED_NAMES:
-        yield (
-            "its name must be 2 to 16 lower-case letters and digits, and none of %s; choose another"
-            % ", ".join(sorted(RESERVED_NAMES))
-        )
+        reserved = ", ".join(sorted(RESERVED_NAMES))
+        yield "its name must be 2 to 16 lower-case letters and digits, and none of %s; choose another" % reserved
     if schema.framing not in FRAMINGS:
-        yield "there is no framing %s; choose one of %s" % (_shown(schema.framing), ", ".join(FRAMINGS))
+        yield "there is no framing %s; choose one of %s" % (shown(schema.framing), ", ".join(FRAMINGS))
     if schema.clock not in CLOCKS:
-        yield "there is no clock %s; choose one of %s" % (_shown(schema.clock), ", ".join(CLOCKS))
+        yield "there is no clock %s; choose one of %s" % (shown(schema.clock), ", ".join(CLOCKS))
     if not 1e-6 <= schema.tick_ns <= 1e9:
         yield "tick_ns is %r; a tick is 1e-6 to 1e9 ns long" % schema.tick_ns
     if not 1 <= len(schema.types) <= MAX_TYPES or not 1 <= len(schema.records) <= MAX_RECORDS:
@@ -234,15 +248,15 @@ def _problems(schema: Schema) -> Iterator[str]:
         )  # fmt: skip
     tables: Dict[str, str] = {}
     for name, activity in schema.types.items():
-        place = "types[%s]" % _shown(name)
+        place = "types[%s]" % shown(name)
         other = tables.setdefault(schema.table(name), name)
         if other != name:
-            yield "%s: its table is that of %s; declare one of them" % (place, _shown(other))
+            yield "%s: its table is that of %s; declare one of them" % (place, shown(other))
         for problem in _type_problems(schema, name, activity):
             yield "%s%s" % (place, problem)
     for kind, record in schema.records.items():
         for problem in _record_problems(schema, kind, record):
-            yield "records[%s]%s" % (_shown(kind), problem)
+            yield "records[%s]%s" % (shown(kind), problem)
 
 
 def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[str]:
@@ -258,14 +272,14 @@ def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[st
     if kineto is not None and activity.track:
         yield ".track: Kineto's tables have their track; leave it out"
     if kineto is None and activity.track not in TRACKS:
-        yield ".track: there is no track %s; choose one of %s" % (_shown(activity.track), ", ".join(TRACKS))
+        yield ".track: there is no track %s; choose one of %s" % (shown(activity.track), ", ".join(TRACKS))
     for problem in _text_problems(activity.meaning, kineto is not None):
         yield ".meaning: " + problem
     if len(activity.columns) > MAX_COLUMNS:
         yield ".columns: there are %d; declare at most %d" % (len(activity.columns), MAX_COLUMNS)
-    seen = set(TRACKS[activity.track]) if kineto is None else set()
+    seen = set(RESERVED_COLUMNS) if kineto is None else set()
     for column in activity.columns:
-        place = ".columns[%s]: " % _shown(column.name)
+        place = ".columns[%s]: " % shown(column.name)
         for problem in _column_problems(column, None if kineto is None else kineto[1]):
             yield place + problem
         if column.name in seen:
@@ -288,7 +302,7 @@ def _column_problems(column: Col, kineto: Optional[Mapping[str, str]]) -> Iterat
         if not _IDENTIFIER.fullmatch(column.name):
             yield "a column's name is 1 to 40 lower-case letters, digits and _, and begins with a letter; rename it"
         if column.dtype not in DTYPES:
-            yield "there is no type %s; choose one of %s" % (_shown(column.dtype), ", ".join(DTYPES))
+            yield "there is no type %s; choose one of %s" % (shown(column.dtype), ", ".join(DTYPES))
         if column.dtype != "text" and _declares(column.texts):
             yield "only a column of the type text has texts; leave them out"
     for problem in _text_problems(column.meaning, kineto is not None):
@@ -299,7 +313,7 @@ def _record_problems(schema: Schema, kind: int, record: Record) -> Iterator[str]
     if not 0 <= kind <= MAX_KIND:
         yield ": a kind is a number from 0 to %d" % MAX_KIND
     if record.type and record.type not in schema.types:
-        yield ".type: %s is not declared; add it to types, or write '' for records to skip" % _shown(record.type)
+        yield ".type: %s is not declared; add it to types, or write '' for records to skip" % shown(record.type)
     least = {KIND_U32: 8, SIZE_FIELD: 12}.get(schema.framing, 1)
     if not least <= record.size <= MAX_RECORD_BYTES:
         yield ".size: it is %r; with this framing a record has %d to %d bytes" % (record.size, least, MAX_RECORD_BYTES)
@@ -308,13 +322,13 @@ def _record_problems(schema: Schema, kind: int, record: Record) -> Iterator[str]
     for problem in _field_problems(record):
         yield problem
     if record.clock not in ("", *CLOCKS):
-        yield ".clock: there is no clock %s; choose one of %s" % (_shown(record.clock), ", ".join(CLOCKS))
+        yield ".clock: there is no clock %s; choose one of %s" % (shown(record.clock), ", ".join(CLOCKS))
     if record.type:
         for problem in _activity_problems(schema, record):
             yield problem
     for place, name in (("sync[0]", record.sync[0]), ("sync[1]", record.sync[1])):
         if any(record.sync) and not _is_time(record, name):
-            yield ".%s: %s is not a field with the code q or Q" % (place, _shown(name))
+            yield ".%s: %s is not a field with the code q or Q" % (place, shown(name))
     if any(record.sync) and record.type:
         yield ".sync: clock readings are records without a type; write '' for it"
 
@@ -322,12 +336,12 @@ def _record_problems(schema: Schema, kind: int, record: Record) -> Iterator[str]
 def _field_problems(record: Record) -> Iterator[str]:
     ends = []
     for name, (code, offset) in record.fields.items():
-        place = ".fields[%s]: " % _shown(name)
+        place = ".fields[%s]: " % shown(name)
         if not _IDENTIFIER.fullmatch(name):
             yield place + "a field's name is 1 to 40 lower-case letters, digits and _; rename it"
         if not width(code):
             yield place + "there is no code %s; use one of %s, or 1s to %ds" % (
-                _shown(code), " ".join(_WIDTHS), MAX_BYTES_FIELD,
+                shown(code), " ".join(_WIDTHS), MAX_BYTES_FIELD,
             )  # fmt: skip
         if not 0 <= offset <= record.size - width(code):
             yield place + "bytes %r to %r are outside the record's %d bytes; correct the offset or the size" % (
@@ -338,7 +352,7 @@ def _field_problems(record: Record) -> Iterator[str]:
     for (_, end, before), (begin, _, name) in zip(ends, ends[1:]):
         if begin < end:
             yield ".fields[%s]: it overlaps %s, which ends at byte %d; correct the offset" % (
-                _shown(name), _shown(before), end,
+                shown(name), shown(before), end,
             )  # fmt: skip
 
 
@@ -346,18 +360,18 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
     start, end = record.time
     for place, name in (("time[0]", start), ("time[1]", end)):
         if not _is_time(record, name) and (name or place == "time[0]"):
-            yield ".%s: %s is not a field with the code q or Q" % (place, _shown(name))
+            yield ".%s: %s is not a field with the code q or Q" % (place, shown(name))
     activity = schema.types[record.type]
     kineto = KINETO_TYPES.get(schema.table(record.type))
     roles = TRACKS[activity.track] if kineto is None else kineto[0]
     for role in ROLES:
         name = getattr(record, role)
         if name and role not in roles:
-            yield ".%s: activities of the type %s have none; leave it out" % (role, _shown(record.type))
+            yield ".%s: activities of the type %s have none; leave it out" % (role, shown(record.type))
         if name and not _has_code(record, name, _INTEGERS):
-            yield ".%s: %s is not an integer field of the record" % (role, _shown(name))
+            yield ".%s: %s is not an integer field of the record" % (role, shown(name))
     if record.name and not _has_code(record, record.name, _INTEGERS + "s"):
-        yield ".name: %s is not a field with an integer or bytes" % _shown(record.name)
+        yield ".name: %s is not a field with an integer or bytes" % shown(record.name)
     for problem in _texts_problems(record.texts):
         yield ".texts: " + problem
     if not record.name and not record.texts.otherwise:
@@ -366,15 +380,15 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
     numbers |= {role for role in ROLES if role in roles} | (set() if kineto is None else set(kineto[1]))
     for name, value in record.constants.items():
         if name not in numbers:
-            yield ".constants: %s is not a column of numbers of the type %s" % (_shown(name), _shown(record.type))
+            yield ".constants: %s is not a column of numbers of the type %s" % (shown(name), shown(record.type))
         if not -_VALUE_LIMIT <= value < _VALUE_LIMIT:
-            yield ".constants[%s]: %d does not fit into 64 bits" % (_shown(name), value)
+            yield ".constants[%s]: %d does not fit into 64 bits" % (shown(name), value)
     for column in activity.columns:
         field = column.field or column.name
         codes = _INTEGERS + {"text": "s", "f64": "fd"}.get(column.dtype, "")
         if field in record.fields and not _has_code(record, field, codes):
             yield ".fields[%s]: its code does not suit the column %s of the type %s" % (
-                _shown(field), _shown(column.name), _shown(record.type),
+                shown(field), shown(column.name), shown(record.type),
             )  # fmt: skip
 
 
@@ -410,7 +424,7 @@ def _text_problems(text: str, may_be_empty: bool) -> Iterator[str]:
     if not text and not may_be_empty:
         yield "a text is missing; write one for people to read"
     if len(text) > MAX_TEXT or not text.isprintable():
-        yield "%s is longer than %d characters or not printable" % (_shown(text), MAX_TEXT)
+        yield "%s is longer than %d characters or not printable" % (shown(text), MAX_TEXT)
 
 
 # ------------------------------------------------------------ the JSON form
@@ -418,7 +432,7 @@ def _text_problems(text: str, may_be_empty: bool) -> Iterator[str]:
 
 def to_json(schema: Schema) -> Dict[str, Any]:
     """The schema as a JSON object without members that have their default, for metadata[SCHEMA_KEY]."""
-    return {"version": VERSION, **_plain(schema)}
+    return {"version": VERSION, **plain(schema)}
 
 
 def from_json(value: Any) -> Schema:
@@ -426,63 +440,6 @@ def from_json(value: Any) -> Schema:
     if not isinstance(value, dict) or value.get("version") != VERSION:
         raise ValueError("the schema is not an object of version %d; update kinetod" % VERSION)
     members = {key: member for key, member in value.items() if key != "version"}
-    found: Schema = _typed(members, Schema, "schema")
+    found: Schema = typed(members, Schema, "schema")
     found.check()
     return found
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_field_defaults"):
-        members = value._asdict().items()
-        defaults = value._field_defaults
-        return {key: _plain(each) for key, each in members if key not in defaults or each != defaults[key]}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
-
-
-def _typed(value: Any, kind: Any, place: str) -> Any:
-    """The JSON value as the type of the annotation; values of that type stay as they are. Raises ValueError."""
-    if hasattr(kind, "_field_defaults"):
-        return _named(value, kind, place)
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is collections.abc.Mapping:
-        return _mapping(value, parts, place)
-    if origin is tuple:
-        return _tuple(value, parts, place)
-    if kind is float and type(value) is int:
-        return float(value) if abs(value) < _VALUE_LIMIT else value
-    if type(value) is not kind:
-        raise ValueError("%s is %s; expected %s" % (place, _shown(value), kind.__name__))
-    return value
-
-
-def _named(value: Any, kind: Any, place: str) -> Any:
-    members = value._asdict() if isinstance(value, kind) else value
-    hints = get_type_hints(kind)
-    if not isinstance(members, dict) or not set(members) <= set(hints):
-        raise ValueError("%s is %s; expected an object with %s" % (place, _shown(value), ", ".join(hints)))
-    missing = [name for name in hints if name not in members and name not in kind._field_defaults]
-    if missing:
-        raise ValueError("%s.%s is missing" % (place, missing[0]))
-    return kind(**{key: _typed(each, hints[key], "%s.%s" % (place, key)) for key, each in members.items()})
-
-
-def _mapping(value: Any, parts: Tuple[Any, ...], place: str) -> Dict[Any, Any]:
-    if not isinstance(value, Mapping) or len(value) > MAX_VALUES:
-        raise ValueError("%s is %s; expected an object with at most %d members" % (place, _shown(value), MAX_VALUES))
-    found: Dict[Any, Any] = {}
-    for key, each in value.items():
-        at = "%s[%s]" % (place, _shown(key))
-        is_number = parts[0] is int and isinstance(key, str) and _NUMBER.fullmatch(key)
-        member = _typed(int(key) if is_number else key, parts[0], at)
-        found[member] = _typed(each, parts[1], at)
-    return found
-
-
-def _tuple(value: Any, parts: Tuple[Any, ...], place: str) -> Tuple[Any, ...]:
-    many = len(parts) == 2 and parts[1] is Ellipsis
-    if not isinstance(value, (list, tuple)) or (len(value) > MAX_VALUES if many else len(value) != len(parts)):
-        raise ValueError("%s is %s; expected a list%s" % (place, _shown(value), "" if many else " of %d" % len(parts)))
-    kinds = parts[:1] * len(value) if many else parts
-    return tuple(_typed(each, kind, "%s[%d]" % (place, at)) for at, (each, kind) in enumerate(zip(value, kinds)))

@@ -102,7 +102,10 @@ class SourceSession(Protocol):
 
 
 class Source(Protocol):
-    """A way to record activities in this process."""
+    """A way to record activities in this process.
+
+    A source may also have last_resort(): the activity types that it leaves to any other source that offers them.
+    """
 
     name: str
     on_request: FrozenSet[str]  # activity types that are recorded only if named, because they cost the target much

@@ -11,13 +11,17 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.plugins.installed import PLUGINS
+from kineto_agent.sources.pti import libpti
+from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
+from kineto_agent.sources.rocprofiler import librocprofiler
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
 # Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        *KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation", "cpu_instant_event",
+        *KINDS, *rocm_kinds.KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation",
+        "cpu_instant_event",
         "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
@@ -58,8 +62,8 @@ class _Row(NamedTuple):
     possible: Callable[[], bool]
 
 
-# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
-# must be the last.
+# In the order in which sessions start. CUPTI and PTI have one set of callbacks, and torch's profiler registers its own:
+# ours must be the last.
 SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
@@ -67,6 +71,8 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("memory.snapshots", "MemorySource", _has_torch),
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+    _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
+    _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 
@@ -139,7 +145,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     Raises SourceError if there are none.
     """
     options = options or {}
-    offered = {name: frozenset(types) for name, types in offers(available).items()}
+    offered = _without_last_resorts(available, offers(available))
     why = ""
     if options.get(_EXACT_CALLS):
         recorders = [source for source in available if hasattr(source, "why_no_calls")]
@@ -186,6 +192,16 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
         if is_missed:
             why.append(source.why_not())
     return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
+
+
+def _without_last_resorts(available: List[Source], offered: Mapping[str, List[str]]) -> Dict[str, FrozenSet[str]]:
+    """What each source offers, without what it leaves to another one that offers the same (`last_resort`)."""
+    changed = {name: frozenset(types) for name, types in offered.items()}
+    for source in available:
+        if hasattr(source, "last_resort"):
+            others = frozenset(kind for name, types in offered.items() if name != source.name for kind in types)
+            changed[source.name] -= source.last_resort() & others
+    return changed
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:

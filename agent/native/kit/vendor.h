@@ -71,13 +71,13 @@ struct kit_host {
     void (*dropped)(uint64_t records);
 };
 
-/* What the library gets when it asks for a buffer and none is free. What is written to memory outside the arena counts as
- * dropped. */
+/* What the library gets when it asks for a buffer and none is free. What is written to memory outside the arena counts
+ * as dropped. */
 enum kit_when_full {
     KIT_FULL_SPILLS,   /* one of a few buffers outside the arena; none once these are lent, too */
     KIT_FULL_DECLINES, /* none (NULL, of size 0): the library drops the records and counts them */
-    /* As KIT_FULL_SPILLS, and then one buffer that is lent to all who ask at the same time: for a library that cannot do
-     * without, and only writes to what it gets. The records in that one cannot be counted: kc_kit_stop says so. */
+    /* As KIT_FULL_SPILLS, and then one buffer that is lent to all who ask at the same time: for a library that cannot
+     * do without, and only writes to what it gets. Records in that one cannot be counted: kc_kit_stop says so. */
     KIT_FULL_NEVER_DECLINES,
 };
 
@@ -117,14 +117,17 @@ struct kit_vendor {
                 size_t error_bytes);
     /* Caller's thread. Begins to record: buffers are lent and push works from before this call on. Switches each of
      * `kinds` on and puts the library's answer into results[i], 0 for success. Returns 0 if at least one is on, else a
-     * negative error with a text; what was switched on must be off again then. */
+     * negative error with a text; what was switched on must be off again then. The collector's thread exists already,
+     * but does not call flush before this has returned. */
     int (*start)(const uint32_t *kinds, uint32_t count, int32_t *results, char *error, size_t error_bytes);
-    /* Caller's thread: switches off what start switched on. Not called if start failed, nor when the process exits. */
+    /* Caller's thread: switches off what start switched on. Not called if start failed. When the process exits: only if
+     * stops_at_exit. */
     void (*stop)(void);
     /* Collector's thread: the library hands over what it has, and calls buffer_completed or push for it before this
-     * returns, as far as possible. Once a period, and for the last time after stop with `forced`: then everything must
-     * come. Returns the library's answer, 0 for success. The kit does not wait for a call that takes too long, and says
-     * so: nothing of the vendor is called in this process any more until it has returned. */
+     * returns, as far as possible. Once a period, and for the last time after stop, or after a start that failed, with
+     * `forced`: then everything must come. When the process exits, without stop and `forced`. Returns the library's
+     * answer, 0 for success. The kit does not wait for a call that takes too long, and says so: nothing of the vendor
+     * is called in this process any more until it has returned. */
     int32_t (*flush)(bool forced);
     /* Collector's thread. The record after *record (NULL: the first) of a returned buffer. Returns 0, or anything else
      * at the end. NULL: records are pushed. */
@@ -139,11 +142,10 @@ struct kit_vendor {
      * CLOCK_REALTIME before and after it, and keeps the closest pair in the string table: space ARENA_SPACE_CLOCK_PAIR,
      * key Unix ns, text the u64 that this returned. NULL: times in records are Unix ns. */
     uint64_t (*read_clock)(void);
-    /* Caller's thread, after a stop that ended in time, if the library holds no buffer of ours: the last call of a
-     * recording. For what other users of the library should find as it was (their callbacks). */
+    /* Caller's thread, after a stop that ended in time, if the library holds no buffer of ours. For what other users of the library should find as it was (their callbacks). */
     void (*release)(void);
-    /* Caller's thread, after stop. Why less was recorded than was asked for, for people. Returns the length of the text,
-     * 0 if all is well. */
+    /* Caller's thread, after stop. Why less was recorded than was asked for, for people. Returns the length of the
+     * text, 0 if all is well. */
     int64_t (*problem)(char *text, size_t text_bytes);
     /* In a forked child, in its fork handler: no call into the library, no lock, only memory of our own. */
     void (*forked)(void);
@@ -152,6 +154,9 @@ struct kit_vendor {
     int64_t (*describe)(char *text, size_t text_bytes);
     /* Caller's thread, after open. The library's own text for one of its results; NULL: there is none. */
     const char *(*result_text)(int32_t result);
+    /* Whether stop is called on the thread that exits the process, before flush is for the last time: for a library that
+     * cannot be flushed while it records. Its own exit handlers have not run yet. */
+    bool stops_at_exit;
 };
 
 /* The one symbol of a plug-in's shared library; it returns its vendor, or NULL if it does not know `kit_abi`. */

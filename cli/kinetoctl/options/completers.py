@@ -27,6 +27,8 @@ ACTIVITIES = {
     "gpu_memset": "sets",
     "cuda_runtime": "CUDA calls",
     "cuda_driver": "CUDA driver calls",
+    "privateuse1_runtime": "calls of an accelerator outside of PyTorch",
+    "privateuse1_driver": "its driver calls",
     "cuda_sync": "synchronisation",
     "overhead": "CUPTI's own work",
     "python_function": "Python stacks",

@@ -281,7 +281,7 @@ def _takes(array: AnyArray, width: int, rows: int) -> bool:
     return bool(array.flags.c_contiguous) and array.itemsize == width and len(array) >= rows
 
 
-class Texts:
+class PreparedTexts:
     """Finished pieces of text by number, for TEXT fields."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -300,7 +300,7 @@ class Field(NamedTuple):
     literal: bytes
     operation: int = END
     column: AnyArray | None = None
-    texts: Texts | None = None
+    texts: PreparedTexts | None = None
     base: int = 0
 
 

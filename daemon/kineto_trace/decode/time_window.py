@@ -71,7 +71,7 @@ def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start
 def _take(table: Table, kept: Mask) -> Table:
     """Selects rows and renumbers parents that are row numbers."""
     taken = table.take(kept)
-    if "parent" not in taken.columns:
+    if "parent" not in taken.columns or table.declared is not None:
         return taken
     place = np.where(kept, np.cumsum(kept) - 1, NO_ROW)
     parent = taken["parent"]

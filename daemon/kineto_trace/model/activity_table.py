@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from kineto_agent.protocol.schema import RESERVED_COLUMNS
+
 from kineto_trace.model.event_kinds import Arg
 
 
@@ -75,6 +77,11 @@ def arguments_of(table: ActivityTable) -> tuple[Column, ...]:
     return tuple(column for column in table.columns if column.name not in _NO_ARGUMENTS)
 
 
+def vendor_columns(table: ActivityTable) -> frozenset[str]:
+    """Returns the columns of such a table that the vendor has declared: the names say nothing of what they mean."""
+    return frozenset(column.name for column in table.columns) - ROW_COLUMNS[table.row].keys()
+
+
 def declared_to_json(table: ActivityTable) -> dict[str, Any]:
     """Returns the declaration of a table for json.dumps."""
     columns = [column._asdict() for column in table.columns]
@@ -92,6 +99,7 @@ def declared_from_json(name: str, value: Any) -> ActivityTable:
     columns = tuple(Column(**entry) for entry in entries)
     types = {column.name: column.dtype for column in columns}
     assert row is not None
+    _need(not (types.keys() - ROW_COLUMNS[row].keys()) & RESERVED_COLUMNS, "columns")
     _need(len(types) == len(columns) and ROW_COLUMNS[row].items() <= types.items(), "columns")
     _need(next(column for column in columns if column.name == "name").text, "columns")
     return ActivityTable(name=name, row=row, meaning=value["meaning"], columns=columns)

@@ -6,7 +6,7 @@ Theory of operation
     annotations get their images on the GPU. The order matters: what is attributed is what is in the trace.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from kineto_trace.arrays import spilled_memory
 from kineto_trace.decode import iterations
 from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.declared import declared_records
-from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, StepMarks
+from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, Launches, StepMarks
+from kineto_trace.decode.pti import pti_records
 from kineto_trace.decode.python import exact_calls, python_stacks
+from kineto_trace.decode.rocprofiler import rocprofiler_records
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
 from kineto_trace.model.source_coverage import SourceCoverage, coverage_note, parts_of
@@ -42,6 +44,7 @@ from kineto_trace.structure.gpu_annotations import gpu_annotations
 
 DECODERS: Mapping[str, Decode] = {
     cupti_records.FORMAT: cupti_records.decode,
+    pti_records.FORMAT: pti_records.decode,
     torch_ops.FORMAT: torch_ops.decode,
     kineto_json.FORMAT: kineto_json.decode,
     exact_calls.FORMAT: exact_calls.decode,
@@ -50,18 +53,23 @@ DECODERS: Mapping[str, Decode] = {
     iterations.FORMAT: iterations.decode,
     graph_nodes.FORMAT: graph_nodes.decode,
     declared_records.FORMAT: declared_records.decode,
+    rocprofiler_records.FORMAT: rocprofiler_records.decode,
 }
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {
     cupti_records.FORMAT: (*GPU_TABLES, *API_TABLES),
+    pti_records.FORMAT: (*GPU_TABLES, *API_TABLES),
     torch_ops.FORMAT: OP_TABLES,
     kineto_json.FORMAT: OP_TABLES,
     exact_calls.FORMAT: ("python_function",),
     **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
     memory_events.FORMAT: ("cpu_instant_event",),
 }
-_DECLARED = (declared_records.FORMAT,)  # the schema says which tables records of these formats fill
-VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
+_DECLARED = (
+    declared_records.FORMAT,
+    rocprofiler_records.FORMAT,
+)  # the schema says which tables records of these formats fill
+VERSION_KEYS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version", "rocprofiler_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,7 @@ class _Parts:
     step_marks: StepMarks | None = None
     sources: list[tuple[RawSource, tuple[str, ...]]] = field(default_factory=list)  # and the tables that each fills
     categories: dict[str, str] = field(default_factory=dict)
+    launches: list[Launches] = field(default_factory=list)
 
 
 def load_target(target_dir: Path) -> LoadedTarget:
@@ -109,7 +118,8 @@ def load_target(target_dir: Path) -> LoadedTarget:
     )
     tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
     marks = iterations.reported_marks(target) if parts.step_marks is None else parts.step_marks
-    tables = relate(iterations.add_iterations(tables, parts.strings, marks, (start, end)), parts.strings)
+    tables = iterations.add_iterations(tables, parts.strings, marks, (start, end))
+    tables = relate(tables, parts.strings, parts.launches)
     trace = Trace(
         target=target,
         strings=tuple(parts.strings.strings),
@@ -138,9 +148,9 @@ def _coverage(source: RawSource, kinds: tuple[str, ...], start_ns: int, end_ns: 
     return SourceCoverage(source=source.source, kinds=kinds, missing=parts, dropped=source.dropped)
 
 
-def relate(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table]:
+def relate(tables: Mapping[str, Table], strings: StringTable, launches: Sequence[Launches] = ()) -> dict[str, Table]:
     """Returns the tables with the relations between their rows filled in."""
-    related = attribute(tables)
+    related = attribute(tables, launches)
     if "cpu_op" in related:
         related["cpu_op"] = with_evaluated_sequences(related["cpu_op"], strings.strings)
     images = gpu_annotations(related)
@@ -156,6 +166,8 @@ def _add_source(source: RawSource, target: TargetInfo, parts: _Parts) -> None:
         parts.warnings.append(f"{source.source}: the last data was truncated when the daemon ended")
     found = _decode(source, target, parts)
     kinds = tuple(found.tables) if source.format in _DECLARED else FILLS.get(source.format, ())
+    if source.metadata.get("accelerator"):  # torch's profiler recorded it beside the operators
+        kinds = (*kinds, *GPU_TABLES, *API_TABLES)
     parts.sources.append((source, kinds))
     if found.undecoded:
         parts.warnings.append(
@@ -184,6 +196,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> Decoded:
     parts.thread_use = [*found.thread_use] or parts.thread_use
     parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
     parts.step_marks = parts.step_marks if found.step_marks is None else found.step_marks
+    parts.launches += [] if found.launches is None else [found.launches]
     return found
 
 
@@ -199,10 +212,10 @@ def _add_tables(parts: _Parts, tables: Mapping[str, Table], whose: str) -> None:
             )
             continue
         for name in ("op", "id"):
-            if name in columns and ids:  # of another source: they must differ
+            if name in columns and ids and table.declared is None:  # of another source: they must differ
                 columns[name] = columns[name] + max(ids)
         if before is not None and len(before):
-            if "parent" in columns:
+            if "parent" in columns and table.declared is None:
                 columns["parent"] = np.where(columns["parent"] >= 0, columns["parent"] + len(before), NO_ROW)
             columns = {name: np.concatenate([before[name], column]) for name, column in columns.items()}
         parts.tables[kind] = make_table(kind, len(next(iter(columns.values()))), columns, declared=table.declared)

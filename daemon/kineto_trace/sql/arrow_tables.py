@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.model.activity_table import OWN_ROWS
+from kineto_trace.model.activity_table import OWN_ROWS, vendor_columns
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
@@ -116,6 +116,8 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
     """Returns the column with this name in SQL's schema, from the table of this kind."""
     table = context.trace.table(kind)
     strings = context.trace.strings
+    if table.declared is not None and name in vendor_columns(table.declared):
+        return texts(table[name], strings) if name in _text_columns(table) else pa.array(table[name])
     column = _MODEL_NAMES.get(name, name)
     if column in table.columns:
         if column == "phase":

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable
+from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable, Column, vendor_columns
 from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES
 from kineto_trace.model.event_kinds import DTYPES
 from kineto_trace.model.trace import (
@@ -247,21 +247,25 @@ def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
 
 def _activities(table: ActivityTable) -> SqlTable:
     kind, own = table.name, []
+    vendors = frozenset[str]() if kind in SCHEMAS else vendor_columns(table)
     for column in table.columns:
-        if column.text and column.name not in _RENAMED:
-            own.append(SqlColumn(column.name, NAMES, "", column.meaning))
-            continue
-        special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
-        meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
-        plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
-        own.append(_RENAMED.get(column.name, plain))
+        own.append(_own_column(column) if column.name in vendors else _column(kind, column))
         if column.name == "duration":
             own.append(END)
-    if kind not in SCHEMAS:
-        return SqlTable(kind, "activities", table.meaning, (*WHICH, *own))
-    return SqlTable(
-        kind, "activities", table.meaning, (*WHICH, *own, *computed_columns(kind), *file_columns(kind), ARGS)
-    )
+    if kind in SCHEMAS:
+        own += [*computed_columns(kind), *file_columns(kind), ARGS]
+    return SqlTable(kind, "activities", table.meaning, (*WHICH, *own))
+
+
+def _column(kind: str, column: Column) -> SqlColumn:
+    special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
+    meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
+    plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
+    return _RENAMED.get(column.name, plain)
+
+
+def _own_column(column: Column) -> SqlColumn:
+    return SqlColumn(column.name, NAMES if column.text else pa.from_numpy_dtype(column.dtype), "", column.meaning)
 
 
 def _view(name: str) -> SqlTable:

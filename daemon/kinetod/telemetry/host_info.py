@@ -82,6 +82,12 @@ def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
         for gpu in snapshot.gpus
     )
     versions = [library.driver_version for library in snapshot.libraries if library.driver_version]
-    problems = [library.detail for library in snapshot.libraries if library.state is not LibraryState.OK]
+    absent = {library.name for library in snapshot.libraries if library.state is LibraryState.ABSENT}
+    beside = {"sysman", "drm"} if "drm" in absent else set()  # nothing of AMD or Intel is there for them
+    problems = [
+        library.detail
+        for library in snapshot.libraries
+        if library.state is not LibraryState.OK and library.name not in beside & absent
+    ]
     note = "" if gpus else "; ".join(dict.fromkeys(problems)) or "the driver finds no GPU"
     return Gpus(gpus, ", ".join(versions), note)

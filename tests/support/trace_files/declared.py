@@ -86,6 +86,18 @@ NPU = Schema(
 )
 
 
+def sized(schema: Schema) -> Schema:
+    """Returns the schema for records that begin with their size and kind."""
+    records = {
+        kind: record._replace(
+            size=record.size + 16,
+            fields={name: (code, offset + 16) for name, (code, offset) in record.fields.items() if name != "kind"},
+        )
+        for kind, record in schema.records.items()
+    }
+    return schema._replace(framing=SIZE_FIELD, records=records)
+
+
 def packed(schema: Schema, kind: int, **values: Any) -> bytes:
     """Returns one record with these values of fields, the others 0, framed as the schema says."""
     record = schema.records[kind]
@@ -106,6 +118,19 @@ def framed(schema: Schema, kind: int, record: bytes) -> bytes:
     if schema.framing == SIZE_FIELD:
         return struct.pack("<QI", len(record), kind) + padded[12:]
     return record
+
+
+def a_record_of_each_kind(schema: Schema) -> bytes:
+    """Returns a buffer; a reading of the clock DEVICE says that it shows Unix ns."""
+    return b"".join(
+        (
+            packed(schema, 9, ticks=BASE, unix=BASE),
+            packed(schema, 1, start=BASE + 5, end=BASE + 9, symbol=1, queue=1 << 40, unit=1, grid_x=3),
+            packed(schema, 3, begin=BASE + 1, took=3, fn=1, tid=5, id=1),
+            packed(schema, 2, start=BASE + 1, end=BASE + 5, why=1, label=b"input", load=12.5),
+            packed(schema, 4, at=BASE + 9, by=5),
+        )
+    )
 
 
 def source_of(

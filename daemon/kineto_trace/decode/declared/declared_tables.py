@@ -65,7 +65,7 @@ def join_columns(kind: str, declared: ActivityTable | None, pieces: Sequence[Col
     for column in SCHEMAS[kind] if declared is None else declared.columns:
         absent = _ABSENT.get((kind, column.name), NO_STRING if column.text else 0)
         parts = [_fitting(piece, column, absent) for piece in pieces]
-        joined[column.name] = np.concatenate(parts) if parts else np.empty(0, column.dtype)
+        joined[column.name] = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, column.dtype), *parts])
     return make_table(kind, rows, joined, declared=declared)
 
 

@@ -29,7 +29,7 @@ _GREATEST_DRIFT = 0.01  # of a clock that counts ns
 _HEADER_READINGS = {TSC: 1, MONOTONIC: 2}  # places in the samples of the arena's header
 
 
-class Line(NamedTuple):
+class ClockLine(NamedTuple):
     """A clock: readings at some moments, ascending, Unix ns then, and the rates between, before and after them."""
 
     reading: Ints
@@ -46,7 +46,7 @@ class Line(NamedTuple):
         return unix
 
 
-def line_of(pairs: Iterable[Pair], *, nominal_ns: float, free: bool) -> tuple[Line | None, str]:
+def line_of(pairs: Iterable[Pair], *, nominal_ns: float, free: bool) -> tuple[ClockLine | None, str]:
     """Returns the clock of these samples (None: there is no usable one) and what is wrong with them ("": nothing).
 
     nominal_ns: length of a tick. free: any rate is possible.
@@ -57,17 +57,17 @@ def line_of(pairs: Iterable[Pair], *, nominal_ns: float, free: bool) -> tuple[Li
     unix, reading = (np.array(column, np.int64) for column in zip(*known, strict=True))
     rate = np.full(len(known) + 1, nominal_ns)
     if len(known) == 1:
-        return Line(reading, unix, rate), ""
+        return ClockLine(reading, unix, rate), ""
     rate[1:-1] = np.diff(unix) / np.diff(reading)
     rate[0] = rate[-1] = (unix[-1] - unix[0]) / (reading[-1] - reading[0])
     drift = abs(rate[0] / nominal_ns - 1)
     if not free and drift > _GREATEST_DRIFT:
-        first = Line(reading[:1], unix[:1], np.full(2, nominal_ns))
+        first = ClockLine(reading[:1], unix[:1], np.full(2, nominal_ns))
         return (
             first,
             f"its clock seems to be {100 * drift:.3g} % off, which is impossible: only its first sample counts",
         )
-    return Line(reading, unix, rate), ""
+    return ClockLine(reading, unix, rate), ""
 
 
 def _ascending(pairs: Iterable[Pair]) -> list[Pair]:

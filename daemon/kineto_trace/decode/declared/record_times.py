@@ -9,7 +9,7 @@ from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.declared.record_clocks import (
     LATEST_NS,
     MAX_SAMPLES,
-    Line,
+    ClockLine,
     Pair,
     any_rate,
     as_readings,
@@ -30,8 +30,8 @@ class Clocks:
 
     def __init__(self, found: RecordSet) -> None:
         self._found = found
-        self._lines: dict[str, Line | None] = {}
-        self._of_device: dict[int, Line] = {}
+        self._lines: dict[str, ClockLine | None] = {}
+        self._of_device: dict[int, ClockLine] = {}
         for rows in found.rows.values():
             if any(rows.record.sync) and len(rows):
                 self._add_devices(rows)
@@ -56,7 +56,7 @@ class Clocks:
             known |= own
         return unix, known
 
-    def _sampled(self, clock: str) -> Line | None:
+    def _sampled(self, clock: str) -> ClockLine | None:
         if clock not in self._lines:
             self._lines[clock] = self._line(samples_of(self._found.source, clock), clock, "")
         return self._lines[clock]
@@ -74,7 +74,7 @@ class Clocks:
             if line is not None:
                 self._of_device[number] = line
 
-    def _line(self, pairs: Iterable[Pair], clock: str, whose: str) -> Line | None:
+    def _line(self, pairs: Iterable[Pair], clock: str, whose: str) -> ClockLine | None:
         nominal = self._found.schema.tick_ns if clock == DEVICE else 1.0
         line, problem = line_of(pairs, nominal_ns=nominal, free=any_rate(clock))
         if problem:
@@ -129,7 +129,7 @@ def _readings(rows: Rows, record: Record) -> tuple[Ints, Ints]:
 
 
 def _is_far(start: Ints, end: Ints, window: DecodeWindow) -> Mask:
-    if not window.end_ns:
-        return np.zeros(len(start), np.bool_)
-    far: Mask = (end > window.end_ns + AFTER_NS) | (start < window.start_ns - BEFORE_NS)
+    far: Mask = start <= 0
+    if window.end_ns:
+        far |= (end > window.end_ns + AFTER_NS) | (start < window.start_ns - BEFORE_NS)
     return far

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, Texts
+from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, PreparedTexts
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.structure.captured_graphs import CAPTURED_OP
 
@@ -19,16 +19,16 @@ Columns = Mapping[str, AnyArray]  # the table's columns, and "tid": the viewer's
 class FieldNames:
     """The lookup tables and constants that rows refer to."""
 
-    texts: Texts  # the trace's strings, as names
-    arguments: Texts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
-    lines: Texts  # lines of sampled slices as arguments, each with a leading comma
-    callees: Texts  # callees of sampled Python slices, likewise
-    captured: Texts  # operators that captured CUDA graphs, as arguments, each with a leading comma
+    texts: PreparedTexts  # the trace's strings, as names
+    arguments: PreparedTexts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
+    lines: PreparedTexts  # lines of sampled slices as arguments, each with a leading comma
+    callees: PreparedTexts  # callees of sampled Python slices, likewise
+    captured: PreparedTexts  # operators that captured CUDA graphs, as arguments, each with a leading comma
     base_ns: int  # Unix ns that all times in the file are relative to
     pid: int
     shapes: LaunchShapes
     categories: Mapping[str, str]  # as in Trace
-    own: Mapping[tuple[str, str], Texts]  # by own table and column: its texts as arguments, each with a leading comma
+    own: Mapping[tuple[str, str], PreparedTexts]  # by own table and column, as arguments with a leading comma
 
 
 Render = Callable[[Columns, FieldNames], Fields]

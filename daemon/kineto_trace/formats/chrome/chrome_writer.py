@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent import __version__
 
-from kineto_trace.arrays.codec import RowWriter, Texts
+from kineto_trace.arrays.codec import PreparedTexts, RowWriter
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome import metadata_events
 from kineto_trace.formats.chrome.chrome_fields import FieldNames
@@ -65,8 +65,10 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
     base = base_ns(trace.window_start_ns)
     arguments = _arguments(trace)
     names = FieldNames(
-        texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
-        arguments=Texts(
+        texts=PreparedTexts(
+            [b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]
+        ),
+        arguments=PreparedTexts(
             [
                 b"," + text.encode("utf-8", "replace") if ready else b""
                 for text, ready in zip(trace.strings, arguments, strict=True)
@@ -102,15 +104,15 @@ def _arguments(trace: Trace) -> list[bool]:
     return [bool(value) for value in ready.tolist()]
 
 
-def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> Texts:
+def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> PreparedTexts:
     """Returns each of these strings as an argument with a leading comma; nothing for the other strings."""
     texts = [b""] * len(trace.strings)
     for number in unique_values(numbers[numbers != NO_STRING]).tolist():
         texts[number] = b',"%s":"%s"' % (key.encode(), escaped(trace.strings[number]))
-    return Texts(texts)
+    return PreparedTexts(texts)
 
 
-def _own_texts(trace: Trace) -> dict[tuple[str, str], Texts]:
+def _own_texts(trace: Trace) -> dict[tuple[str, str], PreparedTexts]:
     """Returns the texts in the columns of tables that the trace declares itself, as arguments."""
     own = [trace.table(kind) for kind in own_tables(trace.tables, *OWN_ROWS)]
     return {

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import Texts
+from kineto_trace.arrays.codec import PreparedTexts
 from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python, sync_devices
 from kineto_trace.formats.chrome.device_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
@@ -306,7 +306,7 @@ def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> Packe
     )
 
 
-def _decoded(texts: Texts) -> list[str]:
+def _decoded(texts: PreparedTexts) -> list[str]:
     """Returns the texts as strings."""
     data, ends = texts.data.tobytes(), texts.ends.tolist()
     return [data[first:last].decode() for first, last in zip(ends[:-1], ends[1:], strict=True)]

@@ -77,7 +77,7 @@ def test_a_schema_says_which_table_a_type_has() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (NPU._replace(name="cpu"), "its name must be 2 to 16 lower-case letters and digits, and none of cpu"),
+        (NPU._replace(name="cpu"), "its name must be 2 to 16 lower-case letters and digits, and none of annotation"),
         (NPU._replace(framing="kinds"), "there is no framing 'kinds'; choose one of kind_u32, headed, size_field"),
         (NPU._replace(clock="utc"), "there is no clock 'utc'; choose one of realtime, monotonic"),
         (NPU._replace(tick_ns=float("nan")), "tick_ns is nan; a tick is 1e-6 to 1e9 ns long"),
@@ -165,3 +165,12 @@ def test_a_schema_that_does_not_fit_into_a_frame_is_refused() -> None:
     with pytest.raises(ValueError, match=r"its JSON has \d+ bytes, at most 49152 fit into a frame"):
         bad.check()
     assert schema.MAX_JSON_BYTES < MAX_FRAME_BYTES
+
+
+def test_values_that_cannot_be_shown_are_refused_like_others() -> None:
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, 10**5000):
+        with pytest.raises(ValueError, match=r"schema.name is a \w+; expected str"):
+            from_json({**to_json(NPU), "name": value})

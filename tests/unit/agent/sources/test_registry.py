@@ -59,6 +59,21 @@ def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
     assert chosen(registry.choose([dear], ["cuda_sync", "kernel"])) == [("cupti", ["cuda_sync", "kernel"])]
 
 
+class Deferring(Named):
+    def last_resort(self) -> FrozenSet[str]:
+        return frozenset(["kernel", "xpu_runtime"])
+
+
+def test_a_last_resort_records_only_what_no_other_source_offers() -> None:
+    torch: Source = Deferring("torch_ops", "cpu_op", "kernel", "xpu_runtime")
+    vendor: Source = Named("pti", "kernel", "gpu_memcpy")
+    assert chosen(registry.choose([torch, vendor], [])) == [
+        ("torch_ops", ["cpu_op", "xpu_runtime"]),
+        ("pti", ["gpu_memcpy", "kernel"]),
+    ]
+    assert chosen(registry.choose([torch, IDLE], ["kernel"])) == [("torch_ops", ["kernel"])]
+
+
 def test_an_option_brings_its_type_beside_the_defaults() -> None:
     files: Source = Named("memory_events", "cpu_instant_event", on_request=frozenset(["cpu_instant_event"]))
     plan = registry.choose([STACKS, files], [], {"profile_memory": True})

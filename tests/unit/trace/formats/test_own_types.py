@@ -8,6 +8,8 @@ from typing import Any
 import kineto_trace
 import numpy as np
 import pytest
+from kineto_agent.protocol.records import DECLARED_FORMAT
+from kineto_agent.protocol.schema import SCHEMA_KEY, Activity, Col, to_json
 from kineto_trace.errors import SpoolError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
@@ -16,9 +18,10 @@ from kineto_trace.model.trace import Trace
 from kineto_trace.open.raw_target import load_target
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.open.trace_opener import open_trace
+from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from kineto_trace.view_api.result import Result
-from support.trace_files.declared import BASE, NPU, write_target
+from support.trace_files.declared import BASE, NPU, packed, write_target
 from support.trace_files.perfetto_traces import trace_processor
 
 OWN = ("npu_wait", "npu_mark")
@@ -130,6 +133,46 @@ def test_sql_over_traces_of_which_one_has_the_table_finds_its_rows(trace: Trace,
     for path, each in zip(paths, (trace, bare), strict=True):
         save_columns(each, path)
     assert rows(kineto_trace.query("SELECT count(*) AS n FROM npu_wait", paths)) == [(2,)]
+
+
+def test_columns_of_vendors_mean_what_is_declared_whatever_they_are_called(tmp_path: Path) -> None:
+    names = (
+        "id",
+        "op",
+        "parent",
+        "line",
+        "phase",
+        "category",
+        "queued",
+        "queued_ns",
+        "priority",
+        "bytes",
+        "place",
+    )
+    wait, fields = NPU.records[2], {}
+    for number, name in enumerate(names):
+        fields[name] = ("I", 56 + 4 * number)
+    schema = NPU._replace(
+        types={"npu_wait": Activity(tuple(Col(name, "f64", "a number") for name in names), "device", "Waits.")},
+        records={2: wait._replace(size=104, fields={"start": ("Q", 8), "end": ("Q", 16), **fields}, constants={})},
+    )
+    target = tmp_path / "target"
+    write_target(target)
+    for number in range(2):  # two sources, so that rows are appended
+        data = b"".join(
+            bytes([2, 0, 0, 0])
+            + packed(schema, 2, start=BASE + 1600, end=BASE + 1700, **dict.fromkeys(names, value))[4:]
+            for value in (0, 3)
+        )
+        metadata = {SCHEMA_KEY: to_json(schema)}
+        folder = target / "raw" / f"a{number}"  # before "npu", whose table of this name is left out then
+        with RawWriter(folder, source=folder.name, format=DECLARED_FORMAT, metadata=metadata) as writer:
+            writer.append_buffer(data, sequence=0, records=2)
+            writer.finish(metadata={}, record_bytes={}, records=2, dropped=0)
+    again = stored(load_target(target).trace, tmp_path / "columns")
+    for name in names:
+        found = kineto_trace.query(f'SELECT "{name}" FROM npu_wait ORDER BY 1', again)
+        assert rows(found) == [(0.0,), (0.0,), (3.0,), (3.0,)], name
 
 
 def test_events_are_selected_by_own_kinds(trace: Trace) -> None:

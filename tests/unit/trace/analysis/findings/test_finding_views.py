@@ -11,7 +11,7 @@ from kineto_trace.decode.python.python_slices import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
-from support.trace_files.simulated_job import ddp, fsdp, host_bound, simulate
+from support.trace_files.simulated.training_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
 US, MS = 1000, 1_000_000

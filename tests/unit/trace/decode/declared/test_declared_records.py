@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from kineto_agent.protocol.records import CLOCK_PAIR, SPACE_CLOCK_PAIR
 from kineto_agent.protocol.schema import FRAMINGS, HEADED, SIZE_FIELD, Schema, to_json
-from kineto_trace.decode.declared.declared_records import RecordSet, decode, decode_records, small_numbers
+from kineto_trace.decode.declared.declared_records import decode, decode_records, small_numbers
+from kineto_trace.decode.declared.record_set import RecordSet
 from kineto_trace.decode.decoded import DecodeWindow
 from kineto_trace.model.trace import UNKNOWN_STREAM, StringTable
-from support.trace_files.declared import BASE, KERNEL, NAMES, NPU, framed, packed, source_of, texts
+from support.trace_files.declared import BASE, KERNEL, NAMES, NPU, framed, packed, sized, source_of, texts
 
 WINDOW = DecodeWindow(BASE, BASE + 10**9)
 PUSHED = NPU._replace(framing=HEADED)
@@ -19,18 +20,6 @@ PUSHED = NPU._replace(framing=HEADED)
 def kernel(schema: Schema = NPU, *, at: int = 100, length: int = 50, **values: Any) -> bytes:
     start = BASE + at
     return packed(schema, 1, **{"start": start, "end": start + length, "symbol": 7, **values})
-
-
-def sized(schema: Schema) -> Schema:
-    """The schema with fields that leave room for the record's size and kind."""
-    records = {
-        kind: record._replace(
-            size=record.size + 16,
-            fields={name: (code, offset + 16) for name, (code, offset) in record.fields.items() if name != "kind"},
-        )
-        for kind, record in schema.records.items()
-    }
-    return schema._replace(framing=SIZE_FIELD, records=records)
 
 
 @pytest.mark.parametrize("framing", FRAMINGS)
@@ -90,7 +79,7 @@ def test_handles_become_small_numbers_that_all_kinds_share() -> None:
 
 
 def test_small_streams_keep_their_numbers() -> None:
-    columns = [np.array([5, 0, 7], np.uint64), np.array([-1], np.int32)]
+    columns: list[np.ndarray[Any, Any]] = [np.array([5, 0, 7], np.uint64), np.array([-1], np.int32)]
     assert [column.tolist() for column in small_numbers(columns)] == [[5, 0, 7], [UNKNOWN_STREAM]]
 
 

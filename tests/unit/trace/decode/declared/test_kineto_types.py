@@ -1,9 +1,10 @@
 """What schemas may say about Kineto's activity types is what the tables have."""
 
 import numpy as np
-from kineto_agent.protocol.schema import DTYPES, KINETO_TYPES, ROLES, TRACKS, VENDOR_TYPES
+from kineto_agent.protocol.schema import DTYPES, KINETO_TYPES, RESERVED_NAMES, ROLES, TRACKS, VENDOR_TYPES
 from kineto_trace.decode.declared.declared_tables import _NUMPY, _TRACK_COLUMNS
 from kineto_trace.model.trace import SCHEMAS
+from kineto_trace.sql import sql_tables
 
 _OF_EVERY_TABLE = {"start", "duration", "name", "external_id"}
 
@@ -18,6 +19,11 @@ def test_roles_and_columns_are_those_of_the_tables() -> None:
 
 def test_names_of_vendors_are_those_that_readers_take_for_kinetos_tables() -> None:
     assert set(VENDOR_TYPES.values()) <= set(KINETO_TYPES)
+
+
+def test_no_own_type_can_be_called_like_a_table_or_a_view() -> None:
+    names = {name.partition("_")[0] for name in (*SCHEMAS, *sql_tables()) if "_" in name}
+    assert names <= RESERVED_NAMES, "add the missing ones to RESERVED_NAMES"
 
 
 def test_every_type_of_a_column_and_every_column_of_a_track_is_known() -> None:
