@@ -8,8 +8,8 @@ is installed from before the start until the sources have stopped. Its lock make
 one step. `give_way` is the only method that the program's threads call.
 
 Iterations are recorded beside whatever the sources record, from the first one on: a process without any has no arena
-for them. What is known of CUDA graphs that the program has captured is handed over at the end, if GPU activities were
-recorded.
+for them. What is known of CUDA graphs that the program has captured, and of modules that XLA has compiled for it, is
+handed over at the end, if GPU activities were recorded.
 """
 
 import time
@@ -19,6 +19,7 @@ from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import CUPTI_FORMAT, TORCH_PROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
+from kineto_agent.sources.jax import hlo_modules
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch import graph_session
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
@@ -169,16 +170,14 @@ class Recording:
             self._note(_as_source_error(step_marks.NAME, exc))
             self._iterations = None
 
-    def _hand_over_graphs(self) -> None:
-        """Add what is known of the program's CUDA graphs. Never raises."""
-        if not any(part.session.format == CUPTI_FORMAT for part in self._running):
-            return
+    def _hand_over(self, name: str, make: Callable[[int], Optional[SourceSession]]) -> None:
+        """Add what explains the kernels that were recorded. Never raises."""
         try:
-            session = graph_session.session(self._request.buffer_limit_bytes)
+            session = make(self._request.buffer_limit_bytes)
             if session is not None:
-                self._join(_Part(graph_session.NAME, session))
+                self._join(_Part(name, session))
         except Exception as exc:  # noqa: BLE001 - translated
-            self._note(_as_source_error(graph_session.NAME, exc))
+            self._note(_as_source_error(name, exc))
 
     def _join(self, part: _Part) -> bool:
         """Announce and start a session that the plan does not have. Returns whether it could be announced."""
@@ -250,7 +249,7 @@ class Recording:
             self._end(part, taken.time_ns)
         if taken is not None and not self.gave_way_ns:
             self.gave_way_ns = taken.time_ns
-            self.gave_way_to = "another profiler of the program (in %s)" % taken.who
+            self.gave_way_to = taken.profiler or "another profiler of the program (in %s)" % taken.who
 
     def _note(self, error: SourceError) -> None:
         self.problems.append(Refusal(error.reason_code, error.reason))
@@ -267,7 +266,17 @@ class Recording:
         if self._iterations is not None:
             self._iterations.counter.copy_after(None)
             self._iterations = None
-        self._hand_over_graphs()
+        kernels = any(part.session.format == CUPTI_FORMAT for part in self._running)
+        if kernels:
+            self._hand_over(graph_session.NAME, graph_session.session)
+        self._stop_running()
+        if kernels:  # this takes longer: nothing records meanwhile
+            self._hand_over(hlo_modules.NAME, hlo_modules.session)
+            self._stop_running()
+        self._yielding = ()
+        self._guard.remove()
+
+    def _stop_running(self) -> None:
         while self._running:
             part = self._running.pop()
             ended_ns = time.time_ns()
@@ -279,8 +288,6 @@ class Recording:
             except Exception as exc:  # noqa: BLE001 - translated
                 self._note(_as_source_error(part.name, exc))
             self._end(part, ended_ns)
-        self._yielding = ()
-        self._guard.remove()
 
     def _end(self, part: _Part, time_ns: int) -> None:
         """Note when a source ended, unless it had ended before."""

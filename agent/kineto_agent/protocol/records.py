@@ -21,6 +21,9 @@ Formats
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
     DECLARED           Records whose schema (schema.py) is in metadata["schema"].
+    XPLANE             The bytes of XLA's profiles (tensorflow.profiler.XSpace, serialised), in the order of the
+                       buffers' sequence, each behind a PART_HEAD.
+    HLO_MODULES        Likewise those of XLA's compiled modules (xla.HloModuleProto).
 
 Called functions (SPACE_PYTHON_CALL)
     "F", then file, line and name of a Python function, separated by line breaks; "C" and the name of any other; "M",
@@ -81,6 +84,8 @@ STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
 DECLARED_FORMAT = "declared/1"
 ROCPROFILER_FORMAT = "rocprofiler/1"
+XPLANE_FORMAT = "xplane/1"
+HLO_MODULES_FORMAT = "hlo_modules/1"
 
 
 def packed(fields: Dict[str, str]) -> struct.Struct:
@@ -243,3 +248,7 @@ GRAPH_OP_FIELDS = {
     "scope": "I",  # SCOPE_…
 }
 GRAPH_OP = packed(GRAPH_OP_FIELDS)
+
+# ------------------------------------------------------------ XLA
+
+PART_HEAD = struct.Struct("<Q")  # bytes of the serialised message that follows

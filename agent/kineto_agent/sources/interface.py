@@ -15,6 +15,9 @@ profiler (`yields`) stops for good there; the others do nothing. control/recordi
 A session whose vendor library another user may take over has one more method, taken(), for the agent's thread: who has
 taken it over, or None. If somebody has, the recording has already ended, and stop() returns what was recorded.
 
+A source that offers nothing for a reason that the user can change has why_not(): the reason, or "". Cheap, without side
+effects.
+
 In a forked child nobody calls a source: it releases what it inherited (descriptors, mappings) by itself, without
 touching a vendor library.
 """
@@ -68,6 +71,7 @@ class Takeover(NamedTuple):
 
     time_ns: int  # Unix
     who: str  # for people: "xla_cuda_plugin.so"
+    profiler: str = ""  # likewise, where it is known: "the program's own jax.profiler"
 
 
 class SourceSession(Protocol):
@@ -108,7 +112,10 @@ class Source(Protocol):
     """
 
     name: str
-    on_request: FrozenSet[str]  # activity types that are recorded only if named, because they cost the target much
+
+    @property
+    def on_request(self) -> FrozenSet[str]:
+        """Activity types that are recorded only if named, because they cost the target much."""
 
     def activity_types(self) -> List[str]:
         """Kineto's names of what could be recorded right now; empty if nothing. Cheap, without side effects."""

@@ -50,6 +50,14 @@ def _has_torch() -> bool:
     return "torch" in sys.modules
 
 
+def _has_jax() -> bool:
+    return "jax" in sys.modules
+
+
+def _has_pjrt_plugin() -> bool:
+    return "PJRT_DEVICE" in os.environ or any(name in sys.modules for name in ("torch_xla", "libtpu"))
+
+
 def _has_nvidia() -> bool:
     return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
 
@@ -70,6 +78,8 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("torch.operators", "TorchOpsSource", _has_torch),
     _Row("memory.snapshots", "MemorySource", _has_torch),
     _Row("memory.allocation_events", "MemoryEventsSource", _has_torch),
+    _Row("jax.hlo_operations", "JaxSource", _has_jax),
+    _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
     _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
     _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
@@ -170,7 +180,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         if own or types & added:
             choices.append(SourceChoice(source, own | types & added))
     missing = sorted((asked | added) - everything)
-    plan = RecordingPlan(choices, missing, why if _CALLS in missing else "")
+    plan = RecordingPlan(choices, missing, why if _CALLS in missing else _why_not(available, missing))
     plan = _with_plugins(plan, plugins, asked)
     if not choices:
         raise plan.problems[0] if plan.problems else SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
@@ -190,7 +200,7 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
         elif needs and not asked:
             notes.append(needs)
         if is_missed:
-            why.append(source.why_not())
+            why.append(source.why_missing())
     return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
 
 
@@ -202,6 +212,12 @@ def _without_last_resorts(available: List[Source], offered: Mapping[str, List[st
             others = frozenset(kind for name, types in offered.items() if name != source.name for kind in types)
             changed[source.name] -= source.last_resort() & others
     return changed
+
+
+def _why_not(available: List[Source], missing: List[str]) -> str:
+    """What the sources say that may be the reason why types are missing."""
+    reasons = [source.why_not() for source in available if missing and hasattr(source, "why_not")]
+    return "; ".join(filter(None, reasons))
 
 
 def _with_exact_calls(offered: Dict[str, FrozenSet[str]], names: List[str]) -> Dict[str, FrozenSet[str]]:

@@ -33,6 +33,7 @@ from kineto_trace.analysis.idle import idle_cause_views, idle_views  # noqa: F40
 from kineto_trace.analysis.kernels import (  # noqa: F401
     counter_views,
     graph_views,
+    hlo_views,
     kernel_sequence_views,
     kernel_views,
     precision_views,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.model.hlo_module import HloModule
 from kineto_trace.model.trace import StringTable, Table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -59,6 +60,7 @@ class Decoded:
     step_marks: StepMarks | None = None
     categories: Mapping[str, str] = field(default_factory=dict)  # as in Trace
     launches: Launches | None = None
+    hlo_modules: tuple[HloModule, ...] = ()
 
 
 Decode = Callable[[RawSource, StringTable, DecodeWindow], Decoded]

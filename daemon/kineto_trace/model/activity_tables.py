@@ -121,6 +121,13 @@ TABLES = (
             Column("queued", "uint64", "Unix ns when it entered the command buffer; 0: not collected"),
             Column("priority", "int32", "launch priority; NO_PRIORITY: not recorded"),
             *_QUEUE,
+            Column(
+                "hlo",
+                "int32",
+                "the HLO instruction that it ran, as JSON arguments hlo_op, hlo_module, op_name and source, each where "
+                "it is known; -1: unknown",
+                text=True,
+            ),
         ),
         arguments=(
             *_GPU_ARGUMENTS,

@@ -1,9 +1,10 @@
 """A target's raw folder to a Trace.
 
 Theory of operation
-    Every source is decoded into tables, and losses are counted. Then, on the tables of all of them: the window is
-    applied; iterations become annotations; calls, GPU activities and allocations learn from which op they came; and
-    annotations get their images on the GPU. The order matters: what is attributed is what is in the trace.
+    Every source is decoded into tables, and losses are counted. Then, on the tables of all of them: kernels of XLA's
+    modules learn which HLO instruction they ran, from all that were recorded; the window is applied; iterations become
+    annotations; calls, GPU activities and allocations learn from which op they came; and annotations get their images
+    on the GPU. The order matters: what is attributed is what is in the trace.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.rocprofiler import rocprofiler_records
 from kineto_trace.decode.time_window import apply_window, drop_trailing_requests, whole_extent
 from kineto_trace.decode.torch import graph_nodes, kineto_json, memory_events, torch_ops
+from kineto_trace.decode.xplane import hlo_modules, xplane
+from kineto_trace.model.hlo_module import HloModule
 from kineto_trace.model.source_coverage import SourceCoverage, coverage_note, parts_of
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import (
@@ -41,6 +44,7 @@ from kineto_trace.spool.raw_records import RawSource, read_source, source_direct
 from kineto_trace.structure.attribution import attribute
 from kineto_trace.structure.fwd_bwd import with_evaluated_sequences
 from kineto_trace.structure.gpu_annotations import gpu_annotations
+from kineto_trace.structure.hlo.hlo_kernels import with_hlo
 
 DECODERS: Mapping[str, Decode] = {
     cupti_records.FORMAT: cupti_records.decode,
@@ -54,6 +58,8 @@ DECODERS: Mapping[str, Decode] = {
     graph_nodes.FORMAT: graph_nodes.decode,
     declared_records.FORMAT: declared_records.decode,
     rocprofiler_records.FORMAT: rocprofiler_records.decode,
+    xplane.FORMAT: xplane.decode,
+    hlo_modules.FORMAT: hlo_modules.decode,
 }
 # The tables that the records of a format fill, for what a source does not cover.
 FILLS: Mapping[str, tuple[str, ...]] = {
@@ -64,6 +70,7 @@ FILLS: Mapping[str, tuple[str, ...]] = {
     exact_calls.FORMAT: ("python_function",),
     **dict.fromkeys(python_stacks.FORMATS, ("python_function",)),
     memory_events.FORMAT: ("cpu_instant_event",),
+    xplane.FORMAT: OP_TABLES,
 }
 _DECLARED = (
     declared_records.FORMAT,
@@ -93,6 +100,7 @@ class _Parts:
     thread_use: list[dict[str, int]] = field(default_factory=list)
     sample_period_ns: int = 0
     step_marks: StepMarks | None = None
+    hlo_modules: tuple[HloModule, ...] = ()
     sources: list[tuple[RawSource, tuple[str, ...]]] = field(default_factory=list)  # and the tables that each fills
     categories: dict[str, str] = field(default_factory=dict)
     launches: list[Launches] = field(default_factory=list)
@@ -116,7 +124,8 @@ def load_target(target_dir: Path) -> LoadedTarget:
     parts.warnings.extend(
         f"{note}; shares leave that time out" for each in coverage if (note := coverage_note(each, start, end))
     )
-    tables, outside = apply_window(drop_trailing_requests(parts.tables), start, end)
+    tables = with_hlo(drop_trailing_requests(parts.tables), parts.hlo_modules, parts.strings)
+    tables, outside = apply_window(tables, start, end)
     marks = iterations.reported_marks(target) if parts.step_marks is None else parts.step_marks
     tables = iterations.add_iterations(tables, parts.strings, marks, (start, end))
     tables = relate(tables, parts.strings, parts.launches)
@@ -139,11 +148,11 @@ def load_target(target_dir: Path) -> LoadedTarget:
 def _coverage(source: RawSource, kinds: tuple[str, ...], start_ns: int, end_ns: int) -> SourceCoverage | None:
     """Returns what the source does not cover of the window; None if that is unknown."""
     covered = parts_of([source.metadata.get("covered_ns")])
-    losing = parts_of(source.metadata.get("losing_ns"))
+    losing = [*(parts_of(source.metadata.get("losing_ns")) or ()), *(parts_of(source.metadata.get("gaps_ns")) or ())]
     if not kinds or (not covered and not losing):
         return None
     began, ended = covered[0] if covered else (start_ns, end_ns)
-    missing = [(start_ns, began), (ended, end_ns), *(losing or ())]
+    missing = [(start_ns, began), (ended, end_ns), *losing]
     parts = parts_of([(max(start, start_ns), min(end, end_ns)) for start, end in missing]) or ()
     return SourceCoverage(source=source.source, kinds=kinds, missing=parts, dropped=source.dropped)
 
@@ -195,6 +204,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> Decoded:
     parts.threads = {**found.threads, **parts.threads}
     parts.thread_use = [*found.thread_use] or parts.thread_use
     parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
+    parts.hlo_modules += found.hlo_modules
     parts.step_marks = parts.step_marks if found.step_marks is None else found.step_marks
     parts.launches += [] if found.launches is None else [found.launches]
     return found

@@ -20,7 +20,7 @@ from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
 from kineto_trace.structure.trace_forms import as_meant
 
-_JSON_MEMBERS = frozenset({"inputs", "args"})  # JSON members without braces
+_JSON_MEMBERS = frozenset({"inputs", "args", "hlo"})  # JSON members without braces
 _TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
 _MODEL_NAMES = {"start_ns": "start", "duration_ns": "duration", "queued_ns": "queued"}

@@ -115,6 +115,12 @@ _RENAMED = {
         "",
         "samples: its self samples at calls of functions in C, as `43 pickle.dumps: 12 running; 51 .tolist: 2 running`",
     ),
+    "hlo": SqlColumn(
+        "hlo",
+        NAMES,
+        "",
+        "JAX: the HLO instruction that it ran, as a JSON object with hlo_op, hlo_module, op_name and source",
+    ),
     "module": SqlColumn("module", pa.int32(), "", "calls of nn.Module: the module's number"),
 }
 # Column of the model -> the values that mean "there is none".
@@ -125,6 +131,7 @@ MISSING: dict[str, tuple[int, ...]] = {
     "line": (0,),
     "lines": (-1,),
     "callees": (-1,),
+    "hlo": (-1,),
     "correlation": (0,),
     "external_id": (0,),
     "graph_id": (0,),

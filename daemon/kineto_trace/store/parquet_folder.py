@@ -57,6 +57,7 @@ _ABSENT: Mapping[str, int] = {
     "inputs": NO_STRING,
     "lines": NO_STRING,
     "callees": NO_STRING,
+    "hlo": NO_STRING,
     "module": -1,
     "total_reserved": -1,
     "category": NO_STRING,

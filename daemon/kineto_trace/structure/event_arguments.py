@@ -2,8 +2,8 @@
 
 Theory of operation
     The rest of a row's arguments is one text ({"blocks per SM": 0.24, …} without the braces), a number into
-    Trace.strings: origin["args"], of operators the column `inputs`. Few rows differ there, so that each distinct text
-    is parsed once, and what all rows of a table have is an array of texts' numbers.
+    Trace.strings: origin["args"], of operators the column `inputs`, of recorded kernels `hlo`. Few rows differ there,
+    so that each distinct text is parsed once, and what all rows of a table have is an array of texts' numbers.
 
     Arguments that do have a column (model/activity_tables.py) are asked for in the same way.
 """
@@ -117,7 +117,7 @@ def _part(kind: str) -> Callable[[Context], Arguments]:
 
 def _parsed(context: Context, kind: str) -> Arguments:
     table = context.trace.table(kind)
-    numbers = table.columns["inputs"] if "inputs" in table.columns else table.origin.get("args")
+    numbers = table.columns.get("inputs", table.origin.get("args", table.columns.get("hlo")))
     if numbers is None or not len(numbers):
         return Arguments(np.full(len(table), NOTHING, np.int64), [], np.zeros(0, np.int64))
     found = np.sort(distinct(numbers[numbers != NO_STRING]).astype(np.int64))

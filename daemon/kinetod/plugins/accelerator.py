@@ -26,7 +26,7 @@ GROUP = "kineto.sources"  # of entry points
 # Profilers of the program that a plug-in can have to give way to.
 PROFILERS = ("torch", "jax")
 # Names of sources that every agent has; a plug-in cannot be called so.
-BUILT_IN = frozenset(("cupti", "graphs", "jax", "memory", "pti", "rocm", "rocprofiler", "steps", "xplane"))
+BUILT_IN = frozenset(("cupti", "graphs", "jax", "memory", "pjrt", "pti", "rocm", "rocprofiler", "steps", "xpu"))
 AGENT_PYTHON = (3, 9)  # the oldest Python that an agent runs on
 MAX_PATTERNS, MAX_PATTERN = 16, 200  # of each member of Signs; characters of one
 MAX_PYTHON_BYTES = 256 << 10  # of one file

@@ -9,7 +9,6 @@ import ctypes
 import gc
 import json
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,37 +18,9 @@ from kineto_agent.sources.torch import libtorch_symbols
 from kineto_agent.sources.torch.torch_profiler import DOCUMENT, TorchProfilerSession, prepare
 from kineto_agent.system.threads import start_thread
 
-from support.agent.arenas import ArenaReader
+from support.agent.copying_daemon import CopyingDaemon
 
 TYPES = frozenset(("cpu_op", "user_annotation", "python_function"))
-COPY_PERIOD_S = 0.01
-
-
-class Daemon:
-    """Copies what an arena gives and frees its buffers, as kinetod does."""
-
-    def __init__(self, fd: int) -> None:
-        self.parts: list[bytes] = []
-        self._reader = ArenaReader(fd)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._ended.wait(COPY_PERIOD_S):
-            self._copy()
-
-    def _copy(self) -> None:
-        for buffer in self._reader.ready():
-            self.parts.append(buffer.data)
-            self._reader.free(buffer.slot)
-
-    def end(self) -> bytes:
-        """Take the rest, once the session has stopped. Returns everything."""
-        self._ended.set()
-        self._thread.join()
-        self._copy()
-        return b"".join(self.parts)
 
 
 class Recording:
@@ -59,7 +30,7 @@ class Recording:
         self.session: TorchProfilerSession = self._on_thread(
             lambda: prepare(SourceRequest(TYPES, limit_bytes, options), "a test")
         )
-        self.daemon = Daemon(self.session.arena_fd)
+        self.daemon = CopyingDaemon(self.session.arena_fd)
         self.stopped_after_s = 0.0
         self._on_thread(self.session.start)
 

@@ -62,6 +62,12 @@ def fake_cuda() -> Path:
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])
 
 
+def fake_pjrt_plugin() -> Path:
+    """The fake PJRT plug-in (tests/fakes/fake_pjrt.c)."""
+    flags = ["-O2", "-fPIC", "-shared", "-Wno-pedantic"]
+    return build("pjrt_plugin_fake.so", [FAKES / "fake_pjrt.c"], flags)
+
+
 def fake_graph_driver() -> Path:
     """The driver of captured graphs (tests/fakes/fake_graph_driver.c)."""
     flags = ["-O2", "-fPIC", "-shared", "-Wl,-soname,libgraphs.so"]

@@ -89,7 +89,7 @@ class PluginSource:
             return ""
         return "%s records only what was started with the variable %s" % (self.name, self.plugin.needs_from_start)
 
-    def why_not(self) -> str:
+    def why_missing(self) -> str:
         """Why one of the declared types is not offered, for people."""
         if not self._present:
             return "%s finds no sign of its accelerator in this process (%s)" % (self.name, _words(self.plugin.signs))
@@ -133,7 +133,10 @@ class PluginSource:
 
     def prepare(self, request: SourceRequest) -> "PluginSession":
         """Let the plug-in make its arena, and check that. Raises SourceError."""
-        session = PluginSession(self.plugin, self.worker, self._source)
+        kind = PluginSession
+        if "jax" in self.plugin.conflicts:
+            from kineto_agent.sources.plugins.beside_jax import SessionBesideJax as kind
+        session = kind(self.plugin, self.worker, self._source)
         session.prepare(request)
         return session
 
@@ -199,7 +202,10 @@ class PluginSession:
     def start(self) -> None:
         """Begin to record. Raises SourceError."""
         self._started = True
-        self._worker.call("start()", self._session.start, START_S)
+        self._worker.call("start()", self._start, START_S)
+
+    def _start(self) -> None:
+        self._session.start()
 
     def counts(self) -> SourceCounts:
         """What its arena says to hold."""
@@ -243,9 +249,12 @@ class PluginSession:
         )
 
     def give_way(self) -> None:
-        """The program's own profiler begins. Never raises."""
-        if not self.yields:
-            return
+        """The program's own torch.profiler begins. Never raises."""
+        if self.yields:
+            self.make_way()
+
+    def make_way(self) -> None:
+        """On the thread of the program that is about to begin its own profiler. Never raises."""
         try:
             self._worker.call("give_way()", self._session.give_way, GIVE_WAY_S)
         except SourceError as exc:

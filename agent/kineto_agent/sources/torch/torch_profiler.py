@@ -28,7 +28,6 @@ Theory of operation
 
 import _thread
 import atexit
-import contextlib
 import os
 import time
 from typing import Any, Dict, List, Optional, Set
@@ -40,6 +39,7 @@ from kineto_agent.sources.torch import kineto_state, libtorch_symbols
 from kineto_agent.sources.torch.device_profilers import DeviceProfiler
 from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Recorder, Times
 from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.memory_use import give_memory_back, resident_bytes
 from kineto_agent.system.threads import Thread, start_thread
 
 DOCUMENT = b"\x1e"
@@ -52,7 +52,6 @@ _WATCH_S = 0.02
 MAX_STALL_NS = 200_000_000
 _EXIT_LIMIT_S = 60.0  # for a torch that never returns
 _MIB = 1 << 20
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
@@ -302,7 +301,7 @@ class TorchProfilerSession:
                 self._end_piece()
             with self._write_lock:
                 self._write_piece()
-            _give_memory_back()
+            give_memory_back()
             with self._lock:
                 if self._over:  # meanwhile: what was written since is no loss
                     self._missing_ns += self._over_ns - begun_ns
@@ -361,23 +360,6 @@ class TorchProfilerSession:
         """Stop recording in a forked child, where nobody uses this session any more."""
         self._recorder.forget_in_child()
         self._leave()
-
-
-def _give_memory_back() -> None:
-    """Return malloc's free memory: what it keeps of an ended session would hide how much the next one takes."""
-    import ctypes
-
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where /proc does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * _PAGE_BYTES
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def _text(exc: Exception) -> str:

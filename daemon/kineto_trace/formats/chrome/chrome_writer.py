@@ -96,10 +96,9 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
 
 
 def _arguments(trace: Trace) -> list[bool]:
-    """Tells for each string whether it consists of ready-made arguments (inputs of an operator)."""
+    """Tells for each string whether it consists of ready-made arguments (inputs of an operator, HLO of a kernel)."""
     ready = np.zeros(len(trace.strings), np.bool_)
-    for kind in OP_TABLES:
-        numbers = trace.table(kind)["inputs"]
+    for numbers in (*(trace.table(kind)["inputs"] for kind in OP_TABLES), trace.table("kernel")["hlo"]):
         ready[numbers[numbers != NO_STRING]] = True
     return [bool(value) for value in ready.tolist()]
 

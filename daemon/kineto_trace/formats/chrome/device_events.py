@@ -65,6 +65,7 @@ def _kernel(rows: Columns, names: FieldNames) -> Fields:
         *priority,
         *_channel(rows),
         *([Field(b"", TEXT, rows[COLUMN], names.arguments)] if COLUMN in rows else []),
+        Field(b"", TEXT, rows["hlo"], names.arguments),
         *captured_op(rows, names),
         *external_id(rows),
         CLOSE,

@@ -197,6 +197,7 @@ class CaptureParts:
         self._channel(table, fields)
         if COLUMN in (collective := collective_columns(self._trace)):
             fields.members(collective[COLUMN], self._trace.strings)
+        fields.members(table["hlo"], self._trace.strings)
         self._captured(table, fields)
         return self._on_stream(table, fields)
 

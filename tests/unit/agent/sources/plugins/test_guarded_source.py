@@ -107,7 +107,7 @@ def test_nothing_of_it_is_executed_where_its_accelerator_is_not() -> None:
     source = seen(plugin("raise SystemExit", signs=NOWHERE))
     assert source.activity_types() == []
     assert source.trouble(NOTHING) is None
-    assert source.why_not() == "toy finds no sign of its accelerator in this process (modules no_such_module)"
+    assert source.why_missing() == "toy finds no sign of its accelerator in this process (modules no_such_module)"
 
 
 def test_it_is_told_when_the_process_lacks_the_variable_that_it_needs_from_the_start(

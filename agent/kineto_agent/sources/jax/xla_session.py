@@ -1,0 +1,294 @@
+"""HLO operations, annotations and what devices ran, through sessions of JAX's own profiler.
+
+Theory of operation
+    session_guard.py says how a session of ours keeps out of the way of the program's. What XLA records of an operation
+    stays in the process until the session ends, some 0.2 KB each, and several times as much is needed while it ends:
+    XLA makes its own profile of it, which comes to us as bytes. That happens without the GIL, except for making the
+    bytes. It takes about as long as it recorded, where operations follow each other within microseconds.
+
+    A thread of ours therefore looks at the process's growth. Before the end of a session would make that MOST_GROWTH
+    times the buffer limit, the session ends, its bytes go through the arena, the memory is given back, and another
+    session begins. This bounds memory, the time for which the program's own profiler has to wait for us, and the time
+    for which the bytes hold the GIL. The outcome says from when until when nothing was recorded.
+
+    The guard's lock is held by whoever begins or ends a session of ours.
+
+    A process that exits with a session open ends it before the interpreter does (`_at_exit`). In a forked child the
+    session's object must never be freed: its destructor takes locks that threads of the parent may have held. So it
+    has one reference more than Python knows of.
+"""
+
+import _thread
+import atexit
+import os
+import time
+from typing import Any, Dict, List, Optional, Set
+
+from kineto_agent.protocol.records import PART_HEAD, XPLANE_FORMAT
+from kineto_agent.sources.file_arena import FileArena
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, Takeover
+from kineto_agent.sources.jax import jax_runtime
+from kineto_agent.sources.jax.session_guard import SessionGuard, refuse_if_used
+from kineto_agent.system.debuglog import log_exception
+from kineto_agent.system.memory_use import give_memory_back, resident_bytes
+from kineto_agent.system.threads import Thread, command_name, program_threads, start_thread
+
+MOST_GROWTH = 2  # of resident memory, in buffer limits
+END_GROWTH = 5  # of it at the end of a session, for what it was before: 4.4 was measured
+SHORTEST_PIECE_S = 0.2
+_WATCH_S = 0.02
+_MOST_GAPS = 64  # that the outcome names
+_MOST_THREADS = 256  # likewise
+_MIB = 1 << 20
+_EXIT_LIMIT_S = 60.0  # for a session that never ends
+
+
+class XlaSession:
+    """One recording."""
+
+    format = XPLANE_FORMAT
+    yields = False  # to torch.profiler; the guard sees to jax.profiler
+
+    def __init__(
+        self,
+        profiler: jax_runtime.Profiler,
+        arena: FileArena,
+        metadata: Dict[str, Any],
+        most_growth_bytes: int,
+    ) -> None:
+        self.metadata = metadata
+        self.arena_fd = arena.fd
+        self._profiler = profiler
+        self._session_class = profiler.native.ProfilerSession
+        self._options = jax_runtime.options(profiler)
+        self._arena = arena
+        self._most_growth_bytes = most_growth_bytes
+        self._guard = SessionGuard(profiler, self._make_way)
+        self._pid = os.getpid()
+        self._session: Any = None
+        self._pieces: List[bytes] = []  # of ended sessions, to be written
+        self._pieces_lock = _thread.allocate_lock()
+        self._count = 0
+        self._over = False  # no new session may begin
+        self._taken: Optional[Takeover] = None
+        self._gaps: List[List[int]] = []  # Unix ns from and until
+        self._problem = ""
+        self._stopping = _thread.allocate_lock()  # released to end the thread that watches
+        self._worker: Optional[Thread] = None
+        self._cpu_ns = 0
+        self._longest_end_ns = 0
+
+    # ------------------------------------------------------------ the agent's thread
+
+    def start(self) -> None:
+        """Begin to record. Raises SourceError."""
+        self._guard.enter(self._begin)
+        atexit.register(self._at_exit)
+        _sessions.add(self)
+        self._stopping.acquire()
+        try:
+            self._worker = start_thread("kineto-jax", self._watch)
+        except RuntimeError as exc:
+            raise SourceError("NO_THREAD", "cannot start the thread that watches JAX's profiler: %s" % exc) from exc
+
+    def counts(self) -> SourceCounts:
+        """Records so far; a record is a buffer of a serialised XSpace."""
+        return self._arena.counts()
+
+    def taken(self) -> Optional[Takeover]:
+        """When and why the program's own profiler has ended the recording."""
+        return self._taken
+
+    def give_way(self) -> None:
+        """Do nothing: torch.profiler runs beside it."""
+
+    def stop(self) -> SourceOutcome:
+        """End recording and write what there is. Raises SourceError if that is nothing."""
+        begin_ns = time.thread_time_ns()
+        with self._guard.lock:
+            self._end()
+        if self._worker is not None:
+            self._stopping.release()
+            self._worker.join()
+            self._worker = None
+        self._guard.remove()
+        self._write()
+        self._arena.finish()
+        self._leave()
+        self._cpu_ns += time.thread_time_ns() - begin_ns
+        if not self._count and self._problem:
+            raise SourceError("JAX_PROFILER_FAILED", self._problem)
+        warnings = [self._problem] if self._problem else []
+        if self._arena.lost_bytes:
+            text = "%d MiB of XLA's profile did not reach the daemon in time and are missing"
+            warnings.append(text % (self._arena.lost_bytes // _MIB + 1))
+        metadata = {
+            "pieces": self._count,
+            "gaps_ns": self._gaps[:_MOST_GAPS],
+            "end_ns": self._longest_end_ns,
+            "threads": _python_threads(),
+        }
+        return SourceOutcome(
+            self.counts(), metadata, warnings, detach_ns=0, cpu_ns=self._cpu_ns, incomplete=self._incomplete()
+        )
+
+    def close(self) -> None:
+        """Free the arena, and end what start() has left if stop() was not called. Never raises."""
+        with self._guard.lock:
+            self._end()
+        self._guard.remove()
+        self._leave()
+        self._arena.close()
+
+    def _incomplete(self) -> str:
+        missing_ns = sum(end - begin for begin, end in self._gaps)
+        if not missing_ns:
+            return ""
+        return (
+            "JAX's profiler recorded in %d pieces, to limit the memory that the process needs: %.2f s are missing; ask "
+            "for a shorter capture or a larger buffer limit" % (self._count, missing_ns / 1e9)
+        )
+
+    # ------------------------------------------------------------ under the guard's lock
+
+    def _begin(self) -> None:
+        try:
+            session = self._session_class(self._options)
+        except Exception as exc:
+            raise SourceError("JAX_PROFILER_FAILED", "JAX's profiler did not begin: %s" % _first_line(exc)) from exc
+        _keep(session, True)
+        self._session = session
+
+    def _end(self) -> None:
+        """End the session, if one is open, and keep its bytes. No session of ours begins any more. Never raises."""
+        self._over = True
+        self._end_piece()
+
+    def _end_piece(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        begin_ns = time.monotonic_ns()
+        try:
+            piece = session.stop()  # a signal handler may run behind it and come here again: it raises then
+            self._longest_end_ns = max(self._longest_end_ns, time.monotonic_ns() - begin_ns)
+            with self._pieces_lock:
+                self._pieces.append(piece)
+            self._count += 1
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            if self._session is session:
+                self._problem = "JAX's profiler gave no result: %s" % _first_line(exc)
+                log_exception(self._problem)
+        if self._session is session:
+            self._session = None
+            _keep(session, False)
+
+    # ------------------------------------------------------------ on the program's thread, under the guard's lock
+
+    def _make_way(self, what: str) -> None:
+        if self._taken is None and not self._over:
+            self._taken = Takeover(time.time_ns(), what, "the program's own %s" % what)
+        self._end()
+
+    # ------------------------------------------------------------ the thread that watches
+
+    def _watch(self) -> None:
+        began_ns = time.thread_time_ns()
+        try:
+            self._watch_on()
+        except Exception as exc:  # noqa: BLE001 - the outcome tells it
+            with self._guard.lock:
+                self._end()
+            self._problem = "the recording ended early: %s" % _first_line(exc)
+            log_exception(self._problem)
+        self._cpu_ns += time.thread_time_ns() - began_ns
+
+    def _watch_on(self) -> None:
+        first_bytes, begun_ns = resident_bytes(), time.monotonic_ns()
+        while not self._stopping.acquire(timeout=_WATCH_S):
+            young = time.monotonic_ns() - begun_ns < SHORTEST_PIECE_S * 1e9
+            if young or resident_bytes() - first_bytes <= self._most_growth_bytes:
+                continue
+            gap_ns = time.time_ns()
+            with self._guard.lock:
+                if self._over:
+                    break
+                self._end_piece()
+            self._write()
+            give_memory_back()
+            with self._guard.lock:
+                if self._over:
+                    break
+                refuse_if_used(self._profiler)
+                first_bytes, begun_ns = resident_bytes(), time.monotonic_ns()
+                self._guard.begin(self._begin)
+                self._gaps.append([gap_ns, time.time_ns()])
+
+    def _write(self) -> None:
+        """Write the bytes of ended sessions into the arena."""
+        with self._pieces_lock:
+            while self._pieces:
+                piece = self._pieces.pop(0)
+                self._arena.copy_from(PART_HEAD.pack(len(piece)))
+                self._arena.copy_from(piece)
+
+    # ------------------------------------------------------------ the end of the process, and its children
+
+    def _at_exit(self) -> None:
+        """Runs on the program's main thread. Waits for a stop() in progress."""
+        if self._pid != os.getpid():
+            return
+        try:
+            if self._guard.lock.acquire(timeout=_EXIT_LIMIT_S):
+                try:
+                    self._end()
+                finally:
+                    self._guard.lock.release()
+            self._write()
+        except Exception:  # noqa: BLE001 - never into the program
+            log_exception("JAX's profiler, at the exit of the process")
+
+    def _leave(self) -> None:
+        atexit.unregister(self._at_exit)
+        _sessions.discard(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the session in a forked child, where nobody uses this one any more."""
+        self._session = None
+        self._over = True
+        self._guard.remove()
+        self._leave()
+
+
+def _python_threads() -> Dict[str, List[int]]:
+    """The system ids of the program's Python threads by the kernel's name: XLA knows threads by names alone."""
+    found: Dict[str, List[int]] = {}
+    for tid in [thread.native_id for thread in program_threads()][:_MOST_THREADS]:
+        if tid is not None:
+            found.setdefault(command_name(tid), []).append(tid)
+    return found
+
+
+def _keep(session: Any, wanted: bool) -> None:
+    """Add the reference that outlives everything, or take it away."""
+    import ctypes
+
+    count = ctypes.pythonapi.Py_IncRef if wanted else ctypes.pythonapi.Py_DecRef
+    count(ctypes.py_object(session))
+
+
+def _first_line(exc: BaseException) -> str:
+    if isinstance(exc, SourceError):
+        return exc.reason
+    return (str(exc).splitlines() or [type(exc).__name__])[0][:200]
+
+
+_sessions: Set[XlaSession] = set()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""What XLA writes: profiles (XSpace) and compiled modules (HloModuleProto), read without protobuf."""

@@ -1,0 +1,46 @@
+"""A module that XLA compiled, as far as it matters for which kernels it launches, and in which order."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+_UNNAMED = re.compile(r"\W")
+
+
+class Launch(Enum):
+    """What an instruction launches."""
+
+    FUSION = "one kernel, named after it or after one that does the same"
+    COPY = "a copy"
+    COLLECTIVE = "kernels of a communication library"
+    LIBRARY = "kernels of a library, or its own"
+    CALL = "the instructions of a computation"
+    LOOP = "those of a condition and a body, any number of times"
+    BRANCH = "those of one of several computations"
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """An instruction that launches something. alike: common to those that share a kernel; called: computations."""
+
+    name: str
+    launch: Launch
+    alike: str
+    op_name: str
+    source: str
+    called: tuple[int, ...]
+
+    @property
+    def kernel_name(self) -> str:
+        """The name of a kernel that was made for it."""
+        return _UNNAMED.sub("_", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class HloModule:
+    """A compiled module. computations: by id, in the order of the schedule; entry: the one that it runs."""
+
+    name: str
+    entry: int
+    computations: Mapping[int, tuple[Instruction, ...]]

@@ -1,0 +1,1 @@
+"""From kernels to the HLO instructions of the modules that launched them."""

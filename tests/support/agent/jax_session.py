@@ -1,0 +1,143 @@
+"""Sessions of JAX's profiler as the agent has them, in a process of its own, with a daemon's side that copies.
+
+Run with "python -m support.agent.jax_session PLAN", where PLAN is Python text that uses what is here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from kineto_agent.protocol.records import PART_HEAD
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.jax.hlo_operations import JaxSource
+from kineto_agent.sources.jax.xla_session import XlaSession
+from kineto_agent.system.threads import start_thread
+
+from support.agent.copying_daemon import CopyingDaemon
+
+TYPES = frozenset(("cpu_op", "user_annotation"))
+
+
+def on_agent_thread(action: Any) -> Any:
+    """Run it on a thread like the agent's. Returns its value or raises its error."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append((action(), None))
+        except Exception as exc:
+            results.append((None, exc))
+
+    start_thread("kineto-agent", run).join()
+    value, error = results[0]
+    if error is not None:
+        raise error
+    return value
+
+
+class Recording:
+    """One session, started and stopped on a thread like the agent's."""
+
+    def __init__(self, limit_bytes: int = 128 << 20) -> None:
+        self.session: XlaSession = on_agent_thread(lambda: JaxSource().prepare(SourceRequest(TYPES, limit_bytes, {})))
+        self.daemon = CopyingDaemon(self.session.arena_fd)
+        on_agent_thread(self.session.start)
+
+    def stop(self) -> tuple[SourceOutcome, bytes]:
+        """Stop the session. Returns its outcome and the bytes that the daemon has."""
+        outcome: SourceOutcome = on_agent_thread(self.session.stop)
+        data = self.daemon.end()
+        on_agent_thread(self.session.close)
+        return outcome, data
+
+
+def refusal() -> str:
+    """Why no session can begin now; "" if one can."""
+    try:
+        Recording().stop()
+    except SourceError as error:
+        return f"{error.reason_code}: {error.reason}"
+    return ""
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """The serialised profiles of a recording."""
+    found = []
+    while data:
+        (size,) = PART_HEAD.unpack_from(data)
+        found.append(data[PART_HEAD.size : PART_HEAD.size + size])
+        data = data[PART_HEAD.size + size :]
+    return found
+
+
+class Model:
+    """Three layers that are trained: some twenty HLO operations a step."""
+
+    def __init__(self) -> None:
+        self._weights = {name: jnp.full((32, 32), 0.01) for name in "abc"}
+        self._batch = jnp.ones((16, 32))
+        self._update = jax.jit(_update)
+        self.steps = 0
+        self.step()
+
+    def step(self) -> None:
+        """Train one iteration."""
+        with jax.profiler.StepTraceAnnotation("train", step_num=self.steps):
+            self._weights = jax.block_until_ready(self._update(self._weights, self._batch))
+        self.steps += 1
+
+    def step_for(self, seconds: float) -> None:
+        """Train for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.step()
+
+
+def _update(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        found = batch
+        for name in "abc":
+            found = jnp.tanh(found @ weights[name])
+        return (found**2).mean()
+
+    return jax.tree_util.tree_map(lambda weight, slope: weight - 0.01 * slope, weights, jax.grad(loss)(weights))
+
+
+def own_trace(model: Model, steps: int = 5) -> dict[str, int]:
+    """The program's own trace of so many steps: how many events of each name jax.profiler wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder)
+        for _ in range(steps):
+            model.step()
+        jax.profiler.stop_trace()
+        return names_in(Path(folder))
+
+
+def names_in(folder: Path) -> dict[str, int]:
+    """How many events of each name are in the trace that jax.profiler has written below the folder."""
+    found: dict[str, int] = {}
+    for path in folder.rglob("*.trace.json.gz"):
+        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+            if event.get("ph") == "X":
+                found[event["name"]] = found.get(event["name"], 0) + 1
+    return found
+
+
+def in_background(action: Any) -> threading.Thread:
+    """Run it on another thread of the program."""
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+
+if __name__ == "__main__":
+    exec(compile(sys.argv[1], "<plan>", "exec"))
