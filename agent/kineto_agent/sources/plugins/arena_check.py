@@ -12,7 +12,7 @@ _F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Pyt
 _SIZE_SEALS = 0x2 | 0x4  # F_SEAL_SHRINK, F_SEAL_GROW
 _MAX_BUFFERS = 1 << 16
 _MAX_BUFFER_BYTES = 64 << 20
-_SLACK_BYTES = 1 << 20  # for the header, and buffers of whole pages
+_SLACK_BYTES = 64 << 20  # for the header, strings, and the least buffers that a collector works with
 _COUNTS = struct.Struct("=QQQ")  # at arena.RECORDS
 
 

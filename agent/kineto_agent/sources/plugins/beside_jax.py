@@ -1,8 +1,8 @@
 """A plug-in that cannot record beside the program's own jax.profiler, which goes first.
 
-sources/jax/session_guard.py says how a profiler of the program is noticed before it begins. The guard is in place before
-the plug-in starts: if a profiler begins in between, the plug-in has given way and does not start any more. A program
-without JAX has no such profiler.
+sources/jax/session_guard.py says how a profiler of the program is noticed before it begins. The guard is in place
+before the plug-in starts: if a profiler begins in between, the plug-in has given way and does not start any more. A
+program without JAX has no such profiler.
 """
 
 import time

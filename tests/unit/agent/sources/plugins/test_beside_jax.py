@@ -76,7 +76,7 @@ def test_the_programs_profiler_begins_once_the_plug_in_has_given_way(native: Any
 
 
 def test_the_programs_profiler_is_left_alone_while_it_runs(native: Any) -> None:
-    sys.modules["jax._src.profiler"]._profile_state.profile_session = object()  # type: ignore[attr-defined]
+    sys.modules["jax._src.profiler"]._profile_state.profile_session = object()
     with pytest.raises(SourceError) as caught:
         source().prepare(REQUEST)
     assert caught.value.reason_code == "USER_PROFILER_ACTIVE"
