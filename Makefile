@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -70,7 +70,16 @@ gpu: $(STAMP)
 	$(BIN)/pytest tests/gpu
 	$(BIN)/python tests/bench/overhead.py
 
-# There, too: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
+# On a machine with an AMD GPU and ROCm 7 (HIP_LIBRARY names a libamdhip64 elsewhere than in /opt/rocm): ten minutes, and
+# one file, build/rocm-report.json. FAKE=1 needs neither.
+rocm: $(STAMP)
+	$(BIN)/python tests/rocm/prove.py $(if $(FAKE),--fake)
+
+# The collector against the fake ROCm in all versions: a million launches and 200 recordings each, plain and sanitized.
+rocm-fake: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.rocm.fakes '' address,undefined thread
+
+# On a machine with an NVIDIA GPU: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
 zoo: $(STAMP)
 	$(BIN)/python tests/gpu/zoo/run.py --output build/zoo
 

@@ -51,6 +51,15 @@ def users(incomplete: str) -> list[CompletionItem]:
     return _items({process.user for process in _processes()}, incomplete)
 
 
+def plugins(incomplete: str) -> list[CompletionItem]:
+    """Plug-ins that are installed beside the daemon, whose name starts like this."""
+    try:
+        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
+            return _items({plugin.name for plugin in client.host().plugins}, incomplete)
+    except CliError:
+        return []
+
+
 def job_ids(incomplete: str) -> list[CompletionItem]:
     """Jobs of these processes whose id starts like this."""
     return _items({process.job_id for process in _processes()}, incomplete)

@@ -14,7 +14,7 @@ Theory of operation
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kineto_trace.model.hlo_module import HloModule, Instruction, Launch
+from kineto_trace.model.hlo_module import HloInstruction, HloModule, Launch
 
 LIBRARY, COLLECTIVE, COPY = "?library", "?collective", "?copy"
 _SORTS = {
@@ -33,11 +33,11 @@ class TooManyOrders(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LaunchState:
     """One instruction. tokens: what it launches; exactly: one of them, no more and no less."""
 
     module: HloModule
-    instruction: Instruction
+    instruction: HloInstruction
     tokens: frozenset[str]
     exactly: bool
 
@@ -46,7 +46,7 @@ class LaunchOrders:
     """The automaton. States are numbers into `states`; names: those of the kernels that were seen."""
 
     def __init__(self, modules: Sequence[HloModule], names: Iterable[str]) -> None:
-        self.states: list[State] = []
+        self.states: list[LaunchState] = []
         self._next: list[tuple[frozenset[int], bool]] = []  # states that may follow; whether the module may be over
         self._starts: dict[str, set[int]] = {}
         self._accepting: dict[str, set[int]] = {}
@@ -79,11 +79,11 @@ class LaunchOrders:
         flow, made = _Flow(module), _names_of(module)
         if len(self.states) + len(flow.launches) > MOST_STATES:
             raise TooManyOrders
-        states: dict[int, State] = {}  # by node of the flow
+        states: dict[int, LaunchState] = {}  # by node of the flow
         for node, instruction in flow.launches.items():
             own = frozenset(made[instruction.alike]) & seen
             alone = bool(own) and instruction.launch is Launch.FUSION
-            states[node] = State(module, instruction, own or frozenset(_SORTS[instruction.launch]), alone)
+            states[node] = LaunchState(module, instruction, own or frozenset(_SORTS[instruction.launch]), alone)
 
         def exactly(node: int) -> bool:
             return states[node].exactly
@@ -111,7 +111,7 @@ class _Flow:
     """The steps of a module as a graph: from each node to those that may come next. Node `end`: the module is over."""
 
     def __init__(self, module: HloModule) -> None:
-        self.launches: dict[int, Instruction] = {}
+        self.launches: dict[int, HloInstruction] = {}
         self._edges: list[list[int]] = []
         self._borders: dict[int, tuple[int, int]] = {}  # of computations: first and last node
         self._module = module
@@ -142,7 +142,7 @@ class _Flow:
             at = after
         self._edges[at].append(last)
 
-    def _control(self, instruction: Instruction, at: int, after: int) -> None:
+    def _control(self, instruction: HloInstruction, at: int, after: int) -> None:
         inner = [self._computation(key) for key in instruction.called]
         if instruction.launch is Launch.LOOP and len(inner) == 2:
             # In any order: which of the two is the condition need not be known.

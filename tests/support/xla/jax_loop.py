@@ -4,7 +4,8 @@
 
 Commands, one a line, each answered by a line of JSON:
 
-    profile     take a trace of its own of STEPS steps: {"train": how many steps are in it, "begin_ns", "end_ns": Unix}
+    profile     take a trace of its own of STEPS steps: {"train": how many steps are in it, "operations": likewise,
+                "open_ns", "close_ns": between these (Unix) its session is surely open}
     server      start a profiler server: {"port"}
     fork        fork a child that trains nothing and ends: {"status"}
     exit        end as a script does
@@ -73,17 +74,17 @@ def train_step(weights: Any, batch: Any) -> Any:
 def own_trace(training: Training) -> dict[str, int]:
     """What a trace of its own has. Raises what jax.profiler raises."""
     with tempfile.TemporaryDirectory() as folder:
-        begin_ns = time.time_ns()
         jax.profiler.start_trace(folder)
+        open_ns = time.time_ns()
         for _ in range(STEPS):
             training.step()
+        close_ns = time.time_ns()
         jax.profiler.stop_trace()
-        end_ns = time.time_ns()
         (path,) = Path(folder).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = [event["name"] for event in events if event.get("ph") == "X"]
     operations = sum("hlo_op" in event.get("args", {}) for event in events)
-    return {"train": names.count("train"), "operations": operations, "begin_ns": begin_ns, "end_ns": end_ns}
+    return {"train": names.count("train"), "operations": operations, "open_ns": open_ns, "close_ns": close_ns}
 
 
 def do(command: str, training: Training) -> dict[str, int]:
