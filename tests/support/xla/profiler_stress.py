@@ -109,8 +109,8 @@ def untrue(target: pb.Target, traces: list[dict[str, Any]]) -> list[str]:
     """What is wrong with a verdict; empty if nothing is."""
     if target.verdict == pb.VERDICT_DONE:
         begin, end = target.summary.window_start_ns, target.summary.window_end_ns
-        # Only what the own session surely covers: it begins some time after its begin_ns, and ends before its end_ns.
-        met = [own for own in traces if own["open_ns"] < end - _TOLERANCE_NS and own["close_ns"] > begin + _TOLERANCE_NS]
+        first, last = begin + _TOLERANCE_NS, end - _TOLERANCE_NS
+        met = [own for own in traces if own["open_ns"] < last and own["close_ns"] > first]
         return [f"DONE, but its window {begin} {end} meets own sessions {met}"] if met else []
     right = target.reason_code in _RIGHT.get(target.verdict, ())
     named = "jax.profiler" in target.reason

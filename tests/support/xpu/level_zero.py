@@ -23,7 +23,8 @@ from typing import Dict, List, NamedTuple, Sequence
 
 import pytest
 
-from support.machine import debian_packages, native
+from support.machine import native
+from support.packages import debian_packages
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / "build" / "level-zero"

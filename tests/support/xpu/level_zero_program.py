@@ -86,6 +86,7 @@ def running(
 class Captured(NamedTuple):
     """The only target of a capture, and its trace."""
 
+    id: str  # of the capture
     target: pb.Target
     trace: Any  # kineto_trace.Trace, or None
 
@@ -130,7 +131,7 @@ def capture(
     ended = watch_to_end(stub, created.id, scaled(timeout_s))
     (target,) = ended.targets
     folders = list((daemon.state_dir / "captures" / created.id).glob("targets/*/columns"))
-    return Captured(target, kt.open_trace(folders[0].parent) if folders else None)
+    return Captured(created.id, target, kt.open_trace(folders[0].parent) if folders else None)
 
 
 def differences(trace: Any, launched: Sequence[Launched]) -> list[str]:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
 from support.xpu import level_zero
@@ -121,15 +122,12 @@ def test_devices_are_numbered_as_the_driver_has_them_and_copies_between_them_hav
 
 
 def test_a_trace_file_has_kinetos_names_for_intels_activities(daemon: Daemon, tmp_path: Path) -> None:
-    from kineto_protos.v1 import profiler_pb2 as pb
-
     with running(level_zero.required("1.1.0"), tmp_path) as program:
         found = capture(
             daemon, program.pid, (*WORK, "xpu_driver", "xpu_sync"), during=lambda: program.tell("steps 5 5")
         )
         assert found.verdict == STOPPED
-    (listed,) = daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures[-1:]
-    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=listed.id), timeout=10)
+    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=found.id), timeout=10)
     events = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))["traceEvents"]
     categories = {event.get("cat") for event in events if event["ph"] == "X"}
     assert {"kernel", "gpu_memcpy", "gpu_memset", "xpu_driver", "xpu_sync"} <= categories
