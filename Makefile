@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -133,6 +133,10 @@ campaign-own-gil: $(STAMP)
 # Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
 campaign-profiler: $(STAMP)
 	$(BIN)/python tests/campaign/user_profiler.py
+
+# Captures of a JAX training loop on the CPU whose own jax.profiler runs all the time: five minutes. Needs JAX.
+campaign-jax: $(STAMP)
+	$(BIN)/python tests/campaign/jax_profiler.py
 
 # The Debian package under a real systemd, in a throw-away copy of this machine: root, systemd-container.
 campaign-systemd: $(STAMP)

@@ -97,8 +97,6 @@ PYTHON_TARGETS = (
         name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
         longest=60_000, memory_mb=LONG_RUN_MB,
     ),
-    PythonTarget(name="xla", door="XLA's profiles and compiled modules, and kernels compared with these",
-                 packages=_TRACE, longest=60_000, memory_mb=LONG_RUN_MB),
     PythonTarget(name="decoder_answer", door="what a decoder that was taken over answers", packages=_SERVICE),
     PythonTarget(name="trace_file", door="trace files of every form, plain and compressed, as they are opened",
                  packages=_TRACE),
