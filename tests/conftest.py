@@ -37,9 +37,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips what needs torch where there is none. It is not imported here: the agent would see it in this process."""
-    if item.get_closest_marker("torch") and importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
+    """Skips what needs torch or JAX where there is none. Neither is imported: the agent would see it here."""
+    for name in ("torch", "jax"):
+        if item.get_closest_marker(name) and importlib.util.find_spec(name) is None:
+            pytest.skip(f"needs {name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

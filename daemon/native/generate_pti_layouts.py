@@ -212,7 +212,7 @@ def render_layouts(tables: dict[str, dict[str, Layout]]) -> str:
         "from typing import NamedTuple",
         "",
         "",
-        "class RecordLayout(NamedTuple):",
+        "class PtiLayout(NamedTuple):",
         '    """One kind of record: its number, bytes of a record and byte offsets of the fields that we read."""',
         "",
         "    kind: int",
@@ -231,9 +231,7 @@ def render_layouts(tables: dict[str, dict[str, Layout]]) -> str:
             if (name, layout) not in names:
                 variable = f"_{name}_{sum(1 for known, _ in names if known == name) + 1}"
                 out.append(f"# {layout.struct}, first in {version}")
-                out.append(
-                    f"{variable} = RecordLayout({layout.kind}, {layout.size}, {json.dumps(dict(layout.offsets))})"
-                )
+                out.append(f"{variable} = PtiLayout({layout.kind}, {layout.size}, {json.dumps(dict(layout.offsets))})")
                 names[name, layout] = variable
     sets: dict[str, str] = {}
     rows = []
@@ -244,7 +242,7 @@ def render_layouts(tables: dict[str, dict[str, Layout]]) -> str:
             out.append(f"{sets[text]} = {text}")
         rows.append(f'    "{version}": {sets[text]},')
     out += ["", "# By what ptiVersionString says, without the patch number."]
-    out += ["LAYOUTS: dict[str, dict[str, RecordLayout]] = {", *rows, "}", ""]
+    out += ["LAYOUTS: dict[str, dict[str, PtiLayout]] = {", *rows, "}", ""]
     return "\n".join(out)
 
 

@@ -1,6 +1,6 @@
 """A program that uses an AMD GPU through HIP and keeps a log of its own: what a proof compares a trace with.
 
-    python hip_program.py --hip LIBRARY [--fake] [--early | --torch]
+    python hip_program.py --hip LIBRARY [--fake] [--early | --torch] [--client LIBRARY]
 
 LIBRARY is a libamdhip64, of ROCm or, with --fake, the fake one. Two kernels are loaded, compiled by hiprtc beside
 LIBRARY. Both run a few times before anybody can record, unless --early: then HIP is not even initialised before the
@@ -13,6 +13,7 @@ It prints {"ready": true, "pid": …} and answers each line of its input by one 
     profiled N   the same under torch.profiler, and how many kernels that has seen
     status       resident memory in KiB, descriptors, and the variables of rocprofiler in its environment
     log PATH N   with --fake: from now on HIP logs N entries there
+    client N     the same as profiled, with the client of rocprofiler in the library of --client, loaded first
 
 It ends with its input.
 """
@@ -23,6 +24,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, Dict, List
 
 KERNELS = {"_Z5firsti": "first(int)", "_Z6secondi": "second(int)"}
@@ -72,9 +74,8 @@ class Hip:
         return stream
 
     def _compiled(self, path: str) -> bytes:
-        folder = os.path.dirname(path)
-        names = sorted(name for name in os.listdir(folder) if name.startswith("libhiprtc.so"))
-        compiler = ctypes.CDLL(os.path.join(folder, names[0]) if names else "libhiprtc.so")
+        beside = sorted(Path(path).parent.glob("libhiprtc.so*"))
+        compiler = ctypes.CDLL(str(beside[0]) if beside else "libhiprtc.so")
         program, size = ctypes.c_void_p(), ctypes.c_size_t()
         for result in (
             compiler.hiprtcCreateProgram(ctypes.byref(program), SOURCE, b"proof.hip", 0, None, None),
@@ -117,12 +118,11 @@ def status() -> Answer:
     """This process: memory, descriptors, and variables as C sees them."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[1])
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
     left = [name for name in VARIABLES if getenv(name.encode()) is not None]
     return {
         "resident_kib": pages * os.sysconf("SC_PAGESIZE") // 1024,
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": len([*Path("/proc/self/fd").iterdir()]),
         "variables": left,
     }
 
@@ -138,6 +138,15 @@ def profiled(hip: Hip, count: int) -> Answer:
     return {**answer, "seen": seen}
 
 
+def with_client(hip: Hip, client: Any, count: int) -> Answer:
+    """Launch while another client of rocprofiler records."""
+    client.fake_kineto_end.restype = ctypes.c_uint64
+    if client.fake_kineto_begin() != 0:
+        raise RuntimeError("the other client cannot record")
+    answer = hip.launch(count)
+    return {**answer, "seen": client.fake_kineto_end()}
+
+
 def hip_of_torch() -> str:
     """The libamdhip64 that torch has loaded."""
     import torch
@@ -145,12 +154,11 @@ def hip_of_torch() -> str:
     if not torch.version.hip or not torch.cuda.is_available():
         raise SystemExit("this torch is not built for ROCm, or sees no GPU")
     torch.cuda.init()
-    with open("/proc/self/maps") as file:
-        found = [line.split(None, 5)[5].strip() for line in file if "libamdhip64.so" in line]
-    return found[0]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split(None, 5)[5] for line in lines if "/libamdhip64.so" in line)
 
 
-def serve(hip: List[Hip], path: str, fake: bool) -> None:
+def serve(hip: List[Hip], path: str, fake: bool, client: Any) -> None:
     """Answer each line."""
     for line in sys.stdin:
         order, *arguments = line.split()
@@ -160,6 +168,8 @@ def serve(hip: List[Hip], path: str, fake: bool) -> None:
             answer = hip[0].launch(int(arguments[0]))
         elif order == "profiled":
             answer = profiled(hip[0], int(arguments[0]))
+        elif order == "client":
+            answer = with_client(hip[0], client, int(arguments[0]))
         elif order == "log":
             answer = {"result": hip[0].library.fake_hip_log(arguments[0].encode(), ctypes.c_uint64(int(arguments[1])))}
         else:
@@ -175,8 +185,10 @@ def main() -> None:
     parser.add_argument("--fake", action="store_true")
     parser.add_argument("--early", action="store_true")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--client", default="")
     options = parser.parse_args()
     path = hip_of_torch() if options.torch else options.hip
+    client = ctypes.CDLL(options.client, ctypes.RTLD_GLOBAL) if options.client else None
     hip: List[Hip] = []
     if options.early:
         ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # loaded, not initialised
@@ -185,7 +197,7 @@ def main() -> None:
         hip[0].launch(10)
     sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), "hip": path}) + "\n")
     sys.stdout.flush()
-    serve(hip, path, options.fake)
+    serve(hip, path, options.fake, client)
 
 
 if __name__ == "__main__":

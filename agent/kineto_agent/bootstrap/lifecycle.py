@@ -9,6 +9,7 @@ from kineto_agent.control.runner import Agent
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
+from kineto_agent.steps.jax_hooks import JaxStepHooks
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.gil_turns import Turns
@@ -16,6 +17,7 @@ from kineto_agent.system.gil_turns import Turns
 _lock = _thread.allocate_lock()
 _agent: Optional[Agent] = None
 _hooks = StepHooks(COUNTER)
+_jax_hooks = JaxStepHooks(COUNTER)
 
 
 def start() -> None:
@@ -26,6 +28,7 @@ def start() -> None:
             if _agent is not None and _agent.alive:
                 return
             _hooks.install()
+            _jax_hooks.install()
             CAPTURES.install()
             turns = Turns(library=collector_library.path())
             _agent = Agent(COUNTER, on_end=turns.end, turns=turns)
@@ -52,6 +55,7 @@ def _end(reason_code: str, reason: str) -> None:
         with _lock:
             agent, _agent = _agent, None
             _hooks.remove()
+            _jax_hooks.remove()
             CAPTURES.remove()
         if agent is not None:
             agent.stop(reason_code, reason)

@@ -26,6 +26,7 @@ from kineto_agent.sources import collector_library, registry
 from kineto_agent.sources.interface import Source
 from kineto_agent.sources.torch.graph_captures import CAPTURES
 from kineto_agent.steps.counting import COUNTER
+from kineto_agent.steps.jax_hooks import JaxStepHooks
 from kineto_agent.steps.torch_hooks import StepHooks
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.gil_turns import Turns
@@ -36,6 +37,7 @@ _NOT_ENDED = "the agent of an earlier attach has not ended yet: it may be writin
 _agent: Optional[Agent] = None
 _lock = _thread.allocate_lock()  # guards the exchange of _agent
 _hooks = StepHooks(COUNTER)
+_jax_hooks = JaxStepHooks(COUNTER)
 
 
 def run(channel: Any, library: int, number: int, turns: int) -> Callable[[], None]:
@@ -71,6 +73,7 @@ def end() -> None:
 
 def _sources() -> List[Source]:
     _hooks.install(wait_for_import=False)
+    _jax_hooks.install(wait_for_import=False)
     CAPTURES.install(wait_for_import=False)
     return registry.sources()
 
@@ -79,6 +82,7 @@ def _left() -> None:
     """Called at the end of the agent's thread."""
     global _agent
     _hooks.remove()
+    _jax_hooks.remove()
     CAPTURES.remove()
     with _lock:
         _agent = None

@@ -93,8 +93,8 @@ VENDOR_TYPES = {"runtime": "cuda_runtime", "driver": "cuda_driver", "sync": "cud
 RESERVED_NAMES = frozenset(
     (
         "annotation", "blocked", "call", "child", "collective", "comm", "counter", "counters", "cpu", "critical",
-        "cuda", "data", "diff", "distributed", "duckdb", "event", "flame", "flops", "frequent", "gpu", "graph", "hot",
-        "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "not", "op", "operator", "pg",
+        "cuda", "data", "diff", "distributed", "duckdb", "event", "flame", "flops", "frequent", "gpu", "graph", "hlo",
+        "hot", "idle", "information", "kernel", "kernels", "kineto", "launch", "memory", "not", "op", "operator", "pg",
         "process", "profiler", "python", "queue", "rank", "sm", "sql", "sqlite", "step", "temporal", "tensor", "thread",
         "time", "user",
     )

@@ -4,7 +4,8 @@ Theory of operation
     One of three counts at a time, the most reliable that has been seen so far: step(), then the optimizers, then
     torch.profiler. A counter that takes over continues from the current count. With several optimizers an iteration
     ends when the largest count per optimizer grows, as in Kineto; an optimizer that joins later continues at the
-    current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this.
+    current count. The same holds for several profilers. `kineto_agent.steps.torch_hooks` connects torch to this,
+    `kineto_agent.steps.jax_hooks` JAX.
 
     `count` is the number of finished iterations and so the number of the running one; -1 before the first.
     Iteration N begins when the count becomes N; a ring keeps when that was for the last RING_ITERATIONS. While a
@@ -135,7 +136,7 @@ class StepCounter:
     on_optimizer_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def on_profiler_step(self, profiler: Any) -> None:
-        """Count a step of the program's own torch.profiler (or of one requester of torch's step tracker)."""
+        """Count a step of torch.profiler (or of one requester of torch's step tracker), or one marked for JAX's."""
         self._stepped(_PROFILER, profiler)
 
     def _stepped(self, authority: int, stepper: Any) -> None:

@@ -26,7 +26,7 @@ struct ze_pci {
     uint32_t type_of_structure;
     void *next;
     uint32_t domain, bus, device, function;
-    int64_t speed[3];
+    int64_t speed[2];
 };
 struct ze_memory {
     uint32_t type_of_structure;

@@ -77,7 +77,7 @@ static struct {
     _Atomic bool recording;
     _Atomic bool dead;
     bool all_allocations;
-    _Atomic uint64_t launches;
+    _Atomic uint64_t made, launches;
     _Atomic uint64_t epoch;
     struct function functions[FUNCTIONS];
 } calls;
@@ -177,6 +177,7 @@ void hip_calls_begin(const struct kit_host *host, uint32_t functions, bool all_a
     calls.host = host;
     calls.space = functions;
     calls.all_allocations = all_allocations;
+    atomic_store(&calls.made, 0);
     atomic_store(&calls.launches, 0);
     atomic_fetch_add(&calls.epoch, 1);
     if (calls.name_of == NULL) {
@@ -187,6 +188,7 @@ void hip_calls_begin(const struct kit_host *host, uint32_t functions, bool all_a
 
 void hip_calls_end(void) { atomic_store(&calls.recording, false); }
 void hip_calls_kill(void) { atomic_store(&calls.dead, true); }
+uint64_t hip_calls_made(void) { return atomic_load(&calls.made); }
 uint64_t hip_calls_launches(void) { return atomic_load(&calls.launches); }
 
 /* ---- names of launched kernels ---- */
@@ -298,6 +300,7 @@ void hip_call_made(struct rocp_callback_record record, uint64_t *user, void *dat
     if (record.payload != NULL && (operation->stream >= 0 || operation->function >= 0)) {
         look_at_arguments(&call, operation, record.payload);
     }
+    atomic_fetch_add_explicit(&calls.made, 1, memory_order_relaxed);
     if (operation->flags & LAUNCHES) {
         atomic_fetch_add_explicit(&calls.launches, 1, memory_order_relaxed);
     }

@@ -39,7 +39,8 @@ void hip_calls_begin(const struct kit_host *host, uint32_t functions, bool all_a
 void hip_calls_end(void);
 /* In a forked child. */
 void hip_calls_kill(void);
-/* Kernel launches since hip_calls_begin, but for graphs. */
+/* Calls that were recorded since hip_calls_begin, and launches of kernels among them, but for graphs. */
+uint64_t hip_calls_made(void);
 uint64_t hip_calls_launches(void);
 /* On the collector's thread: puts the names of all operations that are recorded into `space`, by kind << 32 | operation. */
 void hip_calls_tell(const struct rocp_api *api, const struct kit_host *host, uint32_t space);

@@ -49,6 +49,7 @@ static struct {
     const struct kit_host *host;
     bool told;       /* names of operations, in this recording */
     bool dispatches; /* are recorded */
+    bool calls;      /* HIP's, likewise */
     uint64_t kernels_lost_before;
     char variables_left[160]; /* of the environment: names */
 } self;
@@ -208,7 +209,7 @@ static int start(const uint32_t *kinds, uint32_t count, int32_t *results, char *
     for (uint32_t i = 0; i < count; i++) {
         all_allocations |= kinds[i] == ROCPROFILER_ALL_ALLOCATIONS;
     }
-    self.told = self.dispatches = false;
+    self.told = self.dispatches = self.calls = false;
     self.kernels_lost_before = kernel_ids_lost();
     kernel_ids_rewind();
     client_begin(self.host);
@@ -218,6 +219,7 @@ static int start(const uint32_t *kinds, uint32_t count, int32_t *results, char *
         results[i] = part < 0 ? ROCP_SUCCESS : client_start((enum client_part)part);
         any |= part >= 0 && results[i] == ROCP_SUCCESS;
         self.dispatches |= part == PART_DISPATCHES && results[i] == ROCP_SUCCESS;
+        self.calls |= part == PART_HIP_RUNTIME && results[i] == ROCP_SUCCESS;
     }
     if (!any) {
         hip_calls_end();
@@ -296,6 +298,12 @@ static int64_t problem(char *room, size_t size) {
     if (lost > 0) {
         append(&text, "%s%llu kernels have no name: more were loaded than are kept", text.length > 0 ? "; " : "",
                (unsigned long long)lost);
+    }
+    if (self.calls && hip_calls_made() == 0 && client_dispatches() > 0) {
+        append(&text,
+               "%srocprofiler-sdk told of %llu kernels, but of no call of HIP's: they have no launches, and queues in "
+               "place of streams",
+               text.length > 0 ? "; " : "", (unsigned long long)client_dispatches());
     }
     return (int64_t)text.length;
 }

@@ -33,7 +33,7 @@ class StepMarks(NamedTuple):
     thread: npt.NDArray[np.int64]
 
 
-class Launches(NamedTuple):
+class Submissions(NamedTuple):
     """Where GPU activities were submitted, from a source whose records of them say so: no call need be recorded.
 
     correlation: of the activity. thread: system thread id. time: Unix ns. All of one length.
@@ -59,7 +59,7 @@ class Decoded:
     sample_period_ns: int = 0  # period of the python_function samples
     step_marks: StepMarks | None = None
     categories: Mapping[str, str] = field(default_factory=dict)  # as in Trace
-    launches: Launches | None = None
+    submissions: Submissions | None = None
     hlo_modules: tuple[HloModule, ...] = ()
 
 

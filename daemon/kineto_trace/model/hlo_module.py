@@ -21,7 +21,7 @@ class Launch(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class HloInstruction:
     """An instruction that launches something. alike: common to those that share a kernel; called: computations."""
 
     name: str
@@ -43,4 +43,4 @@ class HloModule:
 
     name: str
     entry: int
-    computations: Mapping[int, tuple[Instruction, ...]]
+    computations: Mapping[int, tuple[HloInstruction, ...]]

@@ -18,7 +18,7 @@ from kineto_trace.arrays import spilled_memory
 from kineto_trace.decode import iterations
 from kineto_trace.decode.cupti import cupti_records
 from kineto_trace.decode.declared import declared_records
-from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, Launches, StepMarks
+from kineto_trace.decode.decoded import Decode, Decoded, DecodeWindow, StepMarks, Submissions
 from kineto_trace.decode.pti import pti_records
 from kineto_trace.decode.python import exact_calls, python_stacks
 from kineto_trace.decode.rocprofiler import rocprofiler_records
@@ -103,7 +103,7 @@ class _Parts:
     hlo_modules: tuple[HloModule, ...] = ()
     sources: list[tuple[RawSource, tuple[str, ...]]] = field(default_factory=list)  # and the tables that each fills
     categories: dict[str, str] = field(default_factory=dict)
-    launches: list[Launches] = field(default_factory=list)
+    submissions: list[Submissions] = field(default_factory=list)
 
 
 def load_target(target_dir: Path) -> LoadedTarget:
@@ -128,7 +128,7 @@ def load_target(target_dir: Path) -> LoadedTarget:
     tables, outside = apply_window(tables, start, end)
     marks = iterations.reported_marks(target) if parts.step_marks is None else parts.step_marks
     tables = iterations.add_iterations(tables, parts.strings, marks, (start, end))
-    tables = relate(tables, parts.strings, parts.launches)
+    tables = relate(tables, parts.strings, parts.submissions)
     trace = Trace(
         target=target,
         strings=tuple(parts.strings.strings),
@@ -157,9 +157,11 @@ def _coverage(source: RawSource, kinds: tuple[str, ...], start_ns: int, end_ns: 
     return SourceCoverage(source=source.source, kinds=kinds, missing=parts, dropped=source.dropped)
 
 
-def relate(tables: Mapping[str, Table], strings: StringTable, launches: Sequence[Launches] = ()) -> dict[str, Table]:
+def relate(
+    tables: Mapping[str, Table], strings: StringTable, submissions: Sequence[Submissions] = ()
+) -> dict[str, Table]:
     """Returns the tables with the relations between their rows filled in."""
-    related = attribute(tables, launches)
+    related = attribute(tables, submissions)
     if "cpu_op" in related:
         related["cpu_op"] = with_evaluated_sequences(related["cpu_op"], strings.strings)
     images = gpu_annotations(related)
@@ -206,7 +208,7 @@ def _decode(source: RawSource, target: TargetInfo, parts: _Parts) -> Decoded:
     parts.sample_period_ns = found.sample_period_ns or parts.sample_period_ns
     parts.hlo_modules += found.hlo_modules
     parts.step_marks = parts.step_marks if found.step_marks is None else found.step_marks
-    parts.launches += [] if found.launches is None else [found.launches]
+    parts.submissions += [] if found.submissions is None else [found.submissions]
     return found
 
 

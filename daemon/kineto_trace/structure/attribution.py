@@ -5,7 +5,7 @@ Theory of operation
     no op runs, to the innermost annotation (Kineto's rule for ops: an annotation inside an op does not take the
     op's calls away). A GPU activity belongs to whatever the call with its correlation id belongs to, so that all
     kernels of one graph launch belong to one op. Where the activity's own record says when and on which thread it was
-    submitted (Launches), that moment counts instead of the call. An allocation belongs by its thread and time.
+    submitted (Submissions), that moment counts instead of the call. An allocation belongs by its thread and time.
 
     Nothing crosses threads: a kernel of a backward pass belongs to the backward op that launched it.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import lookup
-from kineto_trace.decode.decoded import Launches
+from kineto_trace.decode.decoded import Submissions
 from kineto_trace.model.activity_table import ViewerRow
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, OP_TABLES, Table, own_tables
 from kineto_trace.structure.nesting import Nested, last_end, nest_tables
@@ -40,7 +40,7 @@ class _Searched:
         return np.where(found >= 0, self.ids[found], 0)
 
 
-def attribute(tables: Mapping[str, Table], launches: Sequence[Launches] = ()) -> dict[str, Table]:
+def attribute(tables: Mapping[str, Table], submissions: Sequence[Submissions] = ()) -> dict[str, Table]:
     """The same tables with external ids on calls, GPU activities and allocations.
 
     Tables to which nothing changes are the same values. Ids that are there already stay where nothing is found.
@@ -55,8 +55,8 @@ def attribute(tables: Mapping[str, Table], launches: Sequence[Launches] = ()) ->
         if table is not None and len(table):
             result[kind] = with_external_ids(table, _ids(searched, table["thread"], table["start"]))
     calls = [result[kind] for kind in (*own_calls, *API_TABLES) if kind in result and len(result[kind])]
-    correlations = [call["correlation"] for call in calls] + [each.correlation for each in launches]
-    ids = [call["external_id"] for call in calls] + [_ids(searched, each.thread, each.time) for each in launches]
+    correlations = [call["correlation"] for call in calls] + [each.correlation for each in submissions]
+    ids = [call["external_id"] for call in calls] + [_ids(searched, each.thread, each.time) for each in submissions]
     return result | _with_launched(tables, (*GPU_TABLES, *own_work), correlations, ids)
 
 

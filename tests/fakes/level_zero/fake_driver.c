@@ -205,6 +205,11 @@ static ze_result_t device_timestamps(ze_device_handle_t device, uint64_t *host, 
     return ZE_RESULT_SUCCESS;
 }
 
+static ze_result_t device_peer(ze_device_handle_t device, ze_device_handle_t other, ze_bool_t *can_access) {
+    *can_access = 1;
+    return ZE_RESULT_SUCCESS;
+}
+
 static ze_result_t context_create(ze_driver_handle_t driver, const ze_context_desc_t *how, ze_context_handle_t *made) {
     *made = (ze_context_handle_t)make(driver, NULL);
     return ZE_RESULT_SUCCESS;
@@ -415,6 +420,7 @@ static void fill_ze_device_dditable_t(ze_device_dditable_t *table) {
     table->pfnGetProperties = device_properties;
     table->pfnPciGetPropertiesExt = device_pci;
     table->pfnGetGlobalTimestamps = device_timestamps;
+    table->pfnCanAccessPeer = device_peer;
 }
 static void fill_ze_context_dditable_t(ze_context_dditable_t *table) { table->pfnCreate = context_create; }
 static void fill_ze_command_list_dditable_t(ze_command_list_dditable_t *table) {

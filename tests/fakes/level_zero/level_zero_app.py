@@ -12,7 +12,7 @@ It prints one line of JSON, {"ready": true, "pid": …}, and then answers each l
     fork            a child process is forked that ends by exit(); the answer has its exit status, -1 if it hangs
     child           a child process is forked that stays until the program ends; the answer has its pid
     environ NAME    the value of a variable as C code sees it, or null
-    usage           descriptors, threads, bytes of memory of its own
+    usage           descriptors, threads, KiB of memory of its own, once garbage has been collected and given back
     stop            ends the program
 
 Between two lines, with --forever, steps run in the main thread. What has been launched says the fake driver's log.
@@ -20,6 +20,7 @@ Between two lines, with --forever, steps run in the main thread. What has been l
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import select
@@ -163,6 +164,8 @@ class App:
 
     def usage(self, _words: List[str]) -> Dict[str, Any]:
         """What the process holds."""
+        gc.collect()
+        self.libc.malloc_trim(0)
         status = Path("/proc/self/status").read_text()
         (own,) = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
         return {

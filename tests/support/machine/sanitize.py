@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from support.machine import rocm
 from support.machine.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
+from support.rocm import fakes as rocm
 
 SANITIZERS = ("address,undefined", "thread")
 DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"

@@ -3,8 +3,8 @@
 import os
 from typing import List, Mapping, Optional
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import env
+from kineto_agent.system.mappings import mapped_files
 
 _LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
     "libze_loader.so",
@@ -13,8 +13,8 @@ _LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
     "libpti.so",
     "libtorch_cpu.so",
 )
-# Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL; drivers
-# that are named.
+# Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL;
+# drivers that are named.
 _DEVICES = ("/dev/dri", "/dev/dxg")
 _DRIVERS = "ZE_ENABLE_ALT_DRIVERS"
 

@@ -4,20 +4,20 @@ import os
 import sys
 from typing import Any, Dict, NamedTuple, Optional
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
+from kineto_agent.system.mappings import mapped_files
 
 _MARKER = "kineto_agent_rocprofiler"  # attribute of sys: the process in which our client has been configured
 _TOOL = "libkineto_rocprofiler.so"  # what `kinetoctl run` names: rocprofiler has asked it for a client
 
 
-class LibraryState(NamedTuple):
+class SdkState(NamedTuple):
     """facts: as agent/native/rocprofiler/rocprofiler_vendor.c describes them."""
 
     version: int  # 10000 * major + 100 * minor + patch
     facts: Dict[str, Any]
 
 
-def look(path: str, maps: str = "/proc/self/maps") -> Optional[LibraryState]:
+def look(path: str, maps: str = "/proc/self/maps") -> Optional[SdkState]:
     """The state of the library at `path`; None if the process has not loaded it."""
     import ctypes  # only where there is such a library
 
@@ -37,7 +37,7 @@ def look(path: str, maps: str = "/proc/self/maps") -> Optional[LibraryState]:
         "configured": sys.__dict__.get(_MARKER) == os.getpid() or bool(mapped_files(_TOOL, maps)),
         "runtime_up": runtime_is_up(),
     }
-    return LibraryState(10000 * major + 100 * minor + patch, facts)
+    return SdkState(10000 * major + 100 * minor + patch, facts)
 
 
 def note_client() -> None:

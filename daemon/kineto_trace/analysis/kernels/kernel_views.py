@@ -21,6 +21,7 @@ from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tens
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import has_column
+from kineto_trace.structure.gpu_devices import device_properties, vendor_words
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -38,7 +39,12 @@ _FIGURES = (
 )
 SHAPES = ("grid", "block")
 _NO_KERNELS = "the trace has no kernels"
-_NO_FIGURES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
+_NO_PROPERTIES = "blocks per multiprocessor and occupancy are unknown: the trace has no properties of its GPUs"
+_NO_FIGURES = (
+    "blocks per {multiprocessor} and occupancy are unknown: the trace does not state the launch shapes of its kernels, "
+    "or the rules of these GPUs are not known"
+)
+_NO_OCCUPANCY = "occupancy is unknown: the trace does not state the registers of its kernels"
 
 
 @view(
@@ -68,7 +74,7 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
         "tensor_cores": uses[name],
         **_figures(context, found),
     }
-    return Answer(values, _notes(found))
+    return Answer(values, _notes(context, found))
 
 
 @view(
@@ -129,7 +135,7 @@ def op_columns(
         "op_eligible": eligible,
         **_figures(context, found),
     }
-    return Answer(values, _notes(found))
+    return Answer(values, _notes(context, found))
 
 
 def _figures(context: Context, found: KernelGroups) -> dict[str, npt.NDArray[Any]]:
@@ -152,10 +158,14 @@ def _triples(table: Table, key: str) -> list[str]:
     return [f"[{x}, {y}, {z}]" for x, y, z in zip(*axes, strict=True)]
 
 
-def _notes(found: KernelGroups) -> list[str]:
+def _notes(context: Context, found: KernelGroups) -> list[str]:
     if not len(found.first):
         return [_NO_KERNELS]
-    return [_NO_FIGURES] if np.isnan(found.blocks_per_sm).all() else []
+    if np.isnan(found.blocks_per_sm).all():
+        if not context.get(device_properties):
+            return [_NO_PROPERTIES]
+        return [_NO_FIGURES.format(multiprocessor=vendor_words(context).multiprocessor)]
+    return [_NO_OCCUPANCY] if np.isnan(found.occupancy).all() else []
 
 
 @view(

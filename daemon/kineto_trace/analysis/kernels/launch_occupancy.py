@@ -1,21 +1,23 @@
 """How well the launch of each kernel fills its GPU: blocks and warps per multiprocessor, estimated occupancy.
 
 Traces of others carry these figures as arguments of their kernels. Where one has none, and in our own captures, they
-are computed from the launch shape and the properties of the device (occupancy.py), once per distinct shape.
+are computed from the launch shape and the properties of the device, once per distinct shape: by CUDA's rules
+(occupancy.py) for NVIDIA's GPUs, by AMD's (amd_occupancy.py) for Instinct. For other vendors' GPUs nothing is computed:
+Intel's kernels state neither their shape in threads nor their registers.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.kernel_traits import amd_occupancy
 from kineto_trace.kernel_traits.occupancy import Shapes, occupancy, usable
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import argument
+from kineto_trace.structure.gpu_devices import device_properties
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,7 +71,7 @@ def _argument(context: Context, table: Table, name: str) -> Floats:
 
 def _computed(context: Context, table: Table, rows: npt.NDArray[np.int64]) -> list[Floats]:
     """The three figures of these rows; NaN where the device's properties are unknown or no shape was recorded."""
-    devices: dict[int, Mapping[str, Any]] = {item["id"]: item for item in context.trace.devices if usable(item)}
+    devices = context.get(device_properties)
     shapes = group([table[name][rows] for name in _SHAPE])
     values = np.stack([table[name][rows[shapes.first]].astype(np.int64) for name in _SHAPE]).clip(0, _INT_MAX)
     found = np.full((3, len(shapes.first)), np.nan)
@@ -78,15 +80,16 @@ def _computed(context: Context, table: Table, rows: npt.NDArray[np.int64]) -> li
         if not len(own):
             continue
         shape = values[:, own]
-        figures = occupancy(
-            properties,
-            Shapes(
-                blocks=shape[1] * shape[2] * shape[3],
-                threads=shape[4] * shape[5] * shape[6],
-                registers=shape[7],
-                static_shared_memory=shape[8],
-                dynamic_shared_memory=shape[9],
-            ),
+        launched = Shapes(
+            blocks=shape[1] * shape[2] * shape[3],
+            threads=shape[4] * shape[5] * shape[6],
+            registers=shape[7],
+            static_shared_memory=shape[8],
+            dynamic_shared_memory=shape[9],
         )
-        found[:, own] = figures.blocks_per_sm, figures.warps_per_sm, figures.percent
+        if usable(properties):
+            figures = occupancy(properties, launched)
+            found[:, own] = figures.blocks_per_sm, figures.warps_per_sm, figures.percent
+        elif amd_occupancy.usable(properties):
+            found[:, own] = amd_occupancy.figures(properties, launched)
     return [row[shapes.number] for row in found]

@@ -8,7 +8,7 @@ name. Identical layouts are shared by versions. The widths of the fields are the
 from typing import NamedTuple
 
 
-class RecordLayout(NamedTuple):
+class PtiLayout(NamedTuple):
     """One kind of record: its number, bytes of a record and byte offsets of the fields that we read."""
 
     kind: int
@@ -112,7 +112,7 @@ WIDTHS: dict[str, dict[str, int]] = {
 }
 
 # pti_view_record_kernel, first in 0.12
-_KERNEL_1 = RecordLayout(
+_KERNEL_1 = PtiLayout(
     1,
     168,
     {
@@ -130,7 +130,7 @@ _KERNEL_1 = RecordLayout(
     },
 )
 # pti_view_record_api, first in 0.12
-_DRIVER_API_1 = RecordLayout(
+_DRIVER_API_1 = PtiLayout(
     3,
     48,
     {
@@ -143,11 +143,11 @@ _DRIVER_API_1 = RecordLayout(
     },
 )
 # pti_view_record_overhead, first in 0.12
-_OVERHEAD_1 = RecordLayout(
+_OVERHEAD_1 = PtiLayout(
     5, 56, {"_overhead_start_timestamp_ns": 8, "_overhead_end_timestamp_ns": 16, "_overhead_kind": 48}
 )
 # pti_view_record_api, first in 0.12
-_RUNTIME_API_1 = RecordLayout(
+_RUNTIME_API_1 = PtiLayout(
     6,
     48,
     {
@@ -160,9 +160,9 @@ _RUNTIME_API_1 = RecordLayout(
     },
 )
 # pti_view_record_external_correlation, first in 0.12
-_EXTERNAL_CORRELATION_1 = RecordLayout(7, 24, {"_correlation_id": 4, "_external_id": 8, "_external_kind": 16})
+_EXTERNAL_CORRELATION_1 = PtiLayout(7, 24, {"_correlation_id": 4, "_external_id": 8, "_external_kind": 16})
 # pti_view_record_memory_copy, first in 0.12
-_MEMORY_COPY_1 = RecordLayout(
+_MEMORY_COPY_1 = PtiLayout(
     8,
     136,
     {
@@ -183,7 +183,7 @@ _MEMORY_COPY_1 = RecordLayout(
     },
 )
 # pti_view_record_memory_fill, first in 0.12
-_MEMORY_FILL_1 = RecordLayout(
+_MEMORY_FILL_1 = PtiLayout(
     9,
     136,
     {
@@ -203,7 +203,7 @@ _MEMORY_FILL_1 = RecordLayout(
     },
 )
 # pti_view_record_memory_copy_p2p, first in 0.12
-_MEMORY_COPY_P2P_1 = RecordLayout(
+_MEMORY_COPY_P2P_1 = PtiLayout(
     10,
     168,
     {
@@ -225,7 +225,7 @@ _MEMORY_COPY_P2P_1 = RecordLayout(
     },
 )
 # pti_view_record_synchronization, first in 0.12
-_SYNCHRONIZATION_1 = RecordLayout(
+_SYNCHRONIZATION_1 = PtiLayout(
     11,
     72,
     {
@@ -242,7 +242,7 @@ _SYNCHRONIZATION_1 = RecordLayout(
     },
 )
 # pti_view_record_kernel_v2, first in 1.0
-_KERNEL_2 = RecordLayout(
+_KERNEL_2 = PtiLayout(
     1,
     184,
     {
@@ -260,7 +260,7 @@ _KERNEL_2 = RecordLayout(
     },
 )
 # pti_view_record_memory_copy_v2, first in 1.0
-_MEMORY_COPY_2 = RecordLayout(
+_MEMORY_COPY_2 = PtiLayout(
     8,
     152,
     {
@@ -281,7 +281,7 @@ _MEMORY_COPY_2 = RecordLayout(
     },
 )
 # pti_view_record_memory_fill_v2, first in 1.0
-_MEMORY_FILL_2 = RecordLayout(
+_MEMORY_FILL_2 = PtiLayout(
     9,
     152,
     {
@@ -301,7 +301,7 @@ _MEMORY_FILL_2 = RecordLayout(
     },
 )
 # pti_view_record_memory_copy_p2p_v2, first in 1.0
-_MEMORY_COPY_P2P_2 = RecordLayout(
+_MEMORY_COPY_P2P_2 = PtiLayout(
     10,
     192,
     {
@@ -346,7 +346,7 @@ _RECORDS_2 = {
 }
 
 # By what ptiVersionString says, without the patch number.
-LAYOUTS: dict[str, dict[str, RecordLayout]] = {
+LAYOUTS: dict[str, dict[str, PtiLayout]] = {
     "0.12": _RECORDS_1,
     "0.13": _RECORDS_1,
     "0.14": _RECORDS_1,

@@ -21,7 +21,7 @@ from kineto_trace.arrays.codec import Interner
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.declared.declared_records import decode_records, small_numbers
 from kineto_trace.decode.declared.record_set import RecordSet, Rows
-from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, Launches
+from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, Submissions
 from kineto_trace.decode.pti.pti_layouts import LAYOUTS
 from kineto_trace.decode.pti.pti_schemas import COPY_NAMES, memory_names, schema_of
 from kineto_trace.errors import UnknownVersionError
@@ -53,7 +53,7 @@ Array = npt.NDArray[Any]
 def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all buffers of a source; names go into `strings`. Raises UnknownVersionError."""
     version = version_of(source)
-    launches: list[Launches] = []
+    submissions: list[Submissions] = []
 
     def amend(found: RecordSet) -> None:
         _find_devices(found)
@@ -61,9 +61,9 @@ def decode(source: RawSource, strings: StringTable, window: DecodeWindow = EVERY
         _name_copies(found, version)
         _use_known_numbers(found)
         _number_uncalled(found)
-        launches.append(_launches(found))
+        submissions.append(_launches(found))
 
-    return replace(decode_records(source, schema_of(version), strings, window, amend), launches=launches[0])
+    return replace(decode_records(source, schema_of(version), strings, window, amend), submissions=submissions[0])
 
 
 def version_of(source: RawSource) -> str:
@@ -96,10 +96,10 @@ def _number_uncalled(found: RecordSet) -> None:
         first += len(rows)
 
 
-def _launches(found: RecordSet) -> Launches:
+def _launches(found: RecordSet) -> Submissions:
     """Returns when and by whom GPU activities were appended to their command lists."""
     gpu = [found.rows[kind] for kind in _GPU_KINDS]
-    return Launches(
+    return Submissions(
         correlation=np.concatenate([rows.columns["correlation"].astype(np.uint32) for rows in gpu]),
         thread=np.concatenate([rows.field("thread_id") for rows in gpu]),
         time=np.concatenate([rows.field("append_timestamp").astype(np.int64) for rows in gpu]),

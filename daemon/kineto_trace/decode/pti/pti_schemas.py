@@ -10,7 +10,7 @@ from functools import cache
 from kineto_agent.protocol.records import SPACE_DRIVER_API, SPACE_KERNEL_NAME, SPACE_RUNTIME_API
 from kineto_agent.protocol.schema import Activity, Col, Record, Schema, Texts
 
-from kineto_trace.decode.pti.pti_layouts import LAYOUTS, WIDTHS, RecordLayout
+from kineto_trace.decode.pti.pti_layouts import LAYOUTS, WIDTHS, PtiLayout
 
 SPACE_SYNCHRONIZATION = 16  # of names of calls, for the keys of synchronizations (agent/native/pti/vendor.c)
 COPY_NAMES = tuple(f"{source}2{target}" for source in "MHDS" for target in "MHDS")  # by _memcpy_type
@@ -21,8 +21,6 @@ MEMORY_NAMES_1 = ("Host (User Allocated)", "Host (Driver Allocated)", "Device", 
 OVERHEAD_NAMES = {1: "Unknown", 2: "Resource", 3: "Buffer Flush", 4: "Driver", 5: "Instrumentation"}
 
 _CODES = {4: "I", 8: "Q", 16: "16s"}
-_GPU = {"correlation": "correlation_id", "context": "context_handle"}
-_CALL = {"correlation": "correlation_id", "thread": "thread_id"}
 _TIMES = ("start_timestamp", "end_timestamp")
 
 
@@ -31,7 +29,7 @@ def memory_names(version: str) -> tuple[str, ...]:
     return MEMORY_NAMES_0 if version.startswith("0.") else MEMORY_NAMES_1
 
 
-def _fields(name: str, layout: RecordLayout) -> Mapping[str, tuple[str, int]]:
+def _fields(name: str, layout: PtiLayout) -> Mapping[str, tuple[str, int]]:
     """Returns the fields without their leading underscore; group and number of an API call are one field `api`."""
     fields = {
         field.removeprefix("_"): (_CODES[WIDTHS[name][field]], offset)
@@ -43,31 +41,32 @@ def _fields(name: str, layout: RecordLayout) -> Mapping[str, tuple[str, int]]:
     return fields
 
 
-def _record(name: str, layout: RecordLayout, version: str) -> Record:
-    size, fields = layout.size, _fields(name, layout)
-    copy_names = Texts(values=dict(enumerate(COPY_NAMES)), otherwise="unknown {}")
+def _record(name: str, layout: PtiLayout, version: str) -> Record:
+    bare = Record("", layout.size, _fields(name, layout), _TIMES)
+    gpu = bare._replace(correlation="correlation_id", context="context_handle")
+    call = bare._replace(correlation="correlation_id", thread="thread_id", name="api")
     if name == "KERNEL":
         names = Texts(space=SPACE_KERNEL_NAME, otherwise="kernel with unknown name", demangle=True)
-        return Record("kernel", size, fields, _TIMES, name="name", texts=names, **_GPU)
+        return gpu._replace(type="kernel", name="name", texts=names)
     if name in ("MEMORY_COPY", "MEMORY_COPY_P2P"):
+        names = Texts(values=dict(enumerate(COPY_NAMES)), otherwise="unknown {}")
         peer = {"peer": int(name == "MEMORY_COPY_P2P")}
-        return Record("gpu_memcpy", size, fields, _TIMES, name="memcpy_type", texts=copy_names, constants=peer, **_GPU)
+        return gpu._replace(type="gpu_memcpy", name="memcpy_type", texts=names, constants=peer)
     if name == "MEMORY_FILL":
         names = Texts(values=dict(enumerate(memory_names(version))), otherwise="unknown {}")
-        return Record("gpu_memset", size, fields, _TIMES, name="mem_type", texts=names, **_GPU)
-    if name in ("DRIVER_API", "RUNTIME_API"):
-        driver = name == "DRIVER_API"
-        names = Texts(space=SPACE_DRIVER_API if driver else SPACE_RUNTIME_API, otherwise="unknown call")
-        kind = "xpu_driver" if driver else "xpu_runtime"
-        return Record(kind, size, fields, _TIMES, name="api", texts=names, **_CALL)
+        return gpu._replace(type="gpu_memset", name="mem_type", texts=names)
+    if name == "DRIVER_API":
+        return call._replace(type="xpu_driver", texts=Texts(space=SPACE_DRIVER_API, otherwise="unknown call"))
+    if name == "RUNTIME_API":
+        return call._replace(type="xpu_runtime", texts=Texts(space=SPACE_RUNTIME_API, otherwise="unknown call"))
     if name == "SYNCHRONIZATION":
         names = Texts(space=SPACE_SYNCHRONIZATION, otherwise="unknown synchronization")
-        return Record("xpu_sync", size, fields, _TIMES, name="api", texts=names, **_GPU)
+        return gpu._replace(type="xpu_sync", name="api", texts=names)
     if name == "OVERHEAD":
         times = ("overhead_start_timestamp_ns", "overhead_end_timestamp_ns")
         names = Texts(values=OVERHEAD_NAMES, otherwise="Unknown")
-        return Record("overhead", size, fields, times, name="overhead_kind", texts=names)
-    return Record("", size, fields)  # external correlation: not asked for
+        return bare._replace(type="overhead", time=times, name="overhead_kind", texts=names)
+    return bare  # external correlation: not asked for
 
 
 TYPES: Mapping[str, Activity] = {

@@ -8,7 +8,7 @@ has changed: kernel dispatches got a field at their end, after 1.3.5.
 from typing import NamedTuple
 
 
-class RecordLayout(NamedTuple):
+class StructureLayout(NamedTuple):
     """One structure of the vendor's: its name, the sizes in bytes that it has had, and the offsets of its fields."""
 
     structure: str
@@ -19,20 +19,20 @@ class RecordLayout(NamedTuple):
 _ASYNC = {"size": 0, "kind": 8, "operation": 12, "correlation_id.internal": 16, "correlation_id.external": 24}
 
 # By the number of the buffer tracing kind.
-RECORDS: dict[int, RecordLayout] = {
-    1: RecordLayout(
+RECORDS: dict[int, StructureLayout] = {
+    1: StructureLayout(
         "rocprofiler_buffer_tracing_hsa_api_record_t",
         (64,),
         _ASYNC | {"correlation_id.ancestor": 32, "start_timestamp": 40, "end_timestamp": 48, "thread_id": 56},
     ),
-    10: RecordLayout(
+    10: StructureLayout(
         "rocprofiler_buffer_tracing_memory_copy_record_t",
         (96,),
         _ASYNC
         | {"thread_id": 32, "start_timestamp": 40, "end_timestamp": 48, "dst_agent_id": 56, "src_agent_id": 64}
         | {"bytes": 72, "dst_address": 80, "src_address": 88},
     ),
-    11: RecordLayout(
+    11: StructureLayout(
         "rocprofiler_buffer_tracing_kernel_dispatch_record_t",
         (184, 192),
         _ASYNC
@@ -43,14 +43,14 @@ RECORDS: dict[int, RecordLayout] = {
         | {"dispatch_info.workgroup_size.y": 108, "dispatch_info.workgroup_size.z": 112}
         | {"dispatch_info.grid_size.x": 116, "dispatch_info.grid_size.y": 120, "dispatch_info.grid_size.z": 124},
     ),
-    12: RecordLayout(
+    12: StructureLayout(
         "rocprofiler_buffer_tracing_scratch_memory_record_t",
         (96,),
         _ASYNC
         | {"correlation_id.ancestor": 32, "agent_id": 40, "queue_id": 48, "thread_id": 56, "start_timestamp": 64}
         | {"end_timestamp": 72, "flags": 80, "allocation_size": 88},
     ),
-    16: RecordLayout(
+    16: StructureLayout(
         "rocprofiler_buffer_tracing_memory_allocation_record_t",
         (88,),
         _ASYNC
@@ -61,20 +61,20 @@ RECORDS: dict[int, RecordLayout] = {
 RECORDS[2] = RECORDS[1]  # HSA's core functions and AMD's extensions
 
 # What the collector reads in callbacks (agent/native/rocprofiler/rocprofiler_api.h).
-CALLBACKS: dict[str, RecordLayout] = {
-    "record": RecordLayout(
+CALLBACKS: dict[str, StructureLayout] = {
+    "record": StructureLayout(
         "rocprofiler_callback_tracing_record_t",
         (64,),
         {"context_id": 0, "thread_id": 8, "correlation_id.internal": 16, "correlation_id.ancestor": 32, "kind": 40}
         | {"operation": 44, "phase": 48, "payload": 56},
     ),
-    "header": RecordLayout("rocprofiler_record_header_t", (16,), {"category": 0, "kind": 4, "payload": 8}),
-    "kernel_symbol": RecordLayout(
+    "header": StructureLayout("rocprofiler_record_header_t", (16,), {"category": 0, "kind": 4, "payload": 8}),
+    "kernel_symbol": StructureLayout(
         "rocprofiler_callback_tracing_code_object_kernel_symbol_register_data_t",
         (88,),
         {"size": 0, "kernel_id": 8, "code_object_id": 16, "kernel_name": 24},
     ),
-    "agent": RecordLayout(
+    "agent": StructureLayout(
         "rocprofiler_agent_v0_t",
         (312, 376),  # later ones end with versions of firmware
         {"size": 0, "id": 8, "type": 16, "lds_size_in_kb": 52, "wave_front_size": 64, "num_xcc": 68, "cu_count": 72}

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.torch.kineto_text import Damage, Row
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, SCHEMAS, Table, make_table
@@ -92,7 +93,7 @@ class DeviceRows:
         found: set[int] = set()
         for kind in GPU_TABLES:
             for part in self._parts.get(kind, ()):
-                found.update(np.unique(part["device"]).tolist())
+                found.update(unique_values(part["device"]).tolist())
         return found
 
 

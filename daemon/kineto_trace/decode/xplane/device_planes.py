@@ -16,7 +16,7 @@ import numpy as np
 
 from kineto_trace.decode.xplane.hlo_arguments import HloArguments
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
-from kineto_trace.decode.xplane.xspace import Event, Line, Plane, Value
+from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, Value
 from kineto_trace.model.activity_tables import NO_PRIORITY, STEP_PREFIX
 from kineto_trace.model.trace import SCHEMAS, StringTable, Table, make_table
 
@@ -105,7 +105,7 @@ class DevicePlanes:
         )
 
 
-def _when(line: Line, event: Event, times: ProfileTimes) -> dict[str, int]:
+def _when(line: ProfileLine, event: Event, times: ProfileTimes) -> dict[str, int]:
     start, duration = times.of(line, event)
     return {"start": start, "duration": duration}
 

@@ -20,7 +20,7 @@ from kineto_agent.protocol.records import HLO_MODULES_FORMAT
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
 from kineto_trace.decode.xplane.parts import parts
 from kineto_trace.decode.xplane.protobuf import BYTES, VARINT, Damaged, fields, numbers
-from kineto_trace.model.hlo_module import HloModule, Instruction, Launch
+from kineto_trace.model.hlo_module import HloInstruction, HloModule, Launch
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import RawSource
 
@@ -145,18 +145,18 @@ def _schedule(data: bytes, begin: int, end: int) -> dict[int, list[int]]:
     return found
 
 
-def _launching(found: Mapping[int, _Parsed], order: list[int] | None, frames: "_Frames") -> tuple[Instruction, ...]:
+def _launching(found: Mapping[int, _Parsed], order: list[int] | None, frames: "_Frames") -> tuple[HloInstruction, ...]:
     chosen = found.values() if order is None else [found[number] for number in dict.fromkeys(order) if number in found]
     return tuple(_launch(each, frames) for each in chosen if each.opcode not in _SILENT)
 
 
-def _launch(found: _Parsed, frames: "_Frames") -> Instruction:
+def _launch(found: _Parsed, frames: "_Frames") -> HloInstruction:
     launch = _LAUNCHES.get(found.opcode, Launch.LIBRARY)
     if launch is Launch.LIBRARY and _COLLECTIVE.match(found.opcode):
         launch = Launch.COLLECTIVE
     called = found.called if launch in (Launch.CALL, Launch.LOOP, Launch.BRANCH) else ()
     source = f"{found.file}:{found.line}" if found.file else frames.place(found.frame)
-    return Instruction(found.name, launch, found.alike or found.name, found.op_name, source, called)
+    return HloInstruction(found.name, launch, found.alike or found.name, found.op_name, source, called)
 
 
 _LAUNCHES = {

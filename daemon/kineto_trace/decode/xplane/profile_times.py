@@ -1,6 +1,6 @@
 """When the events of a profile happened, in Unix ns."""
 
-from kineto_trace.decode.xplane.xspace import Event, Line
+from kineto_trace.decode.xplane.xspace import Event, ProfileLine
 
 _UNIX_NS = 1 << 58  # from 1979 on: smaller times are after the begin of the profile
 _MOST_NS = 1 << 62
@@ -13,7 +13,7 @@ class ProfileTimes:
     def __init__(self, start_ns: object) -> None:
         self._start_ns = start_ns if isinstance(start_ns, int) and _UNIX_NS <= start_ns < _MOST_NS else 0
 
-    def of(self, line: Line, event: Event) -> tuple[int, int]:
+    def of(self, line: ProfileLine, event: Event) -> tuple[int, int]:
         """Returns start and duration in ns. Both borders are rounded down, so that rows nest as they did."""
         begin = line.timestamp_ns if line.timestamp_ns >= _UNIX_NS else self._start_ns + line.timestamp_ns
         start = min(max(begin + event.begin_ps // _PS, 0), _MOST_NS)

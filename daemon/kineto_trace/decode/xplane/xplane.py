@@ -31,7 +31,7 @@ from kineto_trace.decode.xplane.hlo_arguments import HloArguments
 from kineto_trace.decode.xplane.parts import parts
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
 from kineto_trace.decode.xplane.protobuf import Damaged
-from kineto_trace.decode.xplane.xspace import Event, Line, Plane, planes
+from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, planes
 from kineto_trace.model.activity_tables import STEP_PREFIX
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -126,7 +126,7 @@ class Profiles:
         else:
             self._ops.add(not _RUNTIME.search(event.name), event.name, thread, start, duration, NO_STRING)
 
-    def _thread(self, line: Line) -> int:
+    def _thread(self, line: ProfileLine) -> int:
         known = self._known.get(line.name)
         if known is not None:
             return known

@@ -34,7 +34,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Line:
+class ProfileLine:
     """A thread, a stream or another row. timestamp_ns: Unix, or after the begin of the profile."""
 
     number: int
@@ -49,7 +49,7 @@ class Plane:
 
     name: str
     stats: dict[str, Value]
-    lines: Iterator[Line]  # may raise Damaged
+    lines: Iterator[ProfileLine]  # may raise Damaged
 
 
 def planes(data: bytes, wanted: Callable[[str, str], bool]) -> Iterator[Plane]:
@@ -119,7 +119,7 @@ class _Plane:
         if self._wanted(plane, name):
             self._events[key] = name, self._stats(stats[:MOST_COMMON])
 
-    def _line(self, begin: int, end: int) -> Line:
+    def _line(self, begin: int, end: int) -> ProfileLine:
         data = self._data
         name, shown, row, timestamp = "", "", 0, 0
         for number, kind, first, last in fields(data, begin, end):
@@ -131,7 +131,7 @@ class _Plane:
                 name = _text(data, first, last)
             elif number == 11 and kind == BYTES:
                 shown = _text(data, first, last)
-        return Line(row, shown or name, timestamp, self._line_events(begin, end))
+        return ProfileLine(row, shown or name, timestamp, self._line_events(begin, end))
 
     def _line_events(self, begin: int, end: int) -> Iterator[Event]:
         for number, kind, first, last in fields(self._data, begin, end):

@@ -12,9 +12,10 @@ Theory of operation
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kineto_trace.model.hlo_module import HloModule, Instruction, Launch
+from kineto_trace.model.hlo_module import HloInstruction, HloModule, Launch
 
 LIBRARY, COLLECTIVE, COPY = "?library", "?collective", "?copy"
 _SORTS = {
@@ -25,6 +26,8 @@ _SORTS = {
 }
 MOST_AHEAD = 300  # instructions that may come next
 MOST_STATES = 300_000
+_MOST_STEPS = 20 * MOST_AHEAD  # of a walk to them, over loops and calls
+_MOST_FOLLOWING = 3_000_000  # in all
 _CONTROL = (Launch.CALL, Launch.LOOP, Launch.BRANCH)
 
 
@@ -33,11 +36,11 @@ class TooManyOrders(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LaunchState:
     """One instruction. tokens: what it launches; exactly: one of them, no more and no less."""
 
     module: HloModule
-    instruction: Instruction
+    instruction: HloInstruction
     tokens: frozenset[str]
     exactly: bool
 
@@ -46,17 +49,15 @@ class LaunchOrders:
     """The automaton. States are numbers into `states`; names: those of the kernels that were seen."""
 
     def __init__(self, modules: Sequence[HloModule], names: Iterable[str]) -> None:
-        self.states: list[State] = []
+        self.states: list[LaunchState] = []
         self._next: list[tuple[frozenset[int], bool]] = []  # states that may follow; whether the module may be over
         self._starts: dict[str, set[int]] = {}
         self._accepting: dict[str, set[int]] = {}
-        self.left_out = 0  # modules
+        self._following = 0
         seen = frozenset(names)
         for module in modules:
-            try:
+            with suppress(TooManyOrders):
                 self._add(module, seen)
-            except TooManyOrders:
-                self.left_out += 1
         for number, state in enumerate(self.states):
             for token in state.tokens:
                 self._accepting.setdefault(token, set()).add(number)
@@ -79,16 +80,21 @@ class LaunchOrders:
         flow, made = _Flow(module), _names_of(module)
         if len(self.states) + len(flow.launches) > MOST_STATES:
             raise TooManyOrders
-        states: dict[int, State] = {}  # by node of the flow
+        states: dict[int, LaunchState] = {}  # by node of the flow
         for node, instruction in flow.launches.items():
             own = frozenset(made[instruction.alike]) & seen
             alone = bool(own) and instruction.launch is Launch.FUSION
-            states[node] = State(module, instruction, own or frozenset(_SORTS[instruction.launch]), alone)
+            states[node] = LaunchState(module, instruction, own or frozenset(_SORTS[instruction.launch]), alone)
 
         def exactly(node: int) -> bool:
             return states[node].exactly
 
-        following = [flow.reach(node, exactly) for node in states]
+        following = []
+        for node in states:
+            following.append(flow.reach(node, exactly))
+            self._following += len(following[-1][0])
+            if self._following > _MOST_FOLLOWING:
+                raise TooManyOrders
         begins, _empty = flow.reach(flow.begin, exactly)
         numbers = {node: len(self.states) + place for place, node in enumerate(states)}
         self.states += states.values()
@@ -111,7 +117,7 @@ class _Flow:
     """The steps of a module as a graph: from each node to those that may come next. Node `end`: the module is over."""
 
     def __init__(self, module: HloModule) -> None:
-        self.launches: dict[int, Instruction] = {}
+        self.launches: dict[int, HloInstruction] = {}
         self._edges: list[list[int]] = []
         self._borders: dict[int, tuple[int, int]] = {}  # of computations: first and last node
         self._module = module
@@ -142,7 +148,7 @@ class _Flow:
             at = after
         self._edges[at].append(last)
 
-    def _control(self, instruction: Instruction, at: int, after: int) -> None:
+    def _control(self, instruction: HloInstruction, at: int, after: int) -> None:
         inner = [self._computation(key) for key in instruction.called]
         if instruction.launch is Launch.LOOP and len(inner) == 2:
             # In any order: which of the two is the condition need not be known.
@@ -176,5 +182,7 @@ class _Flow:
                     raise TooManyOrders
                 if exactly(each):
                     continue
+            if len(seen) > _MOST_STEPS:
+                raise TooManyOrders
             todo += self._edges[each]
         return found, self.end in seen

@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.machine import level_zero, native
+from support.machine import native
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
-from support.targets.level_zero_program import SECOND_NS, STOPPED, Captured, capture, counts, differences, running
+from support.xpu import level_zero
+from support.xpu.level_zero_program import SECOND_NS, STOPPED, Captured, capture, counts, differences, running
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 SOME = ("0.17.0", "1.0.1", "1.2.0")
@@ -37,7 +39,7 @@ def refusal(found: Captured) -> str:
     ids=lambda each: str(each)[:40],
 )
 def test_where_pti_would_abort_or_stay_it_is_not_called(
-    options: list[str], environ: dict[str, str], reason: str, daemon: Daemon, tmp_path: Path
+    options: list[str], environ: dict[str, Any], reason: str, daemon: Daemon, tmp_path: Path
 ) -> None:
     with running(level_zero.required("1.0.1"), tmp_path, *options, **environ) as program:
         assert refusal(capture(daemon, program.pid, ["kernel"], duration_ns=SECOND_NS)) == reason

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from support.machine import level_zero
+from kineto_protos.v1 import profiler_pb2 as pb
 from support.machine.kernel import allowed_to_trace
 from support.service.daemon import Daemon
-from support.targets.level_zero_program import DONE, SECOND_NS, STOPPED, capture, counts, differences, running
+from support.xpu import level_zero
+from support.xpu.level_zero_program import DONE, SECOND_NS, STOPPED, capture, counts, differences, running
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("xpu_driver", "xpu_sync", "overhead")
@@ -59,7 +60,7 @@ def test_captures_leave_nothing_behind(version: str, daemon: Daemon, tmp_path: P
         assert {(each["descriptors"], each["threads"]) for each in used[1:]} == {
             (used[1]["descriptors"], used[1]["threads"])
         }
-        assert used[-1]["own_kib"] - used[1]["own_kib"] < 1024
+        assert used[-1]["own_kib"] - used[1]["own_kib"] < 512
         assert program.end() == (0, "")
 
 
@@ -121,15 +122,12 @@ def test_devices_are_numbered_as_the_driver_has_them_and_copies_between_them_hav
 
 
 def test_a_trace_file_has_kinetos_names_for_intels_activities(daemon: Daemon, tmp_path: Path) -> None:
-    from kineto_protos.v1 import profiler_pb2 as pb
-
     with running(level_zero.required("1.1.0"), tmp_path) as program:
         found = capture(
             daemon, program.pid, (*WORK, "xpu_driver", "xpu_sync"), during=lambda: program.tell("steps 5 5")
         )
         assert found.verdict == STOPPED
-    (listed,) = daemon.stub().ListCaptures(pb.ListCapturesRequest(), timeout=10).captures[-1:]
-    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=listed.id), timeout=10)
+    chunks = daemon.stub().FetchTrace(pb.FetchTraceRequest(capture_id=found.id), timeout=10)
     events = json.loads(gzip.decompress(b"".join(chunk.data for chunk in chunks)))["traceEvents"]
     categories = {event.get("cat") for event in events if event["ph"] == "X"}
     assert {"kernel", "gpu_memcpy", "gpu_memset", "xpu_driver", "xpu_sync"} <= categories

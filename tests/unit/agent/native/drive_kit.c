@@ -364,31 +364,25 @@ static void go_on_after_a_flush_that_took_too_long(const struct vendor *vendor) 
     CHECK(kc_kit_close(next.collector) == 0);
 }
 
-/* As another profiler of the program does, on its own thread, while records come. */
+/* As another profiler of the program does, on its own thread, while records come and the agent stops, too. */
 static void *give_way(void *argument) {
-    const struct recording *recording = argument;
-    struct kit_stop_result stopped;
-    CHECK(kc_kit_stop(recording->collector, 20000, &stopped) == 0);
+    (void)stop(argument);
     return NULL;
 }
 
 static void give_way_while_recording(const struct vendor *vendor) {
     struct recording recording = prepare(vendor, 64);
     struct launcher launcher = {.vendor = vendor, .stream = 3};
-    struct kc_counts counts;
     pthread_t other;
     start(&recording);
     CHECK(pthread_create(&launcher.thread, NULL, launch, &launcher) == 0);
     CHECK(pthread_create(&other, NULL, give_way, &recording) == 0);
-    while (kc_kit_counts(recording.collector, &counts) == 0 && counts.records == 0 && counts.dropped == 0) {
-        struct kit_stop_result stopped;
-        (void)kc_kit_stop(recording.collector, 20000, &stopped);
-        break;
-    }
+    const struct kit_stop_result first = stop(&recording);
     pthread_join(other, NULL);
     pthread_join(launcher.thread, NULL);
-    const struct kit_stop_result stopped = stop(&recording);
-    CHECK(stopped.counts.records + stopped.counts.dropped <= vendor->written() - recording.written);
+    const struct kit_stop_result again = stop(&recording);
+    CHECK(memcmp(&first, &again, sizeof first) == 0);
+    CHECK(again.counts.records + again.counts.dropped <= vendor->written() - recording.written);
     CHECK(kc_kit_close(recording.collector) == 0);
 }
 

@@ -14,6 +14,7 @@ EXPORTED = {
     "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
     "kc_kit_abi", "kc_kit_open", "kc_kit_describe", "kc_kit_prepare", "kc_kit_start", "kc_kit_counts", "kc_kit_stop",
     "kc_kit_problem", "kc_kit_close", "kc_kit_result_text", "kc_rocprofiler_client",
+    "kc_pti_abi", "kc_pti_look", "kc_pti_version", "kc_pti_core",
     "kc_observer_abi", "kc_observer_open", "kc_observer_describe_tensor", "kc_observer_prepare",
     "kc_observer_start", "kc_observer_counts", "kc_observer_stop", "kc_observer_close",
     "kc_gate_up", "kc_gate_down",

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from types import ModuleType
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, ClassVar, Iterator, List
 
 import pytest
 from kineto_agent.sources.interface import SourceError
@@ -23,7 +23,7 @@ class Options:
 class Session:
     """As much of jaxlib's ProfilerSession."""
 
-    made: "List[Session]" = []
+    made: ClassVar[List[Any]] = []
 
     def __init__(self, options: Any = None) -> None:
         self.made.append(self)
@@ -88,7 +88,12 @@ def nothing() -> None:
 def test_the_programs_trace_and_server_are_told_before_they_begin(jax: Any) -> None:
     seen: List[str] = []
     made: List[int] = []
-    found = SessionGuard(jax_runtime.find(), lambda what: (seen.append(what), made.append(len(Session.made)))[0])
+
+    def tell(what: str) -> None:
+        seen.append(what)
+        made.append(len(Session.made))
+
+    found = SessionGuard(jax_runtime.find(), tell)
     found.enter(nothing)
     session = jax.start_trace()
     assert isinstance(session, Session) and session.stop() == b"profile"

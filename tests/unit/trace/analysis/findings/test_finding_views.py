@@ -395,7 +395,7 @@ def test_the_runtime_tells_whose_the_gpus_are() -> None:
 
     cuda, hip, intel = advice("cudaLaunchKernel"), advice("hipModuleLaunchKernel"), advice("urEnqueueKernelLaunch")
     assert "TF32" in cuda["no_tensor_cores"] and "CUDA graphs" in cuda["host_bound"]
-    assert "TF32" not in hip["no_tensor_cores"] and "CUDA graphs" in hip["host_bound"]
+    assert "TF32" not in hip["no_tensor_cores"] and "HIP graphs" in hip["host_bound"]
     assert "CUDA graphs" not in intel["host_bound"] and "torch.compile" in intel["host_bound"]
 
 

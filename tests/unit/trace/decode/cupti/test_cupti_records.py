@@ -81,6 +81,7 @@ def test_the_first_kernel_of_a_recording(tmp_path: Path) -> None:
         "graph_node_id": 0,
         "channel": 0,
         "channel_type": 1,
+        "hlo": -1,
     }
     assert strings.strings[kernels["name"][0]] == (
         "void scal_kernel<float, float, 1, true, 6, 5, 5, 3>"

@@ -8,8 +8,7 @@ from kineto_trace.decode.rocprofiler import rocprofiler_records
 from kineto_trace.decode.rocprofiler.rocprofiler_records import FIRST_QUEUE, OLD_KERNEL, decode, kernel_name
 from kineto_trace.errors import UnknownRocprofilerError
 from kineto_trace.model.trace import UNKNOWN_STREAM, StringTable
-from support.trace_files.declared import texts
-from support.trace_files.rocm import (
+from support.rocm.records import (
     AXPY,
     BOOT,
     GPU,
@@ -26,6 +25,7 @@ from support.trace_files.rocm import (
     packed,
     source_of,
 )
+from support.trace_files.declared import texts
 
 
 def decoded(*buffers: bytes, **metadata: object) -> tuple[Decoded, list[str]]:

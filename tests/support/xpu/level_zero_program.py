@@ -14,9 +14,9 @@ import kineto_trace as kt
 import numpy as np
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from support.machine.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, read_log
 from support.service.daemon import Daemon, watch_to_end
 from support.waiting import scaled
+from support.xpu.level_zero import APP, COPY, FILL, KERNEL, Launched, LevelZero, read_log
 
 SECOND_NS = 10**9
 _LONG_NS = 600 * SECOND_NS
@@ -86,6 +86,7 @@ def running(
 class Captured(NamedTuple):
     """The only target of a capture, and its trace."""
 
+    id: str  # of the capture
     target: pb.Target
     trace: Any  # kineto_trace.Trace, or None
 
@@ -130,7 +131,7 @@ def capture(
     ended = watch_to_end(stub, created.id, scaled(timeout_s))
     (target,) = ended.targets
     folders = list((daemon.state_dir / "captures" / created.id).glob("targets/*/columns"))
-    return Captured(target, kt.open_trace(folders[0].parent) if folders else None)
+    return Captured(created.id, target, kt.open_trace(folders[0].parent) if folders else None)
 
 
 def differences(trace: Any, launched: Sequence[Launched]) -> list[str]:

@@ -1,6 +1,6 @@
 """Sessions of JAX's profiler as the agent has them, in a process of its own, with a daemon's side that copies.
 
-Run with "python -m support.agent.jax_session PLAN", where PLAN is Python text that uses what is here.
+Run with "python -m support.xla.jax_session PLAN", where PLAN is Python text that uses what is here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fake ROCm (tests/fakes/rocm): its libraries as files of one folder, as an installation has them.
 
-    python -m support.machine.rocm [--launches N] [--cycles N] [SANITIZER]…
+    python -m support.rocm.fakes [--launches N] [--cycles N] [SANITIZER]…
 
 drives the collector against it in all versions, by default a million launches and 200 recordings each.
 """
@@ -44,6 +44,11 @@ def fake_hip(*flags: str) -> Path:
     return build("libamdhip64.so.7", [ROCM / "fake_hip.c"], [*SHARED, *(flags or PLAIN), soname])
 
 
+def fake_kineto() -> Path:
+    """A library with the client of rocprofiler-sdk that torch for ROCm has."""
+    return build("libfake_torch_cpu.so", [ROCM / "fake_kineto.c"], [*SHARED, *PLAIN])
+
+
 def installed(folder: Path, *flags: str, bare: bool = False) -> Path:
     """Both libraries as an installation has them: in one folder, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=1_000_000)
     parser.add_argument("--cycles", type=int, default=200)
-    parser.add_argument("sanitizers", nargs="*", metavar="SANITIZER")
+    parser.add_argument("sanitizers", nargs="*", metavar="SANITIZER", help="'': none")
     options = parser.parse_args()
     for sanitizer in options.sanitizers or [""]:
         flags = [f"-fsanitize={sanitizer}", "-O1", "-fno-sanitize-recover=all"] if sanitizer else list(PLAIN)

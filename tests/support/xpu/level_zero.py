@@ -1,5 +1,5 @@
 """Intel's real tracing library without an Intel GPU, for tests:
-`python -m support.machine.level_zero` in tests/ makes it.
+`python -m support.xpu.level_zero` in tests/ makes it.
 
 Theory of operation
     Three parts lie in build/level-zero. The Level Zero loader and its tracing layer are Debian's, with a C library and
@@ -23,7 +23,8 @@ from typing import Dict, List, NamedTuple, Sequence
 
 import pytest
 
-from support.machine import debian_packages, native
+from support.machine import native
+from support.packages import debian_packages
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / "build" / "level-zero"
@@ -65,9 +66,11 @@ def read_log(path: Path) -> List[Launched]:
     assert count <= capacity, f"the fake driver's log holds {capacity} entries and {count} came"
     found = []
     for at in range(count):
-        *numbers, complete, name = _LOG_ENTRY.unpack_from(data, _LOG_HEAD.size + at * _LOG_ENTRY.size)
+        entry = _LOG_ENTRY.unpack_from(data, _LOG_HEAD.size + at * _LOG_ENTRY.size)
+        start, end, unix_ns, size, kind, thread, device, complete, name = entry
         assert complete, "an entry of the fake driver's log is being written"
-        found.append(Launched(*numbers, name.split(b"\0", 1)[0].decode()))
+        text = name.split(b"\0", 1)[0].decode()
+        found.append(Launched(start, end, unix_ns, size, kind, thread, device, text))
     return found
 
 

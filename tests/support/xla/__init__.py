@@ -1,0 +1,1 @@
+"""XLA's messages and a JAX program, for tests."""
