@@ -180,7 +180,7 @@ LIES = {
     "import os; self.arena_fd = os.open('/dev/null', 0)": "which is no memfd",
     "import os; self.arena_fd = os.memfd_create('x')": "announced memory whose size is not sealed",
     "import os; os.pwrite(self.arena.fd, b'x' * 64, 0)": "announced memory whose header is not that of an arena",
-    "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes of m",
+    "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes",
     "self.format = 'cupti/1'": "announced records of the format 'cupti/1', not declared/1",
     "self.metadata = [1]": "returned metadata that are not a JSON object",
 }  # fmt: skip
