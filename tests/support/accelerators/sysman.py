@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.machine import debian_packages
-from support.xpu import level_zero
 from support.machine.native import build
+from support.xpu import level_zero
 
 LOADER = "libze_loader.so.1"
 
