@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List
 
 FORK_LIMIT_S = 20.0
-CHILD_STEPS = 2000  # more than fits a buffer of PTI
+CHILD_STEPS = 4000  # more than PTI can hold without its thread
 KINDS = 16
 
 
