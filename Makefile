@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One more than there are cores in the smallest machines meant: tests wait for other processes for a fifth of the time.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
-NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] daemon/native/*/*.[ch])
+NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons lint unit sanitize gpu zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks views config-docs images screenshots docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -57,6 +57,10 @@ test-pythons: $(STAMP)
 newer-pythons: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.machine.newer_pythons
 
+# Intel's libpti_view in five versions and Debian's Level Zero loader, unpacked into build/ (root is not needed).
+level-zero: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.xpu.level_zero
+
 # The collector against the fake libcupti under ASan + UBSan and under TSan (also part of `make test-all`).
 sanitize: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.machine.sanitize
@@ -66,7 +70,16 @@ gpu: $(STAMP)
 	$(BIN)/pytest tests/gpu
 	$(BIN)/python tests/bench/overhead.py
 
-# There, too: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
+# On a machine with an AMD GPU and ROCm 7 (HIP_LIBRARY names a libamdhip64 elsewhere than in /opt/rocm): ten minutes, and
+# one file, build/rocm-report.json. FAKE=1 needs neither.
+rocm: $(STAMP)
+	$(BIN)/python tests/rocm/prove.py $(if $(FAKE),--fake)
+
+# The collector against the fake ROCm in all versions: a million launches and 200 recordings each, plain and sanitized.
+rocm-fake: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.rocm.fakes '' address,undefined thread
+
+# On a machine with an NVIDIA GPU: some eighty real GPU programs, each traced and compared with an untouched run; half some twenty minutes.
 zoo: $(STAMP)
 	$(BIN)/python tests/gpu/zoo/run.py --output build/zoo
 
@@ -115,19 +128,25 @@ campaign-attach: $(STAMP)
 
 # Traces of programs with sub-interpreters that have a GIL of their own, on every Python of this machine from 3.12 on.
 campaign-own-gil: $(STAMP)
-	$(BIN)/python tests/campaign/own_gil.py
+	$(BIN)/python tests/campaign/sources/own_gil.py
 
 # Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
 campaign-profiler: $(STAMP)
-	$(BIN)/python tests/campaign/user_profiler.py
+	$(BIN)/python tests/campaign/sources/user_profiler.py
 
 # Captures of a JAX training loop on the CPU whose own jax.profiler runs all the time: five minutes. Needs JAX.
 campaign-jax: $(STAMP)
-	$(BIN)/python tests/campaign/jax_profiler.py
+	$(BIN)/python tests/campaign/sources/jax_profiler.py
 
 # The Debian package under a real systemd, in a throw-away copy of this machine: root, systemd-container.
 campaign-systemd: $(STAMP)
 	$(BIN)/python tests/campaign/systemd.py
+
+# A million launches on a fake Intel GPU, and two hundred attaches and detaches, through each version of the real
+# libpti_view (`make level-zero` gets them): five minutes a version.
+campaign-xpu: $(STAMP)
+	cd tests && ../$(BIN)/python -m support.xpu.level_zero
+	$(BIN)/python tests/campaign/sources/xpu.py
 
 # The reference of all views and tables, and the stub by which editors complete views, from the code.
 views: $(STAMP)

@@ -43,6 +43,7 @@ class Library(NamedTuple):
 def libraries(project: Path) -> List[Library]:
     """The libraries of the project rooted at `project` (the whole checkout, or `agent/`) that have sources."""
     known = [Library(AGENT / "native", AGENT / "kineto_agent" / "_native" / "libkineto_collector.so")]
+    known.append(Library(AGENT / "native_tools", AGENT / "kineto_agent" / "_native" / "libkineto_rocprofiler.so"))
     daemon = project / "daemon"
     known.append(Library(daemon / "native", daemon / "kineto_trace" / "_native" / "libkineto_codec.so"))
     return [library for library in known if any(library.sources.rglob("*.c"))]

@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "kinetoctl.commands.run",
     "demo": "kinetoctl.commands.demo",
     "host": "kinetoctl.commands.host.host_group",
+    "plugin": "kinetoctl.commands.plugin.plugin_group",
     "version": "kinetoctl.commands.version",
     "completion": "kinetoctl.commands.completion",
 }
@@ -43,6 +44,7 @@ SUMMARIES = {
     "run": "Start a command whose Python processes can be traced.",
     "demo": "Try it all out: a daemon, a training process, a trace of it and a report.",
     "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
+    "plugin": "Write, check and list plug-ins for accelerators.",
     "version": "Show the versions of kinetoctl and, if it can be reached, of the daemon.",
     "completion": "Print the completion script for a shell.",
 }

@@ -20,6 +20,7 @@
     ├── SlurmFailed              5    Slurm's programs are missing, or get no answer
     ├── KubeFailed               5    the Kubernetes client is missing, or the API server does not answer
     ├── DemoFailed               5    a step of the demo failed
+    ├── PluginRefused            5    a plug-in that kinetod would not take
     ├── NotInstalled             5    this machine: a step of an installation failed
     ├── Denied                   6    the caller's rights
     │   ├── KubeDenied           6    the caller's rights in Kubernetes
@@ -189,6 +190,15 @@ class DemoFailed(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = "The lines above are what it said last. Run `kinetoctl demo` again, and report it if it stays."
+
+
+class PluginRefused(CliError):
+    """A plug-in that kinetod would not take, or no such plug-in."""
+
+    exit_code = ExitCode.FAILED
+    help_text = (
+        "docs/plugins.md says what each member of a plug-in means; `kinetoctl plugin list` shows the installed ones."
+    )
 
 
 class NotInstalled(CliError):

@@ -8,6 +8,7 @@ TraceError                    every error of this package; has a reason_code for
 ├── QueryError                QUERY_INVALID          SQL that cannot be run (the caller's)
 ├── FileError                 FILE_INVALID           a file that is no trace that can be read (the caller's)
 ├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
+│   └── UnknownRocprofilerError  ROCPROFILER_UNKNOWN_VERSION  likewise a rocprofiler-sdk
 └── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
 """
 
@@ -60,6 +61,12 @@ class UnknownVersionError(TraceError):
     """The record layouts of the target's version of CUPTI are unknown."""
 
     reason_code = "CUPTI_UNKNOWN_VERSION"
+
+
+class UnknownRocprofilerError(UnknownVersionError):
+    """The records of the target's version of rocprofiler-sdk are unknown."""
+
+    reason_code = "ROCPROFILER_UNKNOWN_VERSION"
 
 
 class UnknownLayoutError(TraceError):

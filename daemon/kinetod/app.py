@@ -49,6 +49,7 @@ from kinetod.gpus.context_holders import ContextHolders
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.hooks.hook_runner import HookRunner
 from kinetod.host_checks.check_runner import HostLooker
+from kinetod.plugins.plugin_loader import load as load_plugins
 from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser
 from kinetod.rpc.grpc_server import RpcServer
@@ -263,7 +264,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     stack.push_async_callback(helpers.stop)
     kubernetes = make_kubernetes(settings, helper, lambda user: store.run(store.number_of, user), stack)
     access = await make_access(settings, stack, kubernetes.users)
-    hub = AgentHub()
+    plugins = await load_plugins(config.plugins)
+    hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     registry = Registry(
@@ -278,6 +280,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         conflicts=Conflicts(config.state_dir, looker=HostLooker(deadline_s=CONFLICTS_S, helper=helper)),
         device_graphs=DeviceGraphs(helpers.device_graphs),
         whose=registry.whose,
+        plugins=plugins,
     )
     # the system's daemon serves the agents of every user: who they are is the kernel's word, not the socket's mode
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
@@ -293,7 +296,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         hooks.capture_ended(capture)
 
     captures.on_end = ended
-    host = HostInfo(settings, store, hostname, gpus)
+    host = HostInfo(settings, store, hostname, gpus, plugins)
     looks = FairSlots(LOOKS, spare=1)
     watcher = HostWatcher(
         hub=hub,
@@ -313,7 +316,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=host,
         watcher=watcher,
         diagnoser=diagnoser,
-        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper),
+        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins),
         gate=gate,
         settings=settings,
         looks=looks,

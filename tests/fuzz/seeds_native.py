@@ -49,6 +49,14 @@ def drawn(count: int, size: int) -> Iterator[bytes]:
         yield random.Random(number).randbytes(size)
 
 
+def walk() -> Iterator[bytes]:
+    """Framing and sizes of kinds, then records."""
+    kinds = b"".join(bytes((1, size)) for size in (24, 32, 40, 8, 16, 64))
+    yield b"\0" + kinds + struct.pack("<I20x", 1) + struct.pack("<I28x", 3) + b"\x09\0\0\0"
+    yield b"\1" + kinds + struct.pack("<II8x", 7, 16) + struct.pack("<II", 1, 8) + struct.pack("<II", 1, 64)
+    yield b"\2" + kinds + struct.pack("<QI4x", 12, 5) + struct.pack("<QI12x", 24, 6) + struct.pack("<QI", 1 << 40, 1)
+
+
 def perfetto() -> Iterator[bytes]:
     """Our own file and one as others write it; the last two bytes are the pieces."""
     yield foreign()[: 2 * PIECE_BYTES] + b"\x01\x02"
@@ -86,6 +94,7 @@ NATIVE: dict[str, Callable[[], Iterator[bytes]]] = {
     "codec": codec,
     "nest": lambda: drawn(4, 1500),
     "paths": lambda: drawn(4, 200),
+    "walk": walk,
     "perfetto": perfetto,
     "perfetto_write": lambda: drawn(4, 3000),
     "serve": serve,

@@ -69,6 +69,10 @@ NATIVE_TARGETS = (
         sources=("codec/longest_paths.c",),
     ),
     NativeTarget(
+        name="walk", door="records with a declared schema: where each begins, in any framing", folder=SERVICE,
+        sources=("codec/walk_records.c", "codec/spill.c"),
+    ),
+    NativeTarget(
         name="spill", door="the decoder's memory in a pool and a file: any order of requests", folder=SERVICE,
         sources=("codec/spill.c",),
     ),

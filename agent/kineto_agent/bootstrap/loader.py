@@ -11,16 +11,14 @@ Theory of operation
     else on: sys.modules, sys.path and the program's own kineto_agent are not affected.
 
     Compiling takes 30 ms in all, executing precompiled code 10 ms, and neither releases the GIL by itself. So the work
-    is done in pieces, and after each millisecond of its own processor time the thread rests three times as long: no
-    training step gets longer by more than a third. Where the GIL takes long to get back (a program that keeps it
-    through long calls), rests would only add up: there the thread relies on the interpreter, which takes the GIL away
-    from it after 5 ms.
+    is done in pieces, with rests between them (system/gil_rests.py).
 
     `state` is `sys._kineto_attach`. It keeps the loaded modules under "agent", so that the next attach of the same
     sources finds them, and fork hooks, which cannot be taken back, do not accumulate. Any version may find what any
     other version has left there: "digest", and "end", a function that ends a running agent.
 
-    The text of standard_library.py stands before this one in the packet. The global `turns` is the address for Turns.
+    The texts of gil_rests.py and standard_library.py stand before this one in the packet. The global `turns` is the
+    address for Turns.
 """
 
 from __future__ import annotations  # not evaluated: typing might not be imported yet
@@ -36,15 +34,13 @@ if TYPE_CHECKING:
     from typing import Any, Union
 
     from kineto_agent.bootstrap.standard_library import Standard
+    from kineto_agent.system.gil_rests import Rests
 
     Piece = Union[bytes, tuple[int, str]]
     turns: int
 
 _PACKAGE = "kineto_agent"
 _LIVE = "kineto_agent.bootstrap.live_attach"
-_WORK_S = 0.001  # of processor time at a time
-_REST = 3  # times as long
-_LONG_S = 0.05  # without the GIL
 HEADER: dict[str, Any] = {}  # the daemon's values follow in the packet
 
 
@@ -56,9 +52,7 @@ class _Modules:
         self._contents = contents  # name -> (is a package, pieces: compiled code or (first line, text))
         self._builtins = dict(builtins.__dict__, __import__=self.import_)
         self._standard = Standard(self._give_way)
-        self._time: Any = self._standard.get("time")
-        self._since = self._time.thread_time()
-        self._rests = True
+        self._rests = Rests(self._standard.get("time"))
 
     def import_(
         self, name: str, namespace: Any = None, local: Any = None, fromlist: Any = (), level: int = 0
@@ -113,13 +107,7 @@ class _Modules:
             self._give_way()
 
     def _give_way(self) -> None:
-        time = self._time
-        worked_s = time.thread_time() - self._since
-        if self._rests and worked_s > _WORK_S:
-            began = time.perf_counter()
-            time.sleep(_REST * worked_s)
-            self._rests = time.perf_counter() - began < _REST * worked_s + _LONG_S
-            self._since = time.thread_time()
+        self._rests.rest()
 
 
 def _read(descriptor: int) -> bytes:

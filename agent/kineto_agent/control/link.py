@@ -9,6 +9,9 @@ Theory of operation
     `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
     program patches the socket module (gevent).
 
+    A frame may bring one descriptor (wire.WITH_DESCRIPTOR), which is the caller's once `descriptor` was asked for, and
+    is closed with the next frame otherwise.
+
     After a live attach the link is the channel that the daemon has taken out of this process (`adopted`). There is
     nothing else to connect to, so the link ends with it.
 
@@ -24,6 +27,9 @@ import struct
 import time
 from _socket import (
     AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     MSG_TRUNC,
@@ -46,6 +52,8 @@ REFUSED_BACKOFF_NS = 600_000_000_000  # a refusal does not change until somebody
 MAX_QUEUED_FRAMES = 256
 _CONNECT_TIMEOUT_S = 1.0
 _UCRED = struct.Struct("iII")  # pid, uid, gid
+_INT = struct.Struct("i")
+_ROOM = CMSG_SPACE(2 * _INT.size)  # one more than there may be, so that it is noticed
 
 
 def vouched_for(path: str, uid: int, run: str = "/run") -> bool:
@@ -81,6 +89,11 @@ class _Queued(NamedTuple):
             close_ours(number, ours)
 
 
+class _Brought(NamedTuple):
+    descriptor: int
+    identity: Identity
+
+
 class Link:
     """A connection to the daemon, or the wait for the next attempt. Used by one thread."""
 
@@ -99,6 +112,7 @@ class Link:
         self.refused = False
         self.retry_at_ns = 0  # monotonic; meaningful while not connected
         self._adopted = False
+        self._brought: Optional[_Brought] = None  # with the latest frame
 
     @classmethod
     def adopted(cls, connection: socket) -> "Link":
@@ -199,6 +213,7 @@ class Link:
             self._socket.detach()
         self._socket = None
         self._drop_queue()
+        self._close_brought()
 
     def abandon(self) -> None:
         """In a forked child: give the descriptors back, so that the daemon sees the parent's end."""
@@ -251,30 +266,56 @@ class Link:
 
     def receive(self) -> Optional[wire.Message]:
         """The next message, or None if none has arrived. Raises LinkClosed at the end and on an invalid frame."""
+        self._close_brought()
         frame = self._read()
         if frame is None or self.refused:
             return None
         try:
-            return wire.decode(frame)
+            message = wire.decode(frame)
         except wire.VersionMismatch as exc:
             self.refuse(str(exc))
             return None
         except wire.WireError as exc:
             self._fail("the daemon sent an invalid frame: %s" % exc)
+        if isinstance(message, wire.WITH_DESCRIPTOR) != (self._brought is not None):
+            self._fail("the daemon sent a %s with or without a descriptor" % type(message).__name__)
+        return message
+
+    def descriptor(self) -> int:
+        """The descriptor that came with the message received last, which becomes the caller's; -1 if none did."""
+        brought, self._brought = self._brought, None
+        return -1 if brought is None else brought.descriptor
+
+    def _close_brought(self) -> None:
+        brought, self._brought = self._brought, None
+        if brought is not None:
+            close_ours(brought.descriptor, brought.identity)
 
     def _read(self) -> Optional[bytes]:
         connection = self._checked()
         try:
-            frame, _ancillary, flags, _address = connection.recvmsg(wire.MAX_FRAME_BYTES, 0, MSG_DONTWAIT)
+            received = connection.recvmsg(wire.MAX_FRAME_BYTES, _ROOM, MSG_DONTWAIT | MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as exc:
             self._fail("receiving failed: %s" % exc)
+        frame, ancillary, flags, _address = received
+        self._note_brought(ancillary, flags)
         if not frame:
             self._fail("the daemon closed it")
         if flags & MSG_TRUNC:
             self._fail("the daemon sent a frame over the limit of %d bytes" % wire.MAX_FRAME_BYTES)
         return frame
+
+    def _note_brought(self, ancillary: Sequence[Tuple[int, int, bytes]], flags: int) -> None:
+        found = b"".join(data for level, kind, data in ancillary if (level, kind) == (SOL_SOCKET, SCM_RIGHTS))
+        numbers = [number for (number,) in _INT.iter_unpack(found)]
+        for number in numbers[1:]:
+            close_ours(number, identity(number))
+        if numbers:
+            self._brought = _Brought(numbers[0], identity(numbers[0]))
+        if flags & MSG_CTRUNC or len(numbers) > 1:
+            self._fail("the daemon sent more than one descriptor with a frame")
 
     def _checked(self) -> socket:
         if self._socket is None:

@@ -114,7 +114,7 @@ class Recording:
         self._outcomes: Dict[str, SourceOutcome] = {}
         self._covered_ns: Dict[str, List[int]] = {}  # by source: from when on, and until when it recorded (Unix ns)
         self._failed: Dict[str, str] = {}  # by source that could not begin: why
-        self.problems: List[Refusal] = []
+        self.problems = [Refusal(problem.reason_code, problem.reason) for problem in plan.problems]
         if plan.missing:
             self.problems.append(Refusal("ACTIVITY_TYPE_UNAVAILABLE", plan.cannot()))
 
@@ -350,7 +350,7 @@ class Recording:
 
     def warnings(self) -> List[str]:
         """Warnings of all sources, for the user."""
-        return [warning for outcome in self._outcomes.values() for warning in outcome.warnings]
+        return [*self._plan.notes, *(warning for outcome in self._outcomes.values() for warning in outcome.warnings)]
 
     def cpu_ns(self) -> int:
         """CPU time of the sources' own threads."""

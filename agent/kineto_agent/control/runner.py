@@ -29,6 +29,7 @@ from kineto_agent.control.session import Session
 from kineto_agent.protocol import wire
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.plugins.installed import PLUGINS
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard
 from kineto_agent.steps.counting import StepCounter, least_step_ratio, median_ns, step_ratio
 from kineto_agent.system import descriptors, env
@@ -321,6 +322,9 @@ class Agent:
         elif isinstance(message, wire.Welcome):
             log("welcomed by kinetod %s", message.daemon_version)
             self._link.welcomed()
+            PLUGINS.withdraw()
+        elif isinstance(message, wire.Plugins):
+            PLUGINS.take(self._link.descriptor(), message.digest)
         elif isinstance(message, wire.Refuse):
             self._link.refuse(message.reason)
         else:

@@ -7,6 +7,10 @@ tests/unit/agent/protocol/test_arena.py compares them.
 Formats
     CUPTI              Raw CUPTI activity records, as CUPTI wrote them: layout by cuptiGetVersion in the metadata,
                        observed record sizes in the arena's header.
+    PTI                Raw records of Intel's PTI, as PTI wrote them: layout by the version in the metadata. Names of
+                       kernels are keys of the string table instead of pointers.
+    ROCPROFILER        Records of rocprofiler-sdk, each behind a kit_header, and HIP calls beside them: layouts are in
+                       daemon/kineto_trace/decode/rocprofiler/rocm_schema.py, rocprofiler_version in the metadata.
     PYTHON_STACKS      STACK_SAMPLE records: a thread at one time. Its stack is a node of a tree in the string table.
     PYTHON_CALLS       PYTHON_CALL records: every call of Python and every return, in the order of time.
     TORCH_OPS          OP, OP_TENSORS and OP_COMMS records of 64 bytes, which the byte at OP_KIND tells apart. Thread
@@ -16,6 +20,7 @@ Formats
     MEMORY_EVENTS      MEMORY_EVENT records: what torch's caching allocator for CUDA did, from torch's own history.
     STEP_MARKS         STEP_MARK records: when each training iteration began, and before all others the running one.
     GRAPH_NODES        The bytes of captured CUDA graphs, one after the other, in the order of the buffers' sequence.
+    DECLARED           Records whose schema (schema.py) is in metadata["schema"].
     XPLANE             The bytes of XLA's profiles (tensorflow.profiler.XSpace, serialised), in the order of the
                        buffers' sequence, each behind a PART_HEAD.
     HLO_MODULES        Likewise those of XLA's compiled modules (xla.HloModuleProto).
@@ -67,6 +72,7 @@ import struct
 from typing import Dict
 
 CUPTI_FORMAT = "cupti/1"
+PTI_FORMAT = "pti/1"
 PYTHON_STACKS_FORMAT = "python_stacks/2"
 PYTHON_STACKS_1_FORMAT = "python_stacks/1"  # of earlier agents: only read
 PYTHON_CALLS_FORMAT = "python_calls/1"
@@ -76,6 +82,8 @@ FILE_FORMAT = "file/1"
 MEMORY_EVENTS_FORMAT = "memory_events/1"
 STEP_MARKS_FORMAT = "step_marks/1"
 GRAPH_NODES_FORMAT = "graph_nodes/1"
+DECLARED_FORMAT = "declared/1"
+ROCPROFILER_FORMAT = "rocprofiler/1"
 XPLANE_FORMAT = "xplane/1"
 HLO_MODULES_FORMAT = "hlo_modules/1"
 
@@ -99,6 +107,15 @@ SPACE_TORCH_THREAD = 8  # system thread id; u64: torch's own number of that thre
 SPACE_OP_COMMS = 9  # hash of the entry, as in OP_COMMS
 SPACE_PYTHON_CALL = 10  # number, as in PYTHON_CALL
 SPACE_PYTHON_BYTECODE = 11  # number of SPACE_PYTHON_CODE; PYTHON_BYTECODE, bytecode, co_names, names of variables
+SPACE_CLOCK_PAIR = 12  # Unix ns; CLOCK_PAIR: what the clock of the records showed at that time
+FIRST_VENDOR_SPACE = 16  # from here on a format has spaces of its own
+
+# ------------------------------------------------------------ records of the collector kit (agent/native/kit/vendor.h)
+
+CLOCK_PAIR = struct.Struct("<Q")
+HEADED_RECORD = struct.Struct("<II")  # before each record that a vendor pushes: kind, bytes to the next header
+HEADED_ALIGNMENT = 8  # bytes: what a record is padded to
+KIND_TEXT = 0xFFFFFFFF  # no record: a text on its way to the string table, to be skipped
 
 # ------------------------------------------------------------ Python's stacks and calls
 

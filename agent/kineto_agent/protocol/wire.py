@@ -3,10 +3,10 @@
 Theory of operation
     One `SOCK_SEQPACKET` Unix socket per agent, so that a read gives exactly one frame. A frame is a
     16-byte header (magic, protocol version, message type, payload length) and a JSON object. File
-    descriptors travel with a frame by SCM_RIGHTS: only `Arena` carries one.
+    descriptors travel with a frame by SCM_RIGHTS: `Arena` and `Plugins` carry one each, the others none.
 
     agent -> daemon   Hello, State, Arena, Result, Rejected
-    daemon -> agent   Welcome, Refuse, Describe, Start, Cancel, Release
+    daemon -> agent   Welcome, Refuse, Plugins, Describe, Start, Cancel, Release
 
     Both sides treat what arrives as untrusted: `decode` raises `WireError` on anything that is not
     exactly a known message with the right types. Unknown keys are skipped and fields with a default may
@@ -56,6 +56,7 @@ class Hello(NamedTuple):
     argv: List[str]
     busy_capture_id: str
     iteration_ns: int = 0  # median length of the latest iterations; 0: unknown, or the running one takes far longer
+    plugins: int = 0  # interface version of the plug-ins that the agent takes (plugin_bundle.py); 0: none
 
 
 class Welcome(NamedTuple):
@@ -68,6 +69,16 @@ class Refuse(NamedTuple):
     """The daemon will not work with this agent; it must not reconnect at once."""
 
     reason: str
+
+
+class Plugins(NamedTuple):
+    """The daemon's plug-ins, in a sealed memfd (one descriptor with this frame) as plugin_bundle.py says.
+
+    Sent after Welcome, only to agents whose Hello takes them. digest: of the memfd's content.
+    """
+
+    digest: str
+    names: List[str]
 
 
 class Describe(NamedTuple):
@@ -163,7 +174,8 @@ class Rejected(NamedTuple):
     busy_capture_id: str
 
 
-Message = Union[Hello, Welcome, Refuse, Describe, Start, Cancel, Release, State, Arena, Result, Rejected]
+Message = Union[Hello, Welcome, Refuse, Plugins, Describe, Start, Cancel, Release, State, Arena, Result, Rejected]
+WITH_DESCRIPTOR = (Arena, Plugins)
 
 _TYPES: Dict[int, Type[Any]] = {
     1: Hello,
@@ -177,6 +189,7 @@ _TYPES: Dict[int, Type[Any]] = {
     9: Arena,
     10: Result,
     11: Rejected,
+    12: Plugins,
 }
 _NUMBERS = {cls: number for number, cls in _TYPES.items()}
 

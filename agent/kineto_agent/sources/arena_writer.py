@@ -123,10 +123,10 @@ class ArenaWriter:
         with data[: self.buffer_bytes - self._fill] as part:
             return os.pwrite(self.fd, part, offset)
 
-    def filled(self, size: int) -> None:
-        """Say that `size` bytes of `room()` are written. A buffer that is written in this way counts as one record."""
+    def filled(self, size: int, records: int = 0) -> None:
+        """Say that `size` bytes of `room()` are written. records: in them; 0: such a buffer counts as one record."""
         self._fill += size
-        self._fill_records = 1
+        self._fill_records = self._fill_records + records if records else 1
 
     def intern(self, key: int, space: int, text: bytes) -> bool:
         """Add one entry to the string table, visible to the daemon at once. Returns False if the table is full."""
@@ -206,6 +206,12 @@ class ArenaWriter:
     def _fence(self) -> None:
         with self._barrier:
             pass
+
+
+def close_left(descriptor: int) -> None:
+    """Close the arena with this descriptor, if its owner has not and nobody writes into it any more."""
+    for writer in [writer for writer in _open if writer.fd == descriptor]:
+        writer.close()
 
 
 def _close_all_in_child() -> None:

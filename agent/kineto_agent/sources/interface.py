@@ -106,7 +106,10 @@ class SourceSession(Protocol):
 
 
 class Source(Protocol):
-    """A way to record activities in this process."""
+    """A way to record activities in this process.
+
+    A source may also have last_resort(): the activity types that it leaves to any other source that offers them.
+    """
 
     name: str
 

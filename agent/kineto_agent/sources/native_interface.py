@@ -45,6 +45,7 @@ class NativeInterface:
     REASONS: Dict[int, str]  # error number -> reason code
 
     def __init__(self, path: str) -> None:
+        self.path = path
         try:
             self._library: Any = ctypes.CDLL(path)
             abi = getattr(self._library, self.ABI_FUNCTION)()

@@ -1,6 +1,7 @@
 """Which activity sources this process has, and which of them serve a request.
 
-A source is one folder (interface.py says what it must do) and one row of SOURCES.
+A source is one folder (interface.py says what it must do) and one row of SOURCES, or a plug-in that the daemon has
+sent (plugins/).
 """
 
 import os
@@ -9,13 +10,18 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
+from kineto_agent.sources.plugins.installed import PLUGINS
+from kineto_agent.sources.pti import libpti
+from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
+from kineto_agent.sources.rocprofiler import librocprofiler
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
 # Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        *KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation", "cpu_instant_event",
+        *KINDS, *rocm_kinds.KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation",
+        "cpu_instant_event",
         "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
@@ -64,8 +70,8 @@ class _Row(NamedTuple):
     possible: Callable[[], bool]
 
 
-# In the order in which sessions start. CUPTI has one set of callbacks, and torch's profiler registers its own: ours
-# must be the last.
+# In the order in which sessions start. CUPTI and PTI have one set of callbacks, and torch's profiler registers its own:
+# ours must be the last.
 SOURCES: Tuple[_Row, ...] = (
     _Row("python.stack_sampling", "PythonStacksSource", _everywhere),
     _Row("python.call_tracing", "PythonCallsSource", _everywhere),
@@ -75,6 +81,8 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("jax.hlo_operations", "JaxSource", _has_jax),
     _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
+    _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
+    _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 
@@ -87,11 +95,16 @@ class SourceChoice(NamedTuple):
 
 
 class RecordingPlan(NamedTuple):
-    """Which source records what. missing: wanted types that no source of this process offers now; why: if known."""
+    """Which source records what. missing: wanted types that no source of this process offers now; why: if known.
+
+    problems: of sources that should record and cannot. notes: for the user.
+    """
 
     choices: List[SourceChoice]
     missing: List[str]
     why: str = ""
+    problems: Tuple[SourceError, ...] = ()
+    notes: Tuple[str, ...] = ()
 
     def cannot(self) -> str:
         """A message that names what is missing."""
@@ -100,7 +113,10 @@ class RecordingPlan(NamedTuple):
 
 
 def sources() -> List[Source]:
-    """The sources of this process in the order of SOURCES, each made when it first becomes possible. Never raises."""
+    """The sources of this process in the order in which they start, each made when it first becomes possible.
+
+    Plug-ins come first, and so stop last: one that hangs then makes no other source record for longer. Never raises.
+    """
     for row in SOURCES:
         if row.module not in _sources and row.possible():
             try:
@@ -110,7 +126,15 @@ def sources() -> List[Source]:
                 _sources[row.module] = getattr(module, row.made_by)()
             except Exception:  # noqa: BLE001 - a process without a usable source still has the others
                 log_exception("the source %s cannot be loaded" % row.module)
-    return [_sources[row.module] for row in SOURCES if row.module in _sources]
+    return [*_plugins(), *(_sources[row.module] for row in SOURCES if row.module in _sources)]
+
+
+def _plugins() -> List[Any]:
+    try:
+        return [*PLUGINS.sources()]
+    except Exception:  # noqa: BLE001 - as above
+        log_exception("plug-ins")
+        return []
 
 
 def offers(available: Iterable[Source]) -> Dict[str, List[str]]:
@@ -131,7 +155,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
     Raises SourceError if there are none.
     """
     options = options or {}
-    offered = {name: frozenset(types) for name, types in offers(available).items()}
+    offered = _without_last_resorts(available, offers(available))
     why = ""
     if options.get(_EXACT_CALLS):
         recorders = [source for source in available if hasattr(source, "why_no_calls")]
@@ -141,7 +165,9 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
         offered = _with_exact_calls(offered, calls[:1] or [_TORCH_OPS])
     everything: FrozenSet[str] = frozenset().union(*offered.values())
     there = ", ".join(sorted(everything)) or "nothing"
-    unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything)
+    plugins = [source for source in available if hasattr(source, "declared_types")]
+    declared: FrozenSet[str] = frozenset().union(*(source.declared_types for source in plugins))
+    unknown = sorted(set(wanted) - ACTIVITY_TYPES - everything - declared)
     if unknown:
         reason = "unknown activity type %s; this process offers: %s" % (", ".join(unknown), there)
         raise SourceError("UNKNOWN_ACTIVITY_TYPE", reason)
@@ -155,9 +181,37 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
             choices.append(SourceChoice(source, own | types & added))
     missing = sorted((asked | added) - everything)
     plan = RecordingPlan(choices, missing, why if _CALLS in missing else _why_not(available, missing))
+    plan = _with_plugins(plan, plugins, asked)
     if not choices:
-        raise SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
+        raise plan.problems[0] if plan.problems else SourceError("NOTHING_TO_RECORD", _nothing(plan, there))
     return plan
+
+
+def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]) -> RecordingPlan:
+    """Add why plug-ins record nothing of what is wanted of them."""
+    problems, notes, why = [], [], [plan.why] if plan.why else []
+    for source in plugins:
+        trouble, needs = source.trouble(asked), source.needs_start()
+        is_missed = bool(source.declared_types.intersection(plan.missing))
+        if trouble is not None:
+            problems.append(SourceError(trouble.reason_code, "%s: %s" % (source.name, trouble.reason)))
+        elif needs and is_missed:
+            problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start it so, then trace again"))
+        elif needs and not asked:
+            notes.append(needs)
+        if is_missed:
+            why.append(source.why_missing())
+    return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
+
+
+def _without_last_resorts(available: List[Source], offered: Mapping[str, List[str]]) -> Dict[str, FrozenSet[str]]:
+    """What each source offers, without what it leaves to another one that offers the same (`last_resort`)."""
+    changed = {name: frozenset(types) for name, types in offered.items()}
+    for source in available:
+        if hasattr(source, "last_resort"):
+            others = frozenset(kind for name, types in offered.items() if name != source.name for kind in types)
+            changed[source.name] -= source.last_resort() & others
+    return changed
 
 
 def _why_not(available: List[Source], missing: List[str]) -> str:

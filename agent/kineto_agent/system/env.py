@@ -20,6 +20,14 @@ AGENT_LOG = "KINETO_AGENT_LOG"
 CUPTI_LIBRARY = "KINETO_CUPTI_LIBRARY"
 """Path of the libcupti to use. Unset: the one that the process has loaded, else the one that comes with its torch."""
 
+PTI_LIBRARY = "KINETO_PTI_LIBRARY"
+"""Path of the libpti_view to use for Intel GPUs. Unset: the one that the process has loaded, else the one beside its
+libsycl."""
+
+ROCPROFILER_LIBRARY = "KINETO_ROCPROFILER_LIBRARY"
+"""Path of the librocprofiler-sdk to use for AMD GPUs, if none is loaded. Unset: the one beside the process's
+libamdhip64."""
+
 _SYSTEM_SOCKET = "/run/kineto/agent.sock"
 _OFF = ("", "0")
 _AUXILIARY = struct.Struct("LL")  # type and value, ended by type 0

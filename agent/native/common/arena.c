@@ -15,6 +15,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000 /* Linux 4.17 */
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
@@ -151,6 +154,15 @@ void arena_destroy(struct arena *arena) {
         arena->base = NULL;
     }
     arena_close(arena);
+}
+
+void arena_forked(struct arena *arena) {
+    arena_close(arena);
+    void *taken = mmap(arena->base, arena->fixed.total_bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (taken != MAP_FAILED && taken != arena->base) {
+        munmap(taken, arena->fixed.total_bytes); /* before Linux 4.17 the address is a wish */
+    }
 }
 
 bool arena_add_string(struct arena *arena, uint64_t key, uint32_t space, const char *text, uint32_t length) {

@@ -49,6 +49,7 @@
 #define ARENA_SPACE_TORCH_THREAD 8
 #define ARENA_SPACE_OP_COMMS 9
 #define ARENA_SPACE_PYTHON_BYTECODE 11
+#define ARENA_SPACE_CLOCK_PAIR 12
 
 /* "torch_ops/1": op records */
 #define ARENA_KIND_OP 0
@@ -108,6 +109,9 @@ void arena_discard(struct arena *arena);
 /* The descriptor alone, if its number still names it. */
 void arena_close(struct arena *arena);
 void arena_destroy(struct arena *arena);
+/* In a forked child, which does not have the arena (MADV_DONTFORK): closes the descriptor and puts private memory in its
+ * place, so that a library which goes on to write to a buffer that it was lent does no harm. */
+void arena_forked(struct arena *arena);
 
 /* Appends one entry and publishes it. False if the table is full. One writer at a time. */
 bool arena_add_string(struct arena *arena, uint64_t key, uint32_t space, const char *text, uint32_t length);

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cupti/buffer_pool.h"
+#include "cupti/cupti_vendor.h"
 
 struct pair {
     cupti_requested requested;
@@ -158,7 +158,7 @@ AS_IT_IS uint64_t listener_registered(const struct cupti_api *api) {
         return 0;
     }
     const uintptr_t now = __atomic_load_n(listener.place, __ATOMIC_RELAXED);
-    if (now == (uintptr_t)pool_buffer_requested) {
+    if (now == (uintptr_t)cupti_buffer_requested) {
         return 0; /* a recording before could not restore theirs: this one will */
     }
     memset(&listener.theirs, 0, sizeof listener.theirs);

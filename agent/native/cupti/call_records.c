@@ -10,30 +10,22 @@
  *   A record is written when its call ends. The thread remembers the begin: one call at a time, since a driver
  *   call inside a runtime call is the runtime's own and not recorded (it bears the same correlation id).
  *
- *   All threads share one buffer of the arena. `cursor` holds its index and the bytes taken; a thread takes its
- *   40 bytes by compare-and-swap, writes them and adds them to `written`. Who finds the buffer full lends the
- *   next one and marks the old one `sealed` with the bytes taken; the collector's thread seals now and then, too.
- *   A sealed buffer is complete once as much is written as was taken: the collector's thread looks, nobody waits.
+ *   The records go into the collector's stream (kit/record_stream.c), as they are: CUPTI's have no headers.
  *
  * Threads: records_enter and records_exit run on every thread of the program that makes a CUDA call, inside the call;
- *   records_seal and records_collect on the collector's thread; the rest on the agent's.
+ *   records_close also on the collector's thread; the rest on the agent's.
  * Blocks: never: no lock, no allocation, one futex wake when a buffer is full.
  */
 #define _GNU_SOURCE
 #include "cupti/call_records.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "cupti/buffer_pool.h"
-
-#define NO_BUFFER UINT32_MAX
-#define CURSOR(index, taken) ((uint64_t)(index) << 32 | (uint32_t)(taken))
-#define CURSOR_INDEX(cursor) ((uint32_t)((cursor) >> 32))
-#define CURSOR_TAKEN(cursor) ((uint32_t)(cursor))
+#include "cupti/cupti_vendor.h"
+#include "kit/record_stream.h"
 
 struct call_record { /* CUpti_ActivityAPI */
     uint32_t kind;
@@ -50,12 +42,7 @@ _Static_assert(sizeof(struct call_record) == 40, "CUpti_ActivityAPI");
 static struct {
     uint64_t recording; /* number of the current recording; 0: none */
     uint64_t recordings;
-    uint64_t cursor;
-    uint64_t dropped;
-    uint32_t *sealed;  /* by buffer: bytes taken when it was given up, 0: not given up */
-    uint32_t *written; /* by buffer */
     uint32_t process;
-    struct wake *work;
 } records;
 
 static _Thread_local struct {
@@ -67,75 +54,27 @@ static _Thread_local struct {
     uint32_t thread; /* the system's id, once asked for */
 } open_call;
 
-bool records_init(uint32_t buffers) {
-    records.sealed = calloc(buffers, sizeof *records.sealed);
-    records.written = calloc(buffers, sizeof *records.written);
-    records.cursor = CURSOR(NO_BUFFER, 0);
-    records.dropped = 0;
-    return records.sealed != NULL && records.written != NULL;
-}
-
-void records_free(void) {
-    free(records.sealed);
-    free(records.written);
-    records.sealed = NULL;
-    records.written = NULL;
-}
-
-void records_open(struct wake *work) {
-    records.work = work;
+void records_open(void) {
     records.process = (uint32_t)getpid();
     __atomic_store_n(&records.recording, ++records.recordings, __ATOMIC_RELEASE);
 }
 
 void records_close(void) { __atomic_store_n(&records.recording, 0, __ATOMIC_RELEASE); }
 
-static void seal(uint32_t index, uint32_t taken) {
-    __atomic_store_n(&records.sealed[index], taken, __ATOMIC_RELEASE);
-    wake_post(records.work);
-}
-
-/* Takes room for one record: its place, or NULL when no buffer is free. *index tells the buffer. */
-static uint8_t *reserve(struct arena *arena, uint32_t *index) {
-    const uint32_t bytes = sizeof(struct call_record);
-    uint64_t cursor = __atomic_load_n(&records.cursor, __ATOMIC_ACQUIRE);
-    for (;;) {
-        *index = CURSOR_INDEX(cursor);
-        const uint32_t taken = CURSOR_TAKEN(cursor);
-        if (*index != NO_BUFFER && taken + bytes <= arena->fixed.buffer_bytes) {
-            if (__atomic_compare_exchange_n(&records.cursor, &cursor, cursor + bytes, false, __ATOMIC_ACQ_REL,
-                                            __ATOMIC_ACQUIRE)) {
-                return arena_buffer(arena, *index) + taken;
-            }
-            continue;
-        }
-        const int64_t next = pool_lend(arena);
-        if (next < 0) {
-            return NULL;
-        }
-        if (__atomic_compare_exchange_n(&records.cursor, &cursor, CURSOR(next, bytes), false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE)) {
-            if (*index != NO_BUFFER) {
-                seal(*index, taken);
-            }
-            *index = (uint32_t)next;
-            return arena_buffer(arena, *index);
-        }
-        arena_set_state(arena, (uint32_t)next, ARENA_FREE); /* another thread was faster */
-    }
-}
-
 static void add(const struct call_record *record) {
-    uint32_t index = NO_BUFFER;
-    struct arena *arena = pool_enter();
-    uint8_t *place = arena == NULL ? NULL : reserve(arena, &index);
+    const uint32_t bytes = sizeof *record;
+    uint32_t index = STREAM_NO_BUFFER;
+    struct pool *pool = &cupti_collector.pool;
+    struct stream *stream = &cupti_collector.stream;
+    struct arena *arena = pool_enter(pool);
+    uint8_t *place = arena == NULL ? NULL : stream_reserve(stream, pool, arena, bytes, &index);
     if (place != NULL) {
-        memcpy(place, record, sizeof *record);
-        __atomic_fetch_add(&records.written[index], (uint32_t)sizeof *record, __ATOMIC_RELEASE);
+        memcpy(place, record, bytes);
+        stream_commit(stream, index, bytes);
     } else {
-        __atomic_fetch_add(&records.dropped, 1, __ATOMIC_RELAXED);
+        stream_drop(stream, 1);
     }
-    pool_leave();
+    pool_leave(pool);
 }
 
 void records_enter(uint32_t domain, uint32_t cbid, const struct cupti_call *call) {
@@ -172,35 +111,4 @@ void records_exit(uint32_t domain, uint32_t cbid, const struct cupti_call *call)
         memcpy(&record.result, call->result, sizeof record.result); /* cudaError_t and CUresult are of one size */
     }
     add(&record);
-}
-
-void records_seal(void) {
-    uint64_t cursor = __atomic_load_n(&records.cursor, __ATOMIC_ACQUIRE);
-    while (CURSOR_INDEX(cursor) != NO_BUFFER) {
-        if (__atomic_compare_exchange_n(&records.cursor, &cursor, CURSOR(NO_BUFFER, 0), false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE)) {
-            __atomic_store_n(&records.sealed[CURSOR_INDEX(cursor)], CURSOR_TAKEN(cursor), __ATOMIC_RELEASE);
-            return;
-        }
-    }
-}
-
-bool records_collect(struct arena *arena) {
-    bool waiting = false;
-    for (uint32_t i = 0; i < arena->fixed.buffer_count; i++) {
-        const uint32_t taken = __atomic_load_n(&records.sealed[i], __ATOMIC_ACQUIRE);
-        if (taken == 0) {
-            continue;
-        }
-        if (__atomic_load_n(&records.written[i], __ATOMIC_ACQUIRE) != taken) {
-            waiting = true;
-            continue;
-        }
-        __atomic_store_n(&records.written[i], 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&records.sealed[i], 0, __ATOMIC_RELAXED);
-        __atomic_store_n(arena_buffer_word(arena, i, ARENA_BUFFER_VALID_BYTES), taken, __ATOMIC_RELAXED);
-        arena_set_state(arena, i, ARENA_COMPLETED);
-    }
-    arena_add(arena, ARENA_DROPPED, __atomic_exchange_n(&records.dropped, 0, __ATOMIC_RELAXED));
-    return waiting;
 }

@@ -18,8 +18,6 @@
 
 enum { MISSING, WRITTEN, REFUSED };
 
-__extension__ typedef unsigned __int128 wide;
-
 struct set {
     uint64_t key[SLOTS]; /* 0: empty */
     uint8_t text[SLOTS];
@@ -32,26 +30,6 @@ static struct set inputs;
 static uint32_t lock;
 
 static struct set *set_of(uint32_t space) { return space == ARENA_SPACE_OP_NAME ? &names : &inputs; }
-
-static uint64_t mix(uint64_t a, uint64_t b) {
-    const wide product = (wide)(a ^ 0x9E3779B97F4A7C15u) * (b ^ 0xD1B54A32D192ED03u);
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
-}
-
-uint64_t ops_hash(const void *data, size_t bytes, uint32_t space) {
-    const uint8_t *at = data;
-    uint64_t hash = mix(bytes, space);
-    uint64_t word = 0;
-    size_t left = bytes;
-    for (; left >= sizeof word; left -= sizeof word, at += sizeof word) {
-        memcpy(&word, at, sizeof word);
-        hash = mix(hash, word);
-    }
-    word = 0;
-    memcpy(&word, at, left);
-    hash = mix(hash, word);
-    return hash == 0 ? 1 : hash;
-}
 
 static void reset(struct set *set) {
     if (set->used > 0) {

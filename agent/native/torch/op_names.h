@@ -6,8 +6,7 @@
 
 #define OPS_LATE_BYTES 6144u
 
-/* The hash that stands in records for `bytes` of `data`; never 0. Spaces have hashes of their own. */
-uint64_t ops_hash(const void *data, size_t bytes, uint32_t space);
+/* Keys are hashes of the texts (text_hash.h). */
 
 /* Forgets everything: a new arena. Nobody may be inside. */
 void ops_names_reset(void);

@@ -37,6 +37,7 @@
 #include "torch/collective_info.h"
 #include "torch/cross_thread_ends.h"
 #include "torch/op_inputs.h"
+#include "common/text_hash.h"
 #include "torch/op_names.h"
 #include "common/wake.h"
 
@@ -118,7 +119,7 @@ static void write_op(struct slot *slot, const struct frame *frame, uint64_t end,
 
 /* The key, once it is in the string table or will be; 0 if it will not. */
 static uint64_t intern(struct slot *slot, uint32_t space, const void *data, uint32_t bytes) {
-    const uint64_t key = ops_hash(data, bytes, space);
+    const uint64_t key = text_hash(data, bytes, space);
     const enum ops_interned result = ops_intern(ops.arena, key, space, data, bytes);
     if (result == OPS_LATER) {
         ops_late_keep(&slot->late, key, space, data, bytes);
@@ -406,7 +407,7 @@ void ops_threads_open(struct arena *arena, const struct kc_observer_layout *layo
         ops.layout = *layout;
     }
     ops.inputs = inputs && layout != NULL;
-    ops.comms = ops_hash(OPS_COMMS_OP, sizeof OPS_COMMS_OP - 1, ARENA_SPACE_OP_NAME);
+    ops.comms = text_hash(OPS_COMMS_OP, sizeof OPS_COMMS_OP - 1, ARENA_SPACE_OP_NAME);
     ops.name = name;
     ops.thread_number = thread_number;
     memset(&ops.totals, 0, sizeof ops.totals);

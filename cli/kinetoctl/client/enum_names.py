@@ -42,6 +42,11 @@ def check_status(value: pb.CheckStatus) -> str:
     return _name(pb.CheckStatus, value, "CHECK_STATUS_")
 
 
+def plugin_state(value: pb.PluginState) -> str:
+    """ON, OFF, REFUSED."""
+    return _name(pb.PluginState, value, "PLUGIN_STATE_")
+
+
 def pod(process: pb.Process) -> str:
     """NAMESPACE/POD, or empty if the process is in no pod or its pod is unknown."""
     return f"{process.pod_namespace}/{process.pod_name}" if process.pod_name else ""

@@ -304,8 +304,7 @@ class RequestedCapture:
 NEVER_RECORDED = frozenset(
     {
         "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters", "glow_runtime", "cuda_profiler_range",
-        "hpu_op", "xpu_runtime", "xpu_driver", "xpu_scope_profiler", "xpu_sync", "collective_comm",
-        "privateuse1_runtime", "privateuse1_driver", "hardware_counters", "cuda_event",
+        "hpu_op", "xpu_scope_profiler", "xpu_sync", "collective_comm", "hardware_counters", "cuda_event",
     }
 )  # fmt: skip
 _TIMED = ("warmup_ns", "start_time_ns")

@@ -13,23 +13,51 @@ from kinetoctl.errors import AgentMissing, CommandNotFound, NotExecutable
 AGENT_PACKAGE = "kineto_agent"
 AGENT_VARIABLE = "KINETO_AGENT"
 SOCKET_VARIABLE = "KINETO_AGENT_SOCKET"
+ROCM_VARIABLE = "ROCP_TOOL_LIBRARIES"  # rocprofiler-sdk's: libraries that it asks for clients
+ROCM_DEVICE = Path("/dev/kfd")  # of AMD GPUs
+
+
+def _agent_folders() -> list[Path]:
+    """Where the agent's package is. It is located, not imported."""
+    spec = importlib.util.find_spec(AGENT_PACKAGE)
+    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def inject_folder() -> Path:
-    """The folder whose sitecustomize.py starts the agent. The package is located, not imported."""
-    spec = importlib.util.find_spec(AGENT_PACKAGE)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    for place in places:
-        folder = Path(place, "bootstrap", "inject")
+    """The folder whose sitecustomize.py starts the agent."""
+    for place in _agent_folders():
+        folder = place / "bootstrap" / "inject"
         if (folder / "sitecustomize.py").is_file():
             return folder
     raise AgentMissing(f"the package {AGENT_PACKAGE} is not installed beside kinetoctl")
 
 
-def agent_environment(environ: Mapping[str, str], *, agent_socket: Path | None) -> dict[str, str]:
-    """The environment of the command: every interpreter loads the agent first, unless KINETO_AGENT is 0."""
+def rocm_tools(environ: Mapping[str, str]) -> str:
+    """ROCP_TOOL_LIBRARIES with our tool library behind those that are named already; "": there is none to name.
+
+    rocprofiler-sdk before 1.3.2 takes clients only while it is configured. It drops the last entry of a list that has
+    no colon at its end.
+    """
+    named = [path for path in environ.get(ROCM_VARIABLE, "").split(":") if path]
+    for folder in _agent_folders():
+        library = folder / "_native" / "libkineto_rocprofiler.so"
+        if library.is_file() and ":" not in str(library):
+            return ":".join([*(path for path in named if path != str(library)), str(library), ""])
+    return ""
+
+
+def agent_environment(
+    environ: Mapping[str, str], *, agent_socket: Path | None, rocm_device: Path = ROCM_DEVICE
+) -> dict[str, str]:
+    """The environment of the command: every interpreter loads the agent first, unless KINETO_AGENT is 0.
+
+    Where there is an AMD GPU, rocprofiler-sdk is told of the agent's client, too.
+    """
     paths = [str(inject_folder()), *filter(None, [environ.get("PYTHONPATH")])]
     changed = {AGENT_VARIABLE: "1", **environ, "PYTHONPATH": os.pathsep.join(paths)}
+    tools = rocm_tools(environ) if rocm_device.exists() and changed[AGENT_VARIABLE] not in ("", "0") else ""
+    if tools:
+        changed[ROCM_VARIABLE] = tools
     if agent_socket is not None:
         changed[SOCKET_VARIABLE] = str(agent_socket.absolute())
     return changed

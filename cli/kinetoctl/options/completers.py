@@ -27,8 +27,13 @@ ACTIVITIES = {
     "gpu_memset": "sets",
     "cuda_runtime": "CUDA calls",
     "cuda_driver": "CUDA driver calls",
+    "privateuse1_runtime": "calls of an accelerator outside of PyTorch",
+    "privateuse1_driver": "its driver calls",
     "cuda_sync": "synchronisation",
-    "overhead": "CUPTI's own work",
+    "xpu_runtime": "calls of SYCL",
+    "xpu_driver": "calls of Level Zero",
+    "xpu_sync": "synchronisation of Intel GPUs",
+    "overhead": "CUPTI's or PTI's own work",
     "python_function": "Python stacks",
     "cpu_instant_event": "allocations",
     "memory_snapshot": "CUDA memory snapshot, a file",
@@ -47,6 +52,15 @@ def pids(incomplete: str) -> list[CompletionItem]:
 def users(incomplete: str) -> list[CompletionItem]:
     """Users of these processes whose name starts like this."""
     return _items({process.user for process in _processes()}, incomplete)
+
+
+def plugins(incomplete: str) -> list[CompletionItem]:
+    """Plug-ins that are installed beside the daemon, whose name starts like this."""
+    try:
+        with Client(endpoints.rpc_address(), timeout_s=COMPLETION_TIMEOUT_S) as client:
+            return _items({plugin.name for plugin in client.host().plugins}, incomplete)
+    except CliError:
+        return []
 
 
 def job_ids(incomplete: str) -> list[CompletionItem]:

@@ -55,7 +55,10 @@ _OPTIONS = (
         help="Ranks of the training job, for example 0,8-15, or all for every process that has a rank.",
     ),
     click.option(
-        "--gpu", "gpus", type=GPUS, help="GPUs that the process uses, for example 0,2-3: the N of /dev/nvidiaN."
+        "--gpu",
+        "gpus",
+        type=GPUS,
+        help="GPUs that the process uses, for example 0,2-3: the N of /dev/nvidiaN; others are counted after those.",
     ),
     click.option(
         "--job-id",

@@ -1,7 +1,9 @@
 """The tables of `kinetoctl query`, as text or for programs."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from kineto_trace.model.activity_table import ActivityTable
 from kineto_trace.sql.schema import SqlTable, find_table, sql_tables
 
 from kinetoctl.base.common_options import CommonOptions
@@ -12,9 +14,9 @@ TABLES = ("TABLE", "COLUMNS", "WHAT IT HOLDS")
 COLUMNS = ("COLUMN", "TYPE", "UNIT", "MEANING")
 
 
-def show_tables(settings: CommonOptions) -> None:
-    """Prints all tables, one per line; for programs, with their columns."""
-    tables = sql_tables().values()
+def show_tables(declared: Sequence[ActivityTable], settings: CommonOptions) -> None:
+    """Prints all tables, one per line; for programs, with their columns. declared: those of traces themselves."""
+    tables = sql_tables(declared).values()
     if settings.output == "table":
         rows = [(table.name, str(len(table.columns)), table.summary) for table in tables]
         print_table(TABLES, rows, color=settings.color)
@@ -23,9 +25,9 @@ def show_tables(settings: CommonOptions) -> None:
         emit([_document(table) for table in tables], settings.output)
 
 
-def show_table(name: str, settings: CommonOptions) -> None:
+def show_table(name: str, declared: Sequence[ActivityTable], settings: CommonOptions) -> None:
     """Prints the description and columns of one table. Raises QueryError."""
-    table = find_table(name)
+    table = find_table(name, declared)
     if settings.output != "table":
         emit(_document(table), settings.output)
         return

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kineto_trace.errors import CodecError
 
 LIBRARY = Path(__file__).parents[1] / "_native" / "libkineto_codec.so"
-ABI_VERSION = 10
+ABI_VERSION = 11
 PADDING = 32  # bytes that the native side may read after a literal or text
 MAX_KINDS = 16  # of record kinds in one decode
 KIND_LIMIT = 64  # a record's kind is below this
@@ -281,7 +281,7 @@ def _takes(array: AnyArray, width: int, rows: int) -> bool:
     return bool(array.flags.c_contiguous) and array.itemsize == width and len(array) >= rows
 
 
-class Texts:
+class PreparedTexts:
     """Finished pieces of text by number, for TEXT fields."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -300,7 +300,7 @@ class Field(NamedTuple):
     literal: bytes
     operation: int = END
     column: AnyArray | None = None
-    texts: Texts | None = None
+    texts: PreparedTexts | None = None
     base: int = 0
 
 

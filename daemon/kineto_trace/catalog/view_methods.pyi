@@ -1635,11 +1635,11 @@ class Views:
         The rules:
         - data_loading: more than 5 % of the mean step waits for data.
         - data_parallel: DataParallel runs on more than one GPU.
-        - nccl_backend: DistributedDataParallel runs without NCCL on a GPU of compute capability 3.5 or higher.
+        - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA's GPUs of compute capability 3.5 or higher.
         - communication: more than 10 % of the mean step is communication that nothing else hides.
         - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
-        - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
-          operators ran that could.
+        - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA's from compute capability 7 on),
+          although operators ran that could.
         - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
         The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,

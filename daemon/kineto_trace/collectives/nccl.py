@@ -1,11 +1,13 @@
-"""Collectives of NCCL and RCCL: what each communication kernel did, between whom, and how it is matched over ranks.
+"""Collectives of NCCL, RCCL and oneCCL: what each communication kernel did, between whom, how it matches over ranks.
 
 Theory of operation
     PyTorch describes a collective in arguments of its kernel (in older versions of the operator around the launch):
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size", "Process Group Name",
     "Process Group Ranks", "Seq". Where there are none, the kernel's name still says what it is, and of which type:
     ncclDevKernel_AllReduce_Sum_f32_RING_LL. The name tells neither algorithm nor protocol: NCCL compiles one kernel per
-    operation and type, calls it ..._RING_LL, and runs every algorithm and protocol in it.
+    operation and type, calls it ..._RING_LL, and runs every algorithm and protocol in it. RCCL runs all in one kernel,
+    ncclDevKernel_Generic, and oneCCL's kernels (oneccl_reduce_base) name no collective: theirs is only known from the
+    arguments.
 
     Kernels of several ranks belong to one collective if they have the same process group (name and ranks) and
     sequence number; the numbers of transfers between two ranks are counted apart. Without sequence numbers the n-th
@@ -72,7 +74,7 @@ _BYTES = {
     "complexdouble": 16,
 }
 _SEQUENCE = re.compile(r'"Seq"\s*:\s*"?(\d+)"?')
-_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_([A-Za-z]+)")
+_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)\w*?Kernel_(?!Generic(?![A-Za-z]))([A-Za-z]+)")
 _TYPE = re.compile(
     r"_(f8e4m3|f8e5m2|bf16|f16|f32|f64|u8|i8|u32|i32|u64|i64|float|half|double|u?int\d+)(?:_t)?(?=[_(]|$)"
 )

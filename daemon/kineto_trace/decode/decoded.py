@@ -33,6 +33,17 @@ class StepMarks(NamedTuple):
     thread: npt.NDArray[np.int64]
 
 
+class Submissions(NamedTuple):
+    """Where GPU activities were submitted, from a source whose records of them say so: no call need be recorded.
+
+    correlation: of the activity. thread: system thread id. time: Unix ns. All of one length.
+    """
+
+    correlation: npt.NDArray[np.uint32]
+    thread: npt.NDArray[np.uint32]
+    time: npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
     """The decoded records of one source. Names are numbers into the strings passed to the decoder."""
@@ -47,6 +58,8 @@ class Decoded:
     thread_use: Sequence[dict[str, int]] = ()  # as in TargetInfo
     sample_period_ns: int = 0  # period of the python_function samples
     step_marks: StepMarks | None = None
+    categories: Mapping[str, str] = field(default_factory=dict)  # as in Trace
+    submissions: Submissions | None = None
     hlo_modules: tuple[HloModule, ...] = ()
 
 

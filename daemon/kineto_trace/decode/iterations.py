@@ -161,7 +161,7 @@ def _marked(table: Table, rows: Ints, strings: StringTable, window: tuple[int, i
     inputs = table["inputs"].copy()
     texts = [strings.strings[number] + "," if number != NO_STRING else "" for number in inputs[cut].tolist()]
     inputs[cut] = strings.add_all([text + INCOMPLETE for text in texts])
-    return Table(table.kind, {**table.columns, "inputs": inputs}, table.origin)
+    return table.with_columns({"inputs": inputs})
 
 
 def _first_free_id(tables: Mapping[str, Table]) -> int:

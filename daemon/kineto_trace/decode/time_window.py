@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from kineto_trace.arrays.id_sets import is_in, unique_values
 from kineto_trace.decode.activity_names import ACTIVITY_BUFFER_REQUEST
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, UNTIMED_TABLES, Table
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, UNTIMED_TABLES, Table, own_tables
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -42,8 +43,10 @@ def _overlapping(table: Table, start_ns: int, end_ns: int) -> Mask:
 
 
 def _correlations(tables: Mapping[str, Table], kept: Mapping[str, Mask]) -> npt.NDArray[np.uint32]:
-    parts = [tables[kind]["correlation"][kept[kind]] for kind in GPU_TABLES if kind in tables]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    work = [kind for kind in (*GPU_TABLES, *own_tables(tables, ViewerRow.GPU)) if kind in tables]
+    found = np.concatenate([np.empty(0, np.uint32), *(tables[kind]["correlation"][kept[kind]] for kind in work)])
+    known: npt.NDArray[np.uint32] = found[found != 0]
+    return known
 
 
 def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start_ns: int) -> None:
@@ -68,12 +71,12 @@ def _keep_enclosing(tables: Mapping[str, Table], kept: Mapping[str, Mask], start
 def _take(table: Table, kept: Mask) -> Table:
     """Selects rows and renumbers parents that are row numbers."""
     taken = table.take(kept)
-    if "parent" not in taken.columns:
+    if "parent" not in taken.columns or table.declared is not None:
         return taken
     place = np.where(kept, np.cumsum(kept) - 1, NO_ROW)
     parent = taken["parent"]
     moved = np.where(parent >= 0, place[np.maximum(parent, 0)], NO_ROW)
-    return Table(table.kind, {**taken.columns, "parent": moved.astype(parent.dtype)}, taken.origin)
+    return taken.with_columns({"parent": moved.astype(parent.dtype)})
 
 
 def _tensors(tables: Mapping[str, Table], kept: Mapping[str, Table]) -> dict[str, Table]:

@@ -1,7 +1,13 @@
 """How fast GPUs can be at most: published peaks of dense arithmetic (TFLOP/s) and of memory (GB/s), by name.
 
-Sources: the data sheets of NVIDIA (A100, A10, A30, A40, H100, H200, L4, L40S, T4, V100, B200) and AMD (MI210, MI250X,
-MI300X, MI325X), figures without sparsity, at the boost clock. A GPU under its power limit runs slower than that.
+Sources: the data sheets of NVIDIA (A100, A10, A30, A40, H100, H200, L4, L40S, T4, V100, B200) and AMD (MI100, MI210,
+MI250, MI250X, MI300A, MI300X, MI325X, MI350X, MI355X), and Intel's product pages (Data Center GPU Max 1550 and 1100;
+Arc B580, B570, Pro B60 and Pro B50, A770) and white papers (Gaudi 2 and 3): figures without sparsity, at the boost
+clock. Of an Arc the page states int8 on XMX alone; fp16 and bf16 run at half of that, tf32 at a quarter. A GPU under
+its power limit runs slower than that.
+
+A part of a GPU that programs see as a device of its own has the peaks of that part: half of an MI250 or MI250X, and a
+stack of a Max 1550, unless the memory of the device says that it is the whole.
 """
 
 from collections.abc import Mapping
@@ -10,18 +16,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPeaks:
-    """tflops: by precision (kernel_traits/precisions.py), the faster of tensor and ordinary cores. memory: GB/s."""
+    """tflops: by precision (kernel_traits/precisions.py), the faster of tensor and ordinary cores. memory: GB/s.
+
+    part_bytes: of memory, if these are the peaks of one of two equal parts; 0: they are those of the whole.
+    """
 
     tflops: Mapping[str, float]
     memory: float
+    part_bytes: int = 0
+
+    def whole(self) -> "GpuPeaks":
+        """Returns the peaks of both parts together."""
+        return GpuPeaks(tflops={name: 2 * peak for name, peak in self.tflops.items()}, memory=2 * self.memory)
 
 
 def _peaks(
-    memory: float, *, fp64: float, fp32: float, tf32: float, half: float, bf16: float = 1, fp8: float = 0, int8: float
+    memory: float,
+    *,
+    fp64: float = 0,
+    fp32: float = 0,
+    tf32: float = 0,
+    half: float,
+    bf16: float = 1,
+    fp8: float = 0,
+    int8: float = 0,
+    part_gib: float = 0,
 ) -> GpuPeaks:
-    """half: fp16, and bf16 unless that is 0. What is 0, the GPU does not have."""
+    """half: fp16, and bf16 by this factor. What is 0, the GPU does not have, or its vendor does not state."""
     tflops = {"fp64": fp64, "fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half * bf16, "fp8": fp8, "int8": int8}
-    return GpuPeaks(tflops={name: value for name, value in tflops.items() if value}, memory=memory)
+    known = {name: value for name, value in tflops.items() if value}
+    return GpuPeaks(tflops=known, memory=memory, part_bytes=int(part_gib) << 30)
 
 
 _HOPPER = {"fp64": 67.0, "fp32": 67.0, "tf32": 494.7, "half": 989.4, "fp8": 1978.9, "int8": 1978.9}
@@ -44,16 +68,37 @@ _BY_NAME: tuple[tuple[tuple[str, ...], GpuPeaks], ...] = (
     (("V100", "SXM"), _peaks(900, fp64=7.8, fp32=15.7, tf32=0, half=125, bf16=0, int8=62.8)),
     (("V100", "PCI"), _peaks(900, fp64=7, fp32=14, tf32=0, half=112, bf16=0, int8=56)),
     (("T4",), _peaks(320, fp64=0.25, fp32=8.1, tf32=0, half=65, bf16=0, int8=130)),
+    (("MI355X",), _peaks(8000, fp64=78.6, fp32=157.3, half=2516.6, fp8=5033.2, int8=5033.2)),
+    (("MI350X",), _peaks(8000, fp64=72.1, fp32=144.2, half=2306.9, fp8=4613.7, int8=4613.7)),
     (("MI325X",), _peaks(6000, fp64=163.4, fp32=163.4, tf32=653.7, half=1307.4, fp8=2614.9, int8=2614.9)),
     (("MI300X",), _peaks(5300, fp64=163.4, fp32=163.4, tf32=653.7, half=1307.4, fp8=2614.9, int8=2614.9)),
+    (("MI300A",), _peaks(5300, fp64=122.6, fp32=122.6, tf32=490.3, half=980.6, fp8=1961.2, int8=1961.2)),
+    (("MI250X",), _peaks(1638, fp64=47.9, fp32=47.9, half=191.5, int8=191.5, part_gib=64)),
+    (("MI250",), _peaks(1638, fp64=45.3, fp32=45.3, half=181, int8=181, part_gib=64)),
     (("MI210",), _peaks(1638, fp64=45.3, fp32=45.3, tf32=0, half=181, int8=181)),
+    (("MI100",), _peaks(1229, fp64=11.5, fp32=46.1, half=184.6, bf16=0.5, int8=184.6)),
+    (("Max", "1550"), _peaks(1638, fp64=26.2, fp32=26.2, tf32=209.7, half=419.4, int8=838.9, part_gib=64)),
+    (("Max", "1100"), _peaks(1229, fp64=22.2, fp32=22.2, tf32=177.8, half=355.5, int8=711)),
+    (("B580",), _peaks(456, fp32=13.7, tf32=58.3, half=116.5, int8=233)),
+    (("B570",), _peaks(380, fp32=11.5, tf32=50.8, half=101.5, int8=203)),
+    (("Pro", "B60"), _peaks(456, fp32=12.3, tf32=49.3, half=98.5, int8=197)),
+    (("Pro", "B50"), _peaks(224, fp32=10.7, tf32=42.5, half=85, int8=170)),
+    (("A770",), _peaks(560, fp32=17.2, half=131, int8=262)),
+    (("GAUDI3",), _peaks(3700, half=1835, fp8=1835)),
+    (("GAUDI2",), _peaks(2450, half=432, fp8=865)),
 )
 
 
-def gpu_peaks(name: str | None) -> GpuPeaks | None:
-    """The peaks of a GPU by the name that its driver gives it ("NVIDIA H200"); None: it is not in the table."""
-    words = (name or "").replace("-", " ").split()
-    return next((peaks for wanted, peaks in _BY_NAME if all(_has(words, word) for word in wanted)), None)
+def gpu_peaks(name: str | None, memory_bytes: int | None = None) -> GpuPeaks | None:
+    """The peaks of a GPU by the name that its driver gives it ("NVIDIA H200"); None: it is not in the table.
+
+    memory_bytes: of the device, if known.
+    """
+    words = (name or "").replace("-", " ").replace("/", " ").split()
+    found = next((peaks for wanted, peaks in _BY_NAME if all(_has(words, word) for word in wanted)), None)
+    if found is None or not found.part_bytes or (memory_bytes or 0) <= 1.5 * found.part_bytes:
+        return found
+    return found.whole()
 
 
 def _has(words: list[str], wanted: str) -> bool:

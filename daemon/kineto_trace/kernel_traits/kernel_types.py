@@ -16,7 +16,7 @@ Flags = npt.NDArray[np.bool_]
 COMMUNICATION_OP = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl):")  # ranges that torch.distributed records
 _COMMUNICATION = (
     "nccl", "rccl", "multimem_", "one_shot_all_reduce", "two_shot_all_reduce", "cross_device_reduce",
-    "allreduce_fusion", "mscclpp", "nvshmem",
+    "allreduce_fusion", "mscclpp", "nvshmem", "rocshmem", "oneccl", "ishmem",
 )  # fmt: skip
 DATA_LOADING = re.compile(r"^enumerate\(DataLoader\)#.*\.__next__$|^enumerate\(DataPipe\)#", re.DOTALL)
 
@@ -40,8 +40,8 @@ def matches(strings: Sequence[str], pattern: re.Pattern[str]) -> Flags:
 def communication_names(context: Context) -> Flags:
     """Tells for each string of the trace whether a kernel of that name is a collective or a point-to-point transfer.
 
-    All versions count: ncclKernel_…, ncclDevKernel_…, mscclKernel_…, rcclGenericKernel…; and the kernels by which
-    PyTorch's symmetric memory and the servers of language models reduce over ranks themselves.
+    All versions count: ncclKernel_…, ncclDevKernel_… (RCCL's, too), mscclKernel_…, rcclGenericKernel…, oneccl_…; and
+    the kernels by which PyTorch's symmetric memory and the servers of language models reduce over ranks themselves.
     """
     strings = context.trace.strings
     folded = map(str.lower, strings)  # ten times as fast as a pattern on the long texts of arguments

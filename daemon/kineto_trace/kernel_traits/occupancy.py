@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor, vendor_of_properties
+
 Ints = npt.NDArray[np.int64]
 
 UNLIMITED = 2**31 - 1
+NVIDIA_WARP = 32  # threads
 REGISTER_UNIT = 256  # registers, per warp
 RESERVED_SHARED_MEMORY = 1024  # bytes per block that the driver takes, from compute capability 8.0 on
 REQUIRED = (
@@ -66,6 +69,8 @@ def usable(device: Mapping[str, Any]) -> bool:
     if not all(isinstance(value, int) and not isinstance(value, bool) and value < 2**31 for value in values):
         return False
     positive = all(device[name] > 0 for name in REQUIRED if name != "computeMinor")
+    if vendor_of_properties(device) not in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN) or device["warpSize"] != NVIDIA_WARP:
+        return False  # other vendors have other rules, and numbers that look like compute capabilities
     return positive and _block_slots(device["computeMajor"], device["computeMinor"]) > 0
 
 

@@ -4,7 +4,9 @@ Theory of operation
     Kernel names say how they multiply: by the shape of the instruction (s884, h1688, s16816), by its kind (hmma,
     imma, wgmma, tcgen05), by the library that has nothing else (nvjet, CUTLASS 3 and cuBLAS for sm90 and sm100,
     flash attention), or that they do it on ordinary cores (simt, ffma, sgemm), which is decisive: the same family
-    xmma_gemm has kernels of both sorts. AMD's matrix instructions (mfma, xdl, gtcx) count as tensor cores. Beside the
+    xmma_gemm has kernels of both sorts. AMD's matrix instructions (mfma, xdl, gtcx) count as tensor cores, and so do
+    Intel's (DPAS, XMX); but oneDNN calls its kernels gemm_kernel and gen_conv, whatever they use, so that shares on
+    Intel's GPUs are not known. Beside the
     kernels of a product run helpers that multiply nothing, and products with a vector, which move memory: tensor cores
     have nothing to give to these.
 
@@ -17,6 +19,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 
@@ -82,7 +85,8 @@ _TENSOR = re.compile(
     r"|fmha_(?!cutlass)|fmhaSm\d|fmha_cutlass[FB]_|Fmha[FB]wd|flashinfer::\w*Prefill|_unified_attention_[23]d"
     r"|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1|conv2d_c1_k1|direct_group"
     r"|triton_tem_\w*(?:mm|attention|conv)|_matmul_ogs_|fused_moe_kernel|(?:^|\W)[Mm]arlin\w*<|^bmm_\w*_sm1\d\d"
-    r"|Cijk_\w*_MI\d+x\d+x\d+|mfma|_xdl|gtcx|^attn_[fb]wd"  # AMD
+    r"|Cijk_\w*_MI\d+x\d+x\d+|mfma|_xdl|gtcx|^(?:attn|sage)_[fb]wd"  # AMD
+    r"|DPAS|(?<![a-z])dpas|[xX][mM][xX]"  # Intel
 )
 
 
@@ -98,6 +102,11 @@ def uses_tensor_cores(context: Context) -> Flags:
     for number in np.flatnonzero(found).tolist():
         found[number] = kernel_uses_tensor_cores(texts[number])
     return found
+
+
+def names_tell(vendor: GpuVendor) -> bool:
+    """Tells whether names of kernels on a vendor's GPUs say if they use tensor cores."""
+    return vendor not in (GpuVendor.INTEL, GpuVendor.OTHER)
 
 
 def gains_nothing_from_tensor_cores(context: Context) -> Flags:

@@ -248,7 +248,8 @@ class _Work:
                 values = made.get(name, np.zeros(count, np.int64)).astype(column.dtype)
                 joined[name] = np.concatenate([values, column])
             parts.append(joined)
-        return Table("other", *parts)
+        columns, origin = parts
+        return Table("other", columns, origin)
 
 
 def _nothing() -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:

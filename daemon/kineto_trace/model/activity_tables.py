@@ -27,7 +27,7 @@ _UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tabl
 _TIMED = (
     Column("start", "int64", "Unix ns"),
     Column("duration", "int64", "ns"),
-    Column("name", "int32", "number into Trace.strings"),
+    Column("name", "int32", "its name", text=True),
 )
 _GPU = (
     *_TIMED,
@@ -59,7 +59,7 @@ _OP = (
     Column("forward_thread", "uint32", "backward ops: torch's number of the forward op's thread; 0: none"),
     Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
     Column("finished", "uint8", "0: it was still running when the recording ended"),
-    Column("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: not recorded"),
+    Column("inputs", "int32", "its inputs as Kineto's JSON arguments; -1: not recorded", text=True),
 )
 _EXTERNAL = (Arg("External id", "external_id", I64), Arg("external id", "external_id", I64))
 _GPU_ARGUMENTS = (
@@ -124,8 +124,9 @@ TABLES = (
             Column(
                 "hlo",
                 "int32",
-                "number into Trace.strings: the HLO instruction that it ran, as JSON arguments hlo_op, hlo_module, "
-                "op_name and source, each where it is known; -1: unknown",
+                "the HLO instruction that it ran, as JSON arguments hlo_op, hlo_module, op_name and source, each where "
+                "it is known; -1: unknown",
+                text=True,
             ),
         ),
         arguments=(
@@ -222,7 +223,7 @@ TABLES = (
             Arg("wait_on_cuda_event_record_corr_id", "wait_on_correlation", I64, -1),
             Arg("Ev Idx", "event_index", I64),
         ),
-        categories=("cuda_sync", "xpu_sync"),
+        categories=("*_sync",),  # cuda_, xpu_, …
     ),
     ActivityTable(
         name="cpu_op",
@@ -259,7 +260,7 @@ TABLES = (
             Column("graph", "int32", "number of the captured graph, from 0 on; not CUPTI's id"),
             Column("node", "int32", "number of the node in its graph, in the order of the capture, from 0 on"),
             Column("type", "int32", "CUgraphNodeType: 0 kernel, 1 copy, 2 fill, others"),
-            Column("name", "int32", "number into Trace.strings: name of the kernel; -1: none"),
+            Column("name", "int32", "name of the kernel; -1: none", text=True),
             Column("grid_x", "int32", "blocks; 0: not a kernel"),
             Column("grid_y", "int32", "blocks"),
             Column("grid_z", "int32", "blocks"),
@@ -275,10 +276,10 @@ TABLES = (
         meaning="The operators and annotations that added the nodes of graph_node when those were captured. No times.",
         columns=(
             Column("graph", "int32", "number of the captured graph"),
-            Column("name", "int32", "number into Trace.strings"),
+            Column("name", "int32", "its name", text=True),
             Column("parent", "int32", "row of graph_op: the operator around it; -1: none"),
             Column("scope", "uint8", "at::RecordScope: 0 function, 1 backward function, 7 user"),
-            Column("inputs", "int32", "number into Trace.strings: its inputs as Kineto's JSON arguments; -1: unknown"),
+            Column("inputs", "int32", "its inputs as Kineto's JSON arguments; -1: unknown", text=True),
         ),
     ),
     ActivityTable(
@@ -343,7 +344,7 @@ TABLES = (
         columns=(
             *_TIMED,
             Column("thread", "uint32", "system thread id of this end; GPU rows: number of the stream"),
-            Column("category", "int32", "number into Trace.strings: ac2g, fwdbwd, …"),
+            Column("category", "int32", "ac2g, fwdbwd, …", text=True),
             Column("phase", "uint8", "as ASCII: s start, t step, f end"),
             Column("id", "int64", "id that both ends share"),
         ),
@@ -356,7 +357,7 @@ TABLES = (
         columns=(
             *_TIMED,
             Column("thread", "uint32", "thread as in the table flow"),
-            Column("category", "int32", "number into Trace.strings; -1: none"),
+            Column("category", "int32", "the category in the file; -1: none", text=True),
             Column("phase", "uint8", "as ASCII: X complete, i instant, C counter, M metadata, …"),
         ),
         arguments=(
@@ -398,16 +399,8 @@ TABLES = (
                 "self samples in which the thread did not run for another reason: it slept or waited",
             ),
             Column("line", "int32", "line that was executing in most of its samples; 0: unknown"),
-            Column(
-                "lines",
-                "int32",
-                "number into Trace.strings: its self samples by line and state, as text; -1: unknown",
-            ),
-            Column(
-                "callees",
-                "int32",
-                "number into Trace.strings: its self samples at calls by line, callee and state, as text; -1: unknown",
-            ),
+            Column("lines", "int32", "its self samples by line and state; -1: unknown", text=True),
+            Column("callees", "int32", "its self samples at calls by line, callee, state; -1: unknown", text=True),
             Column("module", "int32", "rows of nn.Module calls: the module's number; -1: a plain function"),
             Column("call_line", "int32", "line of the caller at which it was called; 0: unknown"),
             Column("idle_sleep", "int32", "idle samples in which the thread slept for a time"),

@@ -23,7 +23,7 @@ def with_possible_times(trace: Trace) -> Trace:
         duration = table.columns.get("duration")
         if duration is not None and len(duration) and duration.min() < 0:
             count += int(np.count_nonzero(duration < 0))
-            tables[kind] = Table(kind, {**table.columns, "duration": np.maximum(duration, 0)}, table.origin)
+            tables[kind] = table.with_columns({"duration": np.maximum(duration, 0)})
     if not count:
         return trace
     whose = "1 event has a negative duration" if count == 1 else f"{count} events have negative durations"
@@ -48,7 +48,7 @@ class _PossibleTables(Mapping[str, Table]):
         if found is None:
             table = self._tables[kind]
             columns = LazyColumns(list(table.columns), len(table), lambda name: _possible(name, table[name]))
-            found = self._have[kind] = Table(kind, columns, table.origin)
+            found = self._have[kind] = replace(table, columns=columns)
         return found
 
     def __contains__(self, kind: object) -> bool:

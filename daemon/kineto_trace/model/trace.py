@@ -4,7 +4,8 @@ Theory of operation
     Times are Unix nanoseconds and durations nanoseconds, both int64. Names are numbers (int32) into `Trace.strings`.
     Ids keep the width that the vendor gives them. The rows of a table are in no particular order. Tables are values: no
     array changes after its table was made. model/activity_tables.py declares the tables; this module offers the
-    declarations by table name.
+    declarations by table name. A table that is not among them, of an activity type of a vendor's own, carries its
+    declaration (Table.declared), which is stored with it.
 
     A trace that was read from a file has the same tables, with the columns of ORIGIN_COLUMNS beside them
     (Table.origin): they record what a row was like in the file, so that writing it back loses nothing. Flows, and
@@ -12,13 +13,13 @@ Theory of operation
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_table import Column, ViewerRow
+from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow
 from kineto_trace.model.activity_tables import TABLES, tables_on
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
@@ -41,12 +42,10 @@ HOST_TABLES = tables_on(ViewerRow.CALL, ViewerRow.OPERATOR, ViewerRow.MEMORY, Vi
 ORIGIN_COLUMNS = (
     Column("pid", "int64", "as in the file; a text: TEXT_ID less its number in Trace.strings"),
     Column("tid", "int64", "as in the file; texts as in pid"),
-    Column("category", "int32", "number into Trace.strings: the category as the file spells it; -1: none"),
+    Column("category", "int32", "the category as the file spells it; -1: none", text=True),
     Column("present", "uint64", "bit n: the row had the n-th member of its kind, and its column has the very value"),
-    Column("args", "int32", "number into Trace.strings: its other arguments as JSON members; -1: none"),
-    Column(
-        "members", "int32", "number into Trace.strings: its members other than the arguments, as JSON members; -1: none"
-    ),
+    Column("args", "int32", "its other arguments as JSON members; -1: none", text=True),
+    Column("members", "int32", "its members other than the arguments, as JSON members; -1: none", text=True),
     Column(
         "place", "uint32", "number of the event in the file, from 0 on: HTA's figures need the order over all tables"
     ),
@@ -86,17 +85,18 @@ class LazyColumns(Mapping[str, npt.NDArray[Any]]):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The activities of one kind. `columns` has exactly the columns of SCHEMAS[kind], all of the same length.
+    """The activities of one kind. `columns` has exactly the columns of its schema, all of the same length.
 
-    origin: empty, or at least ORIGIN_COLUMNS, of the same length.
+    origin: empty, or at least ORIGIN_COLUMNS, of the same length. declared: of a kind that is not in SCHEMAS.
     """
 
     kind: str
     columns: Mapping[str, npt.NDArray[Any]]
     origin: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    declared: ActivityTable | None = None
 
     def __post_init__(self) -> None:
-        schema = SCHEMAS[self.kind]
+        schema = self.schema
         if list(self.columns) != [column.name for column in schema]:
             raise ValueError(f"{self.kind}: columns {list(self.columns)} do not follow the schema")
         if isinstance(self.columns, LazyColumns):
@@ -117,6 +117,15 @@ class Table:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self.columns[name]
 
+    @property
+    def schema(self) -> tuple[Column, ...]:
+        """Its columns as they are declared."""
+        return SCHEMAS[self.kind] if self.declared is None else self.declared.columns
+
+    def with_columns(self, columns: Mapping[str, npt.NDArray[Any]]) -> "Table":
+        """Returns the table with these columns in place of its own of the same names."""
+        return replace(self, columns={**self.columns, **columns})
+
     def __repr__(self) -> str:
         return f"<Table {self.kind}: {len(self):,} rows; columns: {', '.join(self.columns)}>"
 
@@ -129,9 +138,16 @@ class Table:
         """Returns the rows at these places, or those that this mask selects."""
         if isinstance(self.columns, LazyColumns):
             count = int(np.count_nonzero(rows)) if rows.dtype == np.bool_ else len(rows)
-            return Table(self.kind, *(_taken(part, rows, count) for part in (self.columns, self.origin)))
-        columns, origin = ({name: array[rows] for name, array in part.items()} for part in (self.columns, self.origin))
-        return Table(self.kind, columns, origin)
+            columns, origin = (_taken(part, rows, count) for part in (self.columns, self.origin))
+            return Table(self.kind, columns, origin, self.declared)
+        taken, beside = ({name: array[rows] for name, array in part.items()} for part in (self.columns, self.origin))
+        return Table(self.kind, taken, beside, self.declared)
+
+
+def own_tables(tables: Mapping[str, Table], *rows: ViewerRow) -> tuple[str, ...]:
+    """Returns the names of the tables on these rows that are declared by their trace: activity types of vendors."""
+    own = [tables[kind] for kind in tables if kind not in SCHEMAS]
+    return tuple(table.kind for table in own if table.declared is not None and table.declared.row in rows)
 
 
 def _taken(part: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[Any], count: int) -> LazyColumns:
@@ -143,15 +159,16 @@ def make_table(
     length: int,
     columns: Mapping[str, npt.NDArray[Any]],
     origin: Mapping[str, npt.NDArray[Any]] | None = None,
+    declared: ActivityTable | None = None,
 ) -> Table:
     """Makes a table from some columns; the others are zero, or hold the value that means "none"."""
     full = {}
-    for column in SCHEMAS[kind]:
+    for column in SCHEMAS[kind] if declared is None else declared.columns:
         array = columns.get(column.name)
         if array is None:
-            array = np.full(length, NO_STRING if column.name in ("lines", "callees", "hlo") else 0)
+            array = np.full(length, NO_STRING if column.text and column.name != "name" else 0)
         full[column.name] = array.astype(column.dtype, copy=False)
-    return Table(kind, full, origin or {})
+    return Table(kind, full, origin or {}, declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +185,8 @@ class Losses:
 class Trace:
     """One process during one window.
 
-    devices: Kineto's `deviceProperties` items, as the target provided them.
+    devices: Kineto's `deviceProperties` items, as the target provided them. categories: the names of tables in traces
+    of another vendor's GPUs: {"cuda_runtime": "xpu_runtime"}.
     """
 
     target: TargetInfo
@@ -183,6 +201,11 @@ class Trace:
     head: Mapping[str, str] | None = None  # of a file: its members beside traceEvents, each as JSON text
     notes: Sequence[str] = ()  # what was lost or unusual when the file was read
     coverage: Sequence[SourceCoverage] = ()  # of the sources that state it
+    categories: Mapping[str, str] = field(default_factory=dict)
+
+    def category(self, kind: str) -> str:
+        """Returns what files call the rows of this table that have no category of their own."""
+        return self.categories.get(kind, kind)
 
     def table(self, kind: str) -> Table:
         """Returns the table of this kind, which may be empty."""

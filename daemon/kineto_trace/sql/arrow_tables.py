@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kineto_trace.model.activity_table import OWN_ROWS, vendor_columns
 from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, own_tables
 from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
 from kineto_trace.structure.trace_forms import as_meant
 
-_TEXTS = frozenset({"name", "category", "inputs", "lines", "callees", "hlo"})  # numbers into Trace.strings
 _JSON_MEMBERS = frozenset({"inputs", "args", "hlo"})  # JSON members without braces
 _TOLD_OTHERWISE = frozenset({"device", "stream", "thread", "finished"})  # by the event's pid, tid or phase
 _SUMMED = "static_shared_memory"  # files have the sum of both kinds, which is in dynamic_shared_memory
@@ -108,15 +108,21 @@ def _phase(table: Table) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array([chr(code) for code in range(256)]))
 
 
+def _text_columns(table: Table) -> frozenset[str]:
+    return frozenset(column.name for column in table.schema if column.text)
+
+
 def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
     """Returns the column with this name in SQL's schema, from the table of this kind."""
     table = context.trace.table(kind)
     strings = context.trace.strings
+    if table.declared is not None and name in vendor_columns(table.declared):
+        return texts(table[name], strings) if name in _text_columns(table) else pa.array(table[name])
     column = _MODEL_NAMES.get(name, name)
     if column in table.columns:
         if column == "phase":
             return _phase(table)
-        if column in _TEXTS:
+        if column in _text_columns(table):
             return texts(table[column], strings, braces=column in _JSON_MEMBERS)
         return _numbers(table, column)
     if name == "end_ns":
@@ -142,7 +148,9 @@ def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> 
 
 def event_counts(context: Context) -> dict[str, int]:
     """Returns the number of rows of `events` for each kind in the trace."""
-    found = {kind: len(context.trace.table(kind)) for kind in EVENT_KINDS if kind in context.trace.tables}
+    tables = context.trace.tables
+    kinds = (*EVENT_KINDS, *own_tables(tables, *OWN_ROWS))
+    found = {kind: len(tables[kind]) for kind in kinds if kind in tables}
     return {kind: count for kind, count in found.items() if count}
 
 

@@ -25,7 +25,7 @@ from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError, TraceError
 from kineto_trace.sql.arrow_tables import SqlSource, constant, event_column, event_counts, raw_column
 from kineto_trace.sql.lazy_tables import LazyTable
-from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, sql_tables
+from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, declared_tables, sql_tables
 from kineto_trace.view_api.result import Result, ResultColumn
 from kineto_trace.view_api.result import Type as ResultType
 from kineto_trace.view_api.view import View
@@ -70,7 +70,7 @@ class Database:
         self._failed = False
         self._connection = duckdb.connect(config=dict(_SETTINGS))
         self._connection.execute("SET lock_configuration = true")
-        self._tables = sql_tables()
+        self._tables = sql_tables(declared_tables(source.context.trace for source in self._sources))
         self._lazy = {table.name: self._register(table) for table in self._tables.values()}
 
     def __enter__(self) -> Self:
@@ -177,10 +177,11 @@ class Database:
         return pa.Table.from_pylist(found, schema=table.schema)
 
     def _activities(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
-        parts = [
-            self._part(source, table, names, len(source.meant.trace.table(table.name)), raw_column, table.name)
-            for source in self._sources
-        ]
+        parts = [table.schema.empty_table().select(list(names))]
+        for source in self._sources:
+            if table.name in source.meant.trace.tables:
+                count = len(source.meant.trace.table(table.name))
+                parts.append(self._part(source, table, names, count, raw_column, table.name))
         return pa.concat_tables(parts)
 
     def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:

@@ -1,10 +1,10 @@
 """The tables that SQL over traces knows: names, columns, units, what they mean.
 
 Theory of operation
-    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model.trace), and `events`,
-    all of
-    them under each other. Of the traces themselves: `traces`, `devices`. Of analyses: one per registered view, with
-    the columns of the view's result for its default options.
+    Three sorts of tables. Of activities: one per kind of the column model (kineto_trace.model.trace), those of vendors'
+    own types in the traces that declare them, and `events`, all of them under each other. Of the traces themselves:
+    `traces`, `devices`. Of analyses: one per registered view, with the columns of the view's result for its default
+    options.
 
     In tables of activities names are texts instead of numbers, times say their unit in their name (start_ns,
     duration_ns, end_ns), and what the model writes as a special number (NO_PRIORITY, -1: none, …) is NULL. Columns
@@ -12,6 +12,7 @@ Theory of operation
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,10 +20,18 @@ import pyarrow as pa
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError
-from kineto_trace.model.activity_table import ActivityTable
+from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable, Column, vendor_columns
 from kineto_trace.model.activity_tables import KINDS, NO_PRIORITY, TABLES
 from kineto_trace.model.event_kinds import DTYPES
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, SCHEMAS, UNKNOWN_STREAM, UNTIMED_TABLES
+from kineto_trace.model.trace import (
+    API_TABLES,
+    GPU_TABLES,
+    SCHEMAS,
+    UNKNOWN_STREAM,
+    UNTIMED_TABLES,
+    Trace,
+    own_tables,
+)
 from kineto_trace.view_api.result import ARROW_TYPES
 
 TEXT = pa.string()
@@ -245,16 +254,25 @@ def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
 
 def _activities(table: ActivityTable) -> SqlTable:
     kind, own = table.name, []
+    vendors = frozenset[str]() if kind in SCHEMAS else vendor_columns(table)
     for column in table.columns:
-        special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
-        meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
-        plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
-        own.append(_RENAMED.get(column.name, plain))
+        own.append(_own_column(column) if column.name in vendors else _column(kind, column))
         if column.name == "duration":
             own.append(END)
-    return SqlTable(
-        kind, "activities", table.meaning, (*WHICH, *own, *computed_columns(kind), *file_columns(kind), ARGS)
-    )
+    if kind in SCHEMAS:
+        own += [*computed_columns(kind), *file_columns(kind), ARGS]
+    return SqlTable(kind, "activities", table.meaning, (*WHICH, *own))
+
+
+def _column(kind: str, column: Column) -> SqlColumn:
+    special = column.name in MISSING or (kind, column.name) in MISSING_OF_KIND
+    meaning = _SPECIAL.sub("", column.meaning) if special else column.meaning
+    plain = SqlColumn(column.name, pa.from_numpy_dtype(column.dtype), _UNITS.get(column.name, ""), meaning)
+    return _RENAMED.get(column.name, plain)
+
+
+def _own_column(column: Column) -> SqlColumn:
+    return SqlColumn(column.name, NAMES if column.text else pa.from_numpy_dtype(column.dtype), "", column.meaning)
 
 
 def _view(name: str) -> SqlTable:
@@ -264,16 +282,28 @@ def _view(name: str) -> SqlTable:
     return SqlTable(name, "views", found.description, columns)
 
 
-def sql_tables() -> dict[str, SqlTable]:
-    """Returns all tables by name: activities, traces, then views by name."""
-    tables = [EVENTS, *map(_activities, TABLES), TRACES, DEVICES]
+def declared_tables(traces: Iterable[Trace]) -> list[ActivityTable]:
+    """Returns the tables that the traces declare themselves. Of declarations of one name the first one counts."""
+    found: dict[str, ActivityTable] = {}
+    for trace in traces:
+        for kind in own_tables(trace.tables, *OWN_ROWS):
+            declared = trace.table(kind).declared
+            if declared is not None:
+                found.setdefault(kind, declared)
+    return list(found.values())
+
+
+def sql_tables(declared: Iterable[ActivityTable] = ()) -> dict[str, SqlTable]:
+    """Returns all tables by name: activities, traces, then views by name. declared: by the traces themselves."""
+    own = [_activities(table) for table in declared]
+    tables = [EVENTS, *map(_activities, TABLES), *own, TRACES, DEVICES]
     tables += [_view(name) for name in sorted(VIEWS)]
     return {table.name: table for table in tables}
 
 
-def find_table(name: str) -> SqlTable:
+def find_table(name: str, declared: Iterable[ActivityTable] = ()) -> SqlTable:
     """Returns the table with this name. Raises QueryError."""
-    tables = sql_tables()
+    tables = sql_tables(declared)
     if name not in tables:
         raise QueryError(f"no table is called {name!r}; available: {', '.join(tables)}")
     return tables[name]

@@ -2,10 +2,11 @@
 
 Theory of operation
     KIND.parquet has the columns of SCHEMAS, and after them those of Table.origin as origin_NAME; times are int64 ns.
-    Columns of TEXT_COLUMNS hold texts, dictionary-encoded, so that any reader of Parquet understands the file alone;
-    in memory they are numbers into Trace.strings again. strings.parquet has these strings in their order. trace.json
-    has everything else, and of each file its size and columns. Times, correlations and places are delta-encoded,
-    everything is compressed with zstd at level 1: about eight bytes an activity, and nothing is lost.
+    Columns of texts are dictionary-encoded, so that any reader of Parquet understands the file alone; in memory they
+    are numbers into Trace.strings again. strings.parquet has these strings in their order. trace.json has everything
+    else, and of each file its size and columns; of tables that are not in SCHEMAS also the declaration. Times,
+    correlations and places are delta-encoded, everything is compressed with zstd at level 1: about eight bytes an
+    activity, and nothing is lost.
 
     Opening reads trace.json alone. A table is there when it is asked for, a column when it is looked at (Parquet's
     column projection, from memory-mapped files), the strings when the first of them is wanted.
@@ -29,8 +30,9 @@ import pyarrow.parquet as pq
 from kineto_trace.base.atomic_files import atomic_file, write_atomically
 from kineto_trace.errors import SpoolError
 from kineto_trace.model import source_coverage
+from kineto_trace.model.activity_table import ActivityTable, Column, declared_from_json, declared_to_json
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_STRING, SCHEMAS, LazyColumns, Losses, Table, Trace
+from kineto_trace.model.trace import NO_STRING, ORIGIN_COLUMNS, SCHEMAS, LazyColumns, Losses, Table, Trace
 from kineto_trace.store.trace_description import checked_description
 
 FORMAT_VERSION = 3  # 2: operators and external ids; 3: texts in the files of the tables, what rows of files were like
@@ -43,10 +45,7 @@ COMPRESSION_LEVEL = 1
 ROW_GROUP_ROWS = 1 << 20
 DICTIONARY_BYTES = 1 << 28  # a column whose texts take more is stored without a dictionary
 MAX_TEXT_BYTES = 1 << 30  # of all strings of a trace; above, Parquet's 32-bit offsets do not do
-TEXT_COLUMNS = frozenset(
-    {"name", "category", "inputs", "lines", "callees", "hlo"}
-    | {f"{ORIGIN_PREFIX}{n}" for n in ("category", "args", "members")}
-)
+ORIGIN_TEXTS = frozenset(ORIGIN_PREFIX + column.name for column in ORIGIN_COLUMNS if column.text)
 # Columns that grow steadily or by small steps; the others are dictionary-encoded.
 DELTA_COLUMNS = frozenset(
     {"start", "duration", "correlation", "queued", "parent", "bytes", "graph_node_id"}
@@ -89,6 +88,7 @@ def save_columns(trace: Trace, directory: Path) -> list[Path]:
                 "bytes": path.stat().st_size,
                 "columns": list(table.columns),
                 "origin": {name: array.dtype.str for name, array in table.origin.items()},
+                **({} if table.declared is None else {"declared": declared_to_json(table.declared)}),
             }
             for (kind, table), path in zip(trace.tables.items(), paths, strict=True)
         },
@@ -101,6 +101,7 @@ def save_columns(trace: Trace, directory: Path) -> list[Path]:
         "head": None if trace.head is None else dict(trace.head),
         "notes": list(trace.notes),
         "coverage": [each.to_json() for each in trace.coverage],
+        "categories": dict(trace.categories),
     }
     path = directory / TRACE_FILE
     write_atomically(path, json.dumps(description).encode())
@@ -122,14 +123,15 @@ def _bytes(text: str) -> bytes:
 
 def _save_table(table: Table, texts: pa.Array | None, path: Path) -> Path:
     columns = {**table.columns, **{ORIGIN_PREFIX + name: array for name, array in table.origin.items()}}
-    text_columns = [name for name in columns if name in TEXT_COLUMNS and texts is not None]
+    text_columns = _text_columns(table.schema) if texts is not None else frozenset()
     arrays = [
         _with_texts(column, texts) if name in text_columns else pa.array(column) for name, column in columns.items()
     ]
     schema = pa.schema(
         [pa.field(name, array.type, nullable=name in text_columns) for name, array in zip(columns, arrays, strict=True)]
     )
-    delta = {name: "DELTA_BINARY_PACKED" for name in columns if name in DELTA_COLUMNS}
+    numbers = [name for name, array in columns.items() if array.dtype.kind in "iu" and name not in text_columns]
+    delta = {name: "DELTA_BINARY_PACKED" for name in numbers if name in DELTA_COLUMNS}
     _write(
         path,
         pa.Table.from_arrays(arrays, schema=schema),
@@ -141,6 +143,11 @@ def _save_table(table: Table, texts: pa.Array | None, path: Path) -> Path:
         },
     )
     return path
+
+
+def _text_columns(schema: Sequence[Column]) -> frozenset[str]:
+    """Returns the columns of a table with this schema that are texts, those of its origin included."""
+    return ORIGIN_TEXTS.union(column.name for column in schema if column.text)
 
 
 def _with_texts(numbers: Array, texts: pa.Array) -> pa.DictionaryArray:
@@ -215,6 +222,7 @@ def _trace(directory: Path, values: Mapping[str, Any], fetch: Fetch | None) -> T
         head=values.get("head"),
         notes=tuple(values.get("notes", ())),
         coverage=source_coverage.from_json(values.get("coverage")),
+        categories=values.get("categories", {}),
     )
 
 
@@ -331,18 +339,22 @@ class _StoredTable:
         self._file: pq.ParquetFile | None = None
         if described is None:  # format 2 does not say
             described = {"rows": self._opened().metadata.num_rows, "columns": self._names(), "origin": {}}
+        declared = described.get("declared")
+        self._declared: ActivityTable | None = None if declared is None else declared_from_json(kind, declared)
+        self._schema = SCHEMAS[kind] if self._declared is None else self._declared.columns
+        self._texts = _text_columns(self._schema)
         self._rows: int = described["rows"]
         self._columns = frozenset(described["columns"])
         self._origin = {name: np.dtype(text) for name, text in described["origin"].items()}
 
     def table(self) -> Table:
         """Returns the table, whose columns are read when they are accessed."""
-        types = {column.name: np.dtype(column.dtype) for column in SCHEMAS[self._kind]}
+        types = {column.name: np.dtype(column.dtype) for column in self._schema}
         columns = LazyColumns(list(types), self._rows, lambda name: self._read(name, types[name]))
         origin = LazyColumns(
             list(self._origin), self._rows, lambda name: self._read(ORIGIN_PREFIX + name, self._origin[name])
         )
-        return Table(self._kind, columns, origin if self._origin else {})
+        return Table(self._kind, columns, origin if self._origin else {}, self._declared)
 
     def _opened(self) -> pq.ParquetFile:
         if self._file is None:
@@ -379,7 +391,7 @@ class _StoredTable:
         if len(column) != self._rows:  # a file may promise more rows than the pages of a column have
             raise SpoolError(f"{name} of {self._place} has {len(column)} values for {self._rows} rows")
         found: Array = column.astype(dtype, copy=False)
-        if name in TEXT_COLUMNS and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
+        if name in self._texts and len(found) and not -1 <= found.min() <= found.max() < len(self._strings):
             raise SpoolError(f"{self._place}: {name} refers to strings that do not exist")
         return found
 

@@ -4,10 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kineto_trace.model.activity_table import declared_from_json
 from kineto_trace.model.trace import SCHEMAS
 
 MAX_NUMBER = 1 << 63
+MAX_OWN_TABLES = 64
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_CATEGORY = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _NUMBERS = re.compile(r"[<>|=]?[iufb][1248]")  # the types of columns, as numpy writes them
 
 
@@ -16,11 +19,16 @@ def checked_description(values: Any) -> Mapping[str, Any]:
     _need(isinstance(values, dict), "it is no object")
     tables = values.get("tables")
     _need(isinstance(tables, (dict, list)), "tables")
+    own = {kind for kind, entry in tables.items() if _is_declared(entry)} if isinstance(tables, dict) else set()
     for kind in tables:
-        _need(isinstance(kind, str) and kind in SCHEMAS, f"there is no kind of activity {kind!r:.80}")
+        known = isinstance(kind, str) and (kind in SCHEMAS) != (kind in own)
+        _need(known, f"there is no kind of activity {kind!r:.80}")
+    _need(len(own) <= MAX_OWN_TABLES, f"{len(own)} kinds of activities of its own")
     if isinstance(tables, dict):
         for kind, entry in tables.items():
             _check_table(f"tables.{kind}", entry)
+            if kind in own:
+                declared_from_json(kind, entry["declared"])
     _check_numbers(values, "window_start_ns", "window_end_ns", least=-MAX_NUMBER)
     _check_numbers(values, "sample_period_ns")
     _check_texts("notes", values.get("notes", []))
@@ -28,6 +36,8 @@ def checked_description(values: Any) -> Mapping[str, Any]:
     _need(head is None or _is_mapping(head, str), "head")
     _need(_is_mapping(values.get("versions"), int), "versions")
     _need(_is_mapping(values.get("losses"), int), "losses")
+    categories = values.get("categories", {})
+    _need(_is_mapping(categories, str) and all(map(_CATEGORY.fullmatch, categories.values())), "categories")
     devices = values.get("devices")
     _need(isinstance(devices, list) and all(isinstance(device, dict) for device in devices), "devices")
     if isinstance(strings := values.get("strings"), dict):
@@ -35,6 +45,10 @@ def checked_description(values: Any) -> Mapping[str, Any]:
     else:
         _check_texts("strings", strings)  # format 2
     return values  # type: ignore[no-any-return]  # it was found to be a dict
+
+
+def _is_declared(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("declared") is not None
 
 
 def _check_table(path: str, entry: Any) -> None:

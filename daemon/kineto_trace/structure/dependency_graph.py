@@ -335,7 +335,7 @@ def _recorded(context: Context, graph: DependencyGraph, call_event: Ints) -> Int
         return np.empty(0, np.int64)
     events, host = graph.events, graph.events.host
     call = lookup(table["correlation"], called.correlation, np.arange(len(called)), NOTHING)
-    joined = call >= 0
+    joined = (call >= 0) & (table["correlation"] != 0)
     event: Ints = call_event[call[joined]]
     table = table.take(joined)
     kind, end = table["type"], events.end[event]

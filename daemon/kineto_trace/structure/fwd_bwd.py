@@ -93,7 +93,7 @@ def with_evaluated_sequences(ops: Table, strings: Sequence[str]) -> Table:
     columns = {name: ops[name].copy() for name in ("sequence", "forward_thread")}
     for name, column in columns.items():
         column[target] = ops[name][source]
-    return Table(ops.kind, {**ops.columns, **columns})
+    return ops.with_columns(columns)
 
 
 @dataclass(frozen=True, slots=True)

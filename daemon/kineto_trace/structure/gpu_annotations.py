@@ -64,7 +64,7 @@ def gpu_annotations(tables: Mapping[str, Table]) -> Table:
         np.concatenate([call[name] for call in calls]) for name in ("thread", "start", "correlation")
     )
     place = nested.innermost(thread, time)
-    inside = np.flatnonzero(place >= 0)
+    inside = np.flatnonzero((place >= 0) & (correlation != 0))
     launched = np.concatenate([table["correlation"] for table in work])
     spans = _Spans(
         place=lookup(launched, correlation[inside], place[inside], NO_ROW),

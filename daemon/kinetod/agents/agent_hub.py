@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Protocol, Union
 
 from kineto_agent.protocol import wire
+from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION
 
 from kinetod import __version__
 from kinetod.agents.link import Connection
@@ -164,10 +165,23 @@ class ConnectedAgent:
             listener.on_gone(died, reason)
 
 
-class AgentHub:
-    """All agents; the handler of the link server's connections."""
+class PluginParcel(Protocol):
+    """The plug-ins for agents."""
 
-    def __init__(self) -> None:
+    @property
+    def message(self) -> wire.Plugins:
+        """Announces them."""
+
+    @property
+    def descriptor(self) -> int:
+        """The sealed memfd that goes with the message."""
+
+
+class AgentHub:
+    """All agents; the handler of the link server's connections. parcel: what those get that take plug-ins."""
+
+    def __init__(self, parcel: PluginParcel | None = None) -> None:
+        self._parcel = parcel
         self._agents: dict[ProcessKey, ConnectedAgent] = {}
         self._incompatible: dict[ProcessKey, tuple[Identity, int]] = {}
         self._awaited: dict[Connection, asyncio.Future[ConnectedAgent]] = {}
@@ -195,7 +209,7 @@ class AgentHub:
         if connection.closed:
             self._awaited.pop(connection).set_exception(_not_introduced(connection, "it hung up"))
         elif agent is not None and agent.connection is connection:
-            self._introduce(connection, agent)
+            self._introduce_described(connection, agent)
         return waiting
 
     def incompatible_version(self, key: ProcessKey) -> int | None:
@@ -261,9 +275,19 @@ class AgentHub:
         agent.send(wire.Welcome(__version__))
         if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
             agent.send(wire.Cancel(hello.busy_capture_id, False))
+        if self._parcel is not None and hello.plugins >= INTERFACE_VERSION:
+            connection.send(self._parcel.message, self._parcel.descriptor)
+            agent.ask()  # what it offers with them
         how = "has connected" if agent.attached is None else f"was injected by {agent.attached.method}"
         log.info("%s %s: kineto_agent %s, %s", connection, how, hello.agent_version, hello.framework or "no torch")
-        self._introduce(connection, agent)
+        self._introduce_described(connection, agent)
+
+    def _introduce_described(self, connection: Connection, agent: ConnectedAgent) -> None:
+        """Introduces the agent once it has said what it offers."""
+        if agent.is_asked():
+            agent.ask().add_done_callback(lambda _: self._introduce(connection, agent))
+        else:
+            self._introduce(connection, agent)
 
     def _introduce(self, connection: Connection, agent: ConnectedAgent) -> None:
         waiting = self._awaited.pop(connection, None)

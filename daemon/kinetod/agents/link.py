@@ -30,6 +30,7 @@ import errno
 import logging
 import os
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -57,6 +58,7 @@ FRAMES_PER_SECOND = 200.0
 FRAMES_BURST = 1000.0
 SEND_QUEUE_FRAMES = 64
 RETRY_ACCEPT_S = 0.2
+_INT = struct.Struct("i")
 
 
 class ConnectionHandler(Protocol):
@@ -94,7 +96,7 @@ class Connection:
         self._handler = handler
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._queue: collections.deque[bytes] = collections.deque()
+        self._queue: collections.deque[tuple[bytes, int]] = collections.deque()  # with a descriptor, -1: without
         self._tokens = FRAMES_BURST
         self._tokens_at = self._loop.time()
         self._handshake_s = HANDSHAKE_S if handshake_s is None else handshake_s
@@ -113,24 +115,28 @@ class Connection:
             self._timer.cancel()
             self._timer = None
 
-    def send(self, message: wire.Message) -> bool:
-        """Sends or queues one frame. False if the connection is closed, also because this was too much for it."""
+    def send(self, message: wire.Message, fd: int = -1) -> bool:
+        """Sends or queues one frame. False if the connection is closed, also because this was too much for it.
+
+        fd: a descriptor to pass with it, which stays the caller's and must stay open; -1: none.
+        """
         if self.closed:
             return False
         frame = wire.encode(message)
-        if not self._queue and self._try_send(frame):
+        if not self._queue and self._try_send(frame, fd):
             return not self.closed
         if len(self._queue) >= SEND_QUEUE_FRAMES:
             metrics.link_refused("slow_reader")
             self.close("it does not read what it is sent")
             return False
-        self._queue.append(frame)
+        self._queue.append((frame, fd))
         self._loop.add_writer(self._sock.fileno(), self._writable)
         return True
 
-    def _try_send(self, frame: bytes) -> bool:
+    def _try_send(self, frame: bytes, fd: int = -1) -> bool:
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(fd))] if fd >= 0 else []
         try:
-            self._sock.send(frame, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self._sock.sendmsg([frame], passed, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as exc:
@@ -141,7 +147,7 @@ class Connection:
 
     def _writable(self) -> None:
         while self._queue and not self.closed:
-            if not self._try_send(self._queue[0]):
+            if not self._try_send(*self._queue[0]):
                 return
             if self._queue:
                 self._queue.popleft()

@@ -157,6 +157,7 @@ class ProxyAgent(Agent):
             pid=inner_number(PROC / str(self._pid) / "status", self._pid),
             python_version="",
             framework="",
+            plugins=0,  # the process has no Python
             argv=self_description.command_line(f"/proc/{self._pid}/cmdline"),
         )
 

@@ -115,7 +115,7 @@ class CaptureManager:
                 self._check_count(caller)
                 await self._shares.check(caller, _owner(caller))
                 targets = await resolve(self._registry, self._wanted(request, caller), holds)
-                check_known(request.activity_types, [target.agent for target in targets])
+                check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before

@@ -23,6 +23,7 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
+from kinetod.config.plugin_names import checked_plugin
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
     Choice,
@@ -50,6 +51,7 @@ SECTIONS = {
     "server": "Where the daemon can be reached, and what it logs.",
     "captures": "What a capture may take, and how long its steps may last.",
     "attach": "Attaching the agent to processes that were started without it.",
+    "plugins": "Accelerators that plug-ins add; see docs/plugins.md.",
     "store": "Where captures are kept, and for how long; see docs/storage.md.",
     "upload": "Captures in an object store; see docs/storage.md.",
     "hooks": "What is run or called when a capture has ended; see docs/orchestration.md.",
@@ -152,6 +154,12 @@ class Config:
         ),
         meaning="socket of the attach helper service, which attaches to other users' processes for a daemon that may "
         "not; empty: the daemon attaches by itself, as far as its own rights allow",
+    )
+
+    plugins: tuple[str, ...] = setting(
+        "plugins.sources", ListOf(ParsedText("name", checked_plugin)), (),
+        meaning="plug-ins that agents get, by the names of their entry points; `kinetoctl plugin list` shows what is "
+        "installed; an empty list: none",
     )
 
     state_dir: Path = setting(

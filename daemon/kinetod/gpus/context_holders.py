@@ -17,7 +17,7 @@ OLD_S = 60.0
 DEADLINE_S = 3.0  # opening the driver takes about a second
 LIST_DEADLINE_S = 1.5
 
-Held = Mapping[int, frozenset[int]]  # pid -> GPUs, by the number in /dev/nvidiaN
+Held = Mapping[int, frozenset[int]]  # pid -> GPUs, by the N of /dev/nvidiaN; others as drm_gpus numbers them
 
 
 class ContextHolders:

@@ -5,31 +5,42 @@ from collections.abc import Iterator, Mapping
 from kinetod.attach.finding import Finding, Status
 from kinetod.gpus.gpu_types import LibraryState, Snapshot, VendorLibrary
 
-VENDORS = {"nvml": "nvidia", "amdsmi": "amd"}
-_PRODUCTS = {"nvml": "NVIDIA", "amdsmi": "AMD"}
+VENDORS = {"nvml": ("nvidia",), "amdsmi": ("amd",), "sysman": ("intel",), "drm": ("amd", "intel")}
+_BESIDE_THE_KERNEL = ("amdsmi", "sysman")  # the kernel's files tell of the same GPUs
+_PRODUCTS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 _ADVICE = {
     ("nvml", LibraryState.ABSENT): "install the driver's libnvidia-ml.so.1 and `pip install 'kinetod[nvidia]'`",
     ("amdsmi", LibraryState.ABSENT): "install AMD SMI of ROCm 6 or later and `pip install 'kinetod[amd]'`",
+    ("sysman", LibraryState.ABSENT): "install Intel's Level Zero loader and driver (libze1, intel-level-zero-gpu)",
 }
-_RESTART = "check whether `nvidia-smi` or `amd-smi` answers; the driver may have to be reloaded"
+_RESTARTS = {
+    "nvml": "check whether `nvidia-smi` answers; the driver may have to be reloaded",
+    "amdsmi": "check whether `amd-smi` answers; the driver may have to be reloaded",
+    "sysman": "check whether `xpu-smi` answers; the driver may have to be reloaded",
+    "drm": "check whether /sys/class/drm can be read; the driver may have to be reloaded",
+}
 
 
 def findings(snapshot: Snapshot, present: Mapping[str, int]) -> tuple[Finding, ...]:
     """One for each library, and one for each GPU that is lost.
 
-    present: how many GPUs the kernel's drivers have, by vendor (`metrics_gpus.present`).
+    present: how many GPUs the kernel's drivers have, by vendor (`gpu_metrics.present`).
     """
     return (*(_of_library(each, snapshot, present) for each in snapshot.libraries), *_lost(snapshot))
 
 
 def _of_library(library: VendorLibrary, snapshot: Snapshot, present: Mapping[str, int]) -> Finding:
-    vendor, name = VENDORS.get(library.name, ""), f"gpus_{library.name}"
+    vendors, name = VENDORS.get(library.name, ()), f"gpus_{library.name}"
+    products = " or ".join(_PRODUCTS[vendor] for vendor in vendors) or library.name
     if library.state is LibraryState.OK:
-        count = sum(gpu.vendor == vendor for gpu in snapshot.gpus)
+        count = sum(gpu.vendor in vendors for gpu in snapshot.gpus)
         return Finding(name, Status.OK, f"{count} GPUs, driver {library.driver_version or 'of an unknown version'}", "")
-    if not present.get(vendor):
-        return Finding(name, Status.OK, f"no {_PRODUCTS.get(library.name, vendor)} GPU on this host", "")
-    advice = _ADVICE.get((library.name, library.state), _RESTART)
+    if not any(present.get(vendor) for vendor in vendors):
+        return Finding(name, Status.OK, f"no {products} GPU on this host", "")
+    advice = _ADVICE.get((library.name, library.state)) or _RESTARTS.get(library.name, "")
+    if library.name in _BESIDE_THE_KERNEL and any(gpu.vendor in vendors for gpu in snapshot.gpus):
+        detail = f"GPUs are measured by the kernel's files alone, which tell less: {library.detail}"
+        return Finding(name, Status.NOTE, detail, advice)
     return Finding(name, Status.NOTE, f"GPUs cannot be measured: {library.detail}", advice)
 
 

@@ -32,7 +32,7 @@ KILL_S = 60.0
 RESTART_S = 5.0  # after a crash
 MAX_ANSWER_BYTES = 4 << 20
 _EXIT_S = 1.0
-NAMES = ("nvml", "amdsmi")
+NAMES = ("nvml", "amdsmi", "sysman", "drm")
 
 
 class _Crashed(Exception):

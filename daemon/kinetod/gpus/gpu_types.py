@@ -3,7 +3,7 @@
 Theory of operation
     gpu_reader.py (in the daemon)   asks the process for a snapshot, with a deadline; everybody shares a fresh one
     reader_process.py (the process)    asks each vendor's library in turn and answers one line of JSON
-    a library                   one file per vendor: nvml.py, amd.py
+    a library                   one file per vendor: nvml.py, amd.py, intel.py; and the kernel's drivers: drm.py
 
     A vendor's library may hang in the driver, crash, or hold the devices open; so it is loaded in that process only,
     which is started when somebody asks and ends when nobody has asked for a while.
@@ -34,7 +34,7 @@ class LibraryState(StrEnum):
 class VendorLibrary(msgspec.Struct, frozen=True, kw_only=True):
     """A vendor's library as it was asked."""
 
-    name: str  # "nvml", "amdsmi"
+    name: str  # "nvml", "amdsmi", "sysman"; "drm": the kernel's drivers for AMD and Intel
     state: LibraryState
     detail: str = ""  # for people, empty when OK
     driver_version: str = ""
@@ -52,12 +52,12 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. None: it does not have that, or the driver does not tell. Ratios are 0 to 1; counters only grow."""
 
-    vendor: str  # "nvidia", "amd"
+    vendor: str  # "nvidia", "amd", "intel"
     index: int
     uuid: str
     name: str
     pci_bus_id: str = ""
-    device: str = ""  # "nvidia0": what lies in /dev
+    device: str = ""  # "nvidia0", which lies in /dev, or "renderD128" in /dev/dri
     works: bool = True  # False: it has fallen off the bus or must be reset; nothing else is known of it
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None

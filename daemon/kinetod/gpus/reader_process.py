@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kinetod.gpus.amd import AmdSmi
+from kinetod.gpus.drm import DrmGpus
 from kinetod.gpus.gpu_types import (
     GpuLibrary,
     GpuQuestion,
@@ -24,6 +25,7 @@ from kinetod.gpus.gpu_types import (
     Snapshot,
     VendorLibrary,
 )
+from kinetod.gpus.intel import IntelSysman
 from kinetod.gpus.nvml import Nvml
 
 IDLE_S = 120.0  # longer than most scrape periods
@@ -68,22 +70,47 @@ class OpenLibrary:
             raise
 
 
-def snapshot(libraries: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
+def snapshot(opened: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
     """A snapshot of all GPUs."""
-    answers = [library.read(question) for library in libraries]
+    answers = [library.read(question) for library in opened]
     return Snapshot(
-        gpus=tuple(gpu for gpus, _ in answers for gpu in gpus),
+        gpus=joined([gpu for gpus, _ in answers for gpu in gpus]),
         libraries=tuple(library for _, library in answers),
         time_ns=time.time_ns(),
     )
 
 
+def joined(gpus: Sequence[GpuState]) -> tuple[GpuState, ...]:
+    """Each GPU once: of those that two libraries have, the later one's values where the earlier one tells none.
+
+    Number, device file and processes are those of the kernel's drivers, which are read last.
+    """
+    found: dict[tuple[str, str], GpuState] = {}
+    for place, gpu in enumerate(gpus):
+        key = (gpu.vendor, gpu.pci_bus_id or f"#{place}")
+        known = found.get(key)
+        found[key] = gpu if known is None else _completed(known, gpu)
+    return tuple(found.values())
+
+
+def _completed(gpu: GpuState, kernel: GpuState) -> GpuState:
+    missing = {name: getattr(kernel, name) for name in gpu.__struct_fields__ if getattr(gpu, name) is None}
+    return msgspec.structs.replace(
+        gpu, **missing, index=kernel.index, device=kernel.device, processes=kernel.processes or gpu.processes
+    )
+
+
+def libraries() -> list[OpenLibrary]:
+    """All that this version knows, the kernel's drivers last."""
+    return [OpenLibrary(library) for library in (Nvml(), AmdSmi(), IntelSysman(), DrmGpus())]
+
+
 def main() -> int:
     """Serves until nobody asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon
-    libraries = [OpenLibrary(Nvml()), OpenLibrary(AmdSmi())]
+    opened = libraries()
     while select.select([0], [], [], IDLE_S)[0] and (asked := os.read(0, 1)):
-        sys.stdout.buffer.write(msgspec.json.encode(snapshot(libraries, GpuQuestion(asked.decode()))) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(snapshot(opened, GpuQuestion(asked.decode()))) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 

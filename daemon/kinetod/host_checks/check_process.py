@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kinetod.host_checks import clock_check, disk_check, driver_check, rights_check, sandbox_check, systemd_check
+from kinetod.host_checks import (
+    clock_check,
+    disk_check,
+    driver_check,
+    gpu_devices_check,
+    rights_check,
+    sandbox_check,
+    systemd_check,
+)
 from kinetod.host_checks.check_protocol import Check, CheckQuestion, Line, packed
 from kinetod.processes.profiler_signs import DCGM, EXPORTER
 from kinetod.profilers import dcgm
@@ -22,6 +30,7 @@ CHECKS: dict[str, Check] = {
     "clock": clock_check.check,
     "units": systemd_check.check,
     "driver": driver_check.check,
+    "gpu_devices": gpu_devices_check.check,
     "store": disk_check.check,
 }
 PROFILERS = "profilers"

@@ -18,6 +18,7 @@ from kinetod.processes.ancestry import Family
 from kinetod.processes.batch_jobs import job_in, step_in
 from kinetod.processes.containers import Container, Names, container_in, pod_in
 from kinetod.processes.credentials import Credentials
+from kinetod.processes.drm_gpus import RENDER_NODE, numbers_by_node
 from kinetod.processes.frameworks import Framework, framework
 from kinetod.processes.identity import PROC, ProcessKey, started_ns
 from kinetod.processes.proc_folder import ProcessFolder
@@ -281,13 +282,18 @@ def foreign_pids(proc: Path = PROC) -> set[int]:
 
 
 def open_gpus(folder: ProcessFolder) -> tuple[int, ...]:
-    """Minors of the /dev/nvidiaN that the process has open; empty if that may not be read."""
-    minors = set()
+    """The numbers of the GPUs that the process has open; empty if that may not be read.
+
+    NVIDIA's are the minors of /dev/nvidiaN; those of AMD's and Intel's render nodes are as drm_gpus says.
+    """
+    numbers = set()
     with contextlib.suppress(OSError):
         for path in folder.links("fd"):
             if match := _GPU_DEVICE.fullmatch(path):
-                minors.add(int(match[1]))
-    return tuple(sorted(minor for minor in minors if minor <= _INT32_MAX))
+                numbers.add(int(match[1]))
+            elif path.startswith(RENDER_NODE) and (number := numbers_by_node().get(path)) is not None:
+                numbers.add(number)
+    return tuple(sorted(number for number in numbers if number <= _INT32_MAX))
 
 
 def _environ(folder: ProcessFolder) -> dict[str, str]:

@@ -14,6 +14,8 @@ from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
 from kinetod.permissions.role_policy import Caller
+from kinetod.plugins.plugin_findings import findings as plugin_findings
+from kinetod.plugins.plugin_loader import KnownPlugins
 from kinetod.profilers.profiler_findings import findings as profiler_findings
 from kinetod.profilers.profiler_scan import ProfilingTool
 from kinetod.rpc.diagnose_process import to_check
@@ -41,6 +43,7 @@ class HostDiagnoser:
         helper: HelperSearcher | None = None,
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
+        plugins: KnownPlugins | None = None,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -49,6 +52,7 @@ class HostDiagnoser:
         self._helper = helper
         self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
+        self._plugins = plugins or KnownPlugins()
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
@@ -63,7 +67,7 @@ class HostDiagnoser:
         looked, gpus, helper = await asyncio.gather(
             self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper()
         )
-        findings = [*looked.findings, *helper, *gpus]
+        findings = [*looked.findings, *helper, *gpus, *plugin_findings(self._plugins)]
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)
             findings += profiler_findings(looked.scan, lambda each: each.pid in visible, looked.dcgm)

@@ -4,6 +4,7 @@ The labels are those of dcgm-exporter, so that both join on UUID and pci_bus_id;
 names. What a GPU does not have, or its library does not report, has no series.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,11 +14,10 @@ from prometheus_client.registry import Collector
 from kinetod.gpus.container_owners import GpuContainer, Owners
 from kinetod.gpus.gpu_types import GpuState, LibraryState, Snapshot
 from kinetod.gpus.job_owners import Jobs, jobs_of
+from kinetod.processes.drm_gpus import PROC, SYS, drm_gpus, nvidia_gpus
 
 DEADLINE_S = 1.2
 LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "pod", "namespace", "container", "hpc_job")
-PROC = Path("/proc")
-SYS = Path("/sys")
 
 
 _NOBODY = GpuContainer()
@@ -202,11 +202,11 @@ def _present(counts: Mapping[str, int]) -> Metric:
 
 def present(proc: Path = PROC, sys: Path = SYS) -> dict[str, int]:
     """How many GPUs the drivers have, by vendor, without any library."""
-    nvidia = sum(1 for _ in (proc / "driver/nvidia/gpus").glob("*"))
-    amd = 0
+    counts = Counter(gpu.vendor for gpu in drm_gpus(sys, proc))
+    compute = 0
     for identity in (sys / "class/kfd/kfd/topology/nodes").glob("*/gpu_id"):
         try:
-            amd += identity.read_text().strip() not in ("", "0")  # 0: a CPU
+            compute += identity.read_text().strip() not in ("", "0")  # 0: a CPU
         except OSError:
             continue
-    return {"nvidia": nvidia, "amd": amd}
+    return {"nvidia": len(nvidia_gpus(proc)), "amd": max(compute, counts["amd"]), "intel": counts["intel"]}

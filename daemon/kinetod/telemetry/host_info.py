@@ -9,6 +9,7 @@ from kinetod import __version__
 from kinetod.config.settings import Settings
 from kinetod.gpus.gpu_reader import DEADLINE_S, GpuReader
 from kinetod.gpus.gpu_types import LibraryState
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin
 from kinetod.store.capture_store import Store
 from kinetod.store.stored_files import folder_bytes
 
@@ -30,6 +31,7 @@ class HostInfo:
     store: Store
     hostname: str
     gpus: GpuReader
+    plugins: KnownPlugins = field(default_factory=KnownPlugins)
     started_ns: int = field(default_factory=time.time_ns)
 
     def describe(self, *, agents: int, captures_running: int) -> pb.Host:
@@ -51,7 +53,25 @@ class HostInfo:
             agent_socket=str(config.agent_socket),
             max_duration_ns=config.max_duration_ns,
             default_buffer_limit_bytes=config.buffer_limit_bytes,
+            plugins=map(_plugin, self.plugins.known),
         )
+
+
+def _plugin(plugin: LoadedPlugin) -> pb.Plugin:
+    return pb.Plugin(
+        name=plugin.name,
+        package=plugin.package,
+        version=plugin.version,
+        activity_types=plugin.activity_types,
+        state=_state(plugin),
+        reason=plugin.refused,
+    )
+
+
+def _state(plugin: LoadedPlugin) -> pb.PluginState:
+    if not plugin.is_allowed:
+        return pb.PLUGIN_STATE_OFF
+    return pb.PLUGIN_STATE_REFUSED if plugin.refused else pb.PLUGIN_STATE_ON
 
 
 def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
@@ -62,6 +82,12 @@ def read_gpus(reader: GpuReader, deadline_s: float = DEADLINE_S) -> Gpus:
         for gpu in snapshot.gpus
     )
     versions = [library.driver_version for library in snapshot.libraries if library.driver_version]
-    problems = [library.detail for library in snapshot.libraries if library.state is not LibraryState.OK]
+    absent = {library.name for library in snapshot.libraries if library.state is LibraryState.ABSENT}
+    beside = {"sysman", "drm"} if "drm" in absent else set()  # nothing of AMD or Intel is there for them
+    problems = [
+        library.detail
+        for library in snapshot.libraries
+        if library.state is not LibraryState.OK and library.name not in beside & absent
+    ]
     note = "" if gpus else "; ".join(dict.fromkeys(problems)) or "the driver finds no GPU"
     return Gpus(gpus, ", ".join(versions), note)

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KC_ABI_VERSION 10
+#define KC_ABI_VERSION 11
 #define KC_EXPORT __attribute__((visibility("default")))
 
 /* ---- interning: 64-bit keys -> dense numbers in order of first appearance ---- */
@@ -69,6 +69,31 @@ typedef struct {
 /* Table columns must lie inside record_bytes, and record_bytes must be >= 8; the caller checks that. */
 KC_EXPORT void kc_decode(const uint8_t *data, uint64_t size, kc_kind *kinds, uint32_t kind_count,
                          const kc_column *columns, kc_decoded *result);
+
+/* ---- walking: where records begin, however they are framed ---- */
+
+enum {
+    KC_BY_KIND = 0, /* u32 kind first, the size follows from it */
+    KC_BY_HEAD = 1, /* before the record u32 kind, u32 bytes to the next one, a multiple of 8 */
+    KC_BY_SIZE = 2, /* u64 bytes, u32 kind first; the next record is at a multiple of 8 from this one */
+};
+
+typedef struct {
+    uint32_t kind;
+    uint32_t record_bytes; /* 8 or more */
+} kc_size;
+
+/* Arrays with room for `capacity` records. */
+typedef struct {
+    uint64_t capacity;
+    uint64_t *begin; /* byte offset in the data of what the vendor wrote */
+    uint32_t *bytes; /* of it, padding included where that cannot be told apart */
+    uint32_t *kind;
+} kc_places;
+
+/* sizes: in the order of kinds, for KC_BY_KIND. places: NULL, to count only. */
+KC_EXPORT void kc_walk(const uint8_t *data, uint64_t size, uint32_t framing, const kc_size *sizes, uint32_t size_count,
+                       const kc_places *places, kc_decoded *result);
 
 /* ---- writing: columns -> rows of text ---- */
 

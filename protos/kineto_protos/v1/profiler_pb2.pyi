@@ -49,6 +49,13 @@ class UploadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UPLOAD_STATE_RETRYING: _ClassVar[UploadState]
     UPLOAD_STATE_UPLOADED: _ClassVar[UploadState]
 
+class PluginState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLUGIN_STATE_UNSPECIFIED: _ClassVar[PluginState]
+    PLUGIN_STATE_ON: _ClassVar[PluginState]
+    PLUGIN_STATE_OFF: _ClassVar[PluginState]
+    PLUGIN_STATE_REFUSED: _ClassVar[PluginState]
+
 class CheckStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CHECK_STATUS_UNSPECIFIED: _ClassVar[CheckStatus]
@@ -84,6 +91,10 @@ UPLOAD_STATE_WAITING: UploadState
 UPLOAD_STATE_RUNNING: UploadState
 UPLOAD_STATE_RETRYING: UploadState
 UPLOAD_STATE_UPLOADED: UploadState
+PLUGIN_STATE_UNSPECIFIED: PluginState
+PLUGIN_STATE_ON: PluginState
+PLUGIN_STATE_OFF: PluginState
+PLUGIN_STATE_REFUSED: PluginState
 CHECK_STATUS_UNSPECIFIED: CheckStatus
 CHECK_STATUS_OK: CheckStatus
 CHECK_STATUS_NOTE: CheckStatus
@@ -674,7 +685,7 @@ class Gpu(_message.Message):
     def __init__(self, index: _Optional[int] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Host(_message.Message):
-    __slots__ = ("hostname", "version", "started_ns", "now_ns", "gpus", "gpu_note", "driver_version", "store_path", "store_free_bytes", "store_used_bytes", "agents", "captures_running", "agent_socket", "max_duration_ns", "default_buffer_limit_bytes")
+    __slots__ = ("hostname", "version", "started_ns", "now_ns", "gpus", "gpu_note", "driver_version", "store_path", "store_free_bytes", "store_used_bytes", "agents", "captures_running", "agent_socket", "max_duration_ns", "default_buffer_limit_bytes", "plugins")
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -690,6 +701,7 @@ class Host(_message.Message):
     AGENT_SOCKET_FIELD_NUMBER: _ClassVar[int]
     MAX_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_BUFFER_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLUGINS_FIELD_NUMBER: _ClassVar[int]
     hostname: str
     version: str
     started_ns: int
@@ -705,7 +717,24 @@ class Host(_message.Message):
     agent_socket: str
     max_duration_ns: int
     default_buffer_limit_bytes: int
-    def __init__(self, hostname: _Optional[str] = ..., version: _Optional[str] = ..., started_ns: _Optional[int] = ..., now_ns: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., gpu_note: _Optional[str] = ..., driver_version: _Optional[str] = ..., store_path: _Optional[str] = ..., store_free_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., agent_socket: _Optional[str] = ..., max_duration_ns: _Optional[int] = ..., default_buffer_limit_bytes: _Optional[int] = ...) -> None: ...
+    plugins: _containers.RepeatedCompositeFieldContainer[Plugin]
+    def __init__(self, hostname: _Optional[str] = ..., version: _Optional[str] = ..., started_ns: _Optional[int] = ..., now_ns: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., gpu_note: _Optional[str] = ..., driver_version: _Optional[str] = ..., store_path: _Optional[str] = ..., store_free_bytes: _Optional[int] = ..., store_used_bytes: _Optional[int] = ..., agents: _Optional[int] = ..., captures_running: _Optional[int] = ..., agent_socket: _Optional[str] = ..., max_duration_ns: _Optional[int] = ..., default_buffer_limit_bytes: _Optional[int] = ..., plugins: _Optional[_Iterable[_Union[Plugin, _Mapping]]] = ...) -> None: ...
+
+class Plugin(_message.Message):
+    __slots__ = ("name", "package", "version", "activity_types", "state", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_TYPES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    package: str
+    version: str
+    activity_types: _containers.RepeatedScalarFieldContainer[str]
+    state: PluginState
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., package: _Optional[str] = ..., version: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[PluginState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WatchHostRequest(_message.Message):
     __slots__ = ("interval_ns", "selector", "include_without_agent")

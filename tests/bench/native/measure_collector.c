@@ -6,20 +6,24 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "common/arena.h"
 #include "cupti/cupti_api.h"
 #include "cupti/collector.h"
-#include "cupti/buffer_pool.h"
+#include "cupti/cupti_vendor.h"
 #include "common/wake.h"
-#include "cupti/parse_buffers.h"
+#include "kit/parse_buffers.h"
 
 #define BUFFER_BYTES (4u << 20)
 #define STRINGS_BYTES (8u << 20)
 #define LAUNCHES 500000u
 #define ROUNDS 20
 #define CALLBACKS 200000
+#define TEXT_RECORDS 20000u
+#define TEXT_BYTES 168u
+#define PUSHES 100000u
 
 static void (*launch_many)(const char *name, uint32_t count, uint64_t duration_ns, uint32_t stream);
 
@@ -54,18 +58,18 @@ static void measure_callbacks(const char *name, uint32_t busy) {
     for (uint32_t i = 0; i < busy; i++) {
         arena_set_state(&arena, i, ARENA_READY);
     }
-    pool_open(&arena, &work, true);
+    pool_open(&cupti_collector.pool, &arena, &work, KIT_FULL_DECLINES);
     int64_t requested = 0, completed = 0;
     for (int i = 0; i < CALLBACKS; i++) {
         const int64_t begin = clock_ns(CLOCK_MONOTONIC);
-        pool_buffer_requested(&buffer, &size, &most);
+        cupti_buffer_requested(&buffer, &size, &most);
         const int64_t middle = clock_ns(CLOCK_MONOTONIC);
-        pool_buffer_completed(NULL, 0, buffer, size, 0);
+        cupti_buffer_completed(NULL, 0, buffer, size, 0);
         requested += middle - begin;
         completed += clock_ns(CLOCK_MONOTONIC) - middle;
         arena_set_state(&arena, busy, ARENA_FREE);
     }
-    pool_close();
+    pool_close(&cupti_collector.pool);
     printf("\"%s_requested_ns\": %.0f, \"%s_completed_ns\": %.0f, ", name, (double)requested / CALLBACKS, name,
            (double)completed / CALLBACKS);
     arena_destroy(&arena);
@@ -76,9 +80,12 @@ static void measure_walk(const struct cupti_api *api) {
     struct arena arena = make_arena(1);
     struct wake work = {0};
     struct walker walker;
-    walker_init(&walker, api, &arena, 104);
-    pool_open(&arena, &work, true);
-    api->register_callbacks(pool_buffer_requested, pool_buffer_completed);
+    const struct kit_library library = {.name_count = 1,
+                                        .names = {{.kind = CUPTI_KIND_CONCURRENT_KERNEL, .offset = 104}}};
+    cupti.api = *api;
+    walker_init(&walker, cupti_collector.vendor, &library, &arena);
+    pool_open(&cupti_collector.pool, &arena, &work, KIT_FULL_DECLINES);
+    api->register_callbacks(cupti_buffer_requested, cupti_buffer_completed);
     api->enable(CUPTI_KIND_CONCURRENT_KERNEL);
     api->enable(CUPTI_KIND_RUNTIME);
     launch_many("void gemm<float>(float*)", 16000, 1, 0);
@@ -100,8 +107,60 @@ static void measure_walk(const struct cupti_api *api) {
     }
     end = clock_ns(CLOCK_MONOTONIC);
     printf("\"next_record_ns_per_record\": %.2f, ", (double)(end - begin) / ROUNDS / (double)records);
-    pool_close();
+    pool_close(&cupti_collector.pool);
     walker_free(&walker);
+    arena_destroy(&arena);
+}
+
+/* Names known by their text: one buffer of records whose names have an address each, among eight texts. */
+static void measure_texts(void) {
+    static char texts[TEXT_RECORDS][TEXT_BYTES];
+    struct arena arena = make_arena(1);
+    struct walker walker;
+    const struct kit_library library = {.name_count = 1, .names = {{.kind = 1, .offset = 8, .key = KIT_BY_TEXT}}};
+    walker_init(&walker, cupti_collector.vendor, &library, &arena);
+    walker.sizes[1] = TEXT_BYTES;
+    *arena_buffer_word(&arena, 0, ARENA_BUFFER_VALID_BYTES) = TEXT_RECORDS * (uint64_t)TEXT_BYTES;
+    int64_t took = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (uint32_t i = 0; i < TEXT_RECORDS; i++) {
+            const uint64_t record[2] = {1, (uint64_t)(uintptr_t)texts[i]};
+            snprintf(texts[i], TEXT_BYTES, "void gemm_of_some_tiles<float, %u>(float*)", i % 8);
+            memcpy(arena_buffer(&arena, 0) + (size_t)i * TEXT_BYTES, record, sizeof record);
+        }
+        const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+        walker_publish(&walker, 0);
+        took += clock_ns(CLOCK_MONOTONIC) - begin;
+    }
+    if (walker.names.used != 8 || walker.names_lost != 0) {
+        fail("texts were lost");
+    }
+    printf("\"text_ns_per_record\": %.1f, ", (double)took / ROUNDS / TEXT_RECORDS);
+    walker_free(&walker);
+    arena_destroy(&arena);
+}
+
+/* Records pushed by one thread, of the size of rocprofiler's kernel records. */
+static void measure_push(void) {
+    static const struct kit_vendor VENDOR = {.name = "pushes"};
+    static struct kit_collector collector = {.vendor = &VENDOR};
+    static const uint8_t RECORD[184];
+    struct arena arena = make_arena(8);
+    struct wake work = {0};
+    arena_populate(&arena, 8ull * BUFFER_BYTES);
+    if (!stream_init(&collector.stream, 8, &work)) {
+        fail("out of memory");
+    }
+    pool_open(&collector.pool, &arena, &work, KIT_FULL_DECLINES);
+    const int64_t begin = clock_ns(CLOCK_MONOTONIC);
+    for (uint32_t i = 0; i < PUSHES; i++) {
+        if (!collector_push(&collector, 11, RECORD, sizeof RECORD)) {
+            fail("a record found no room");
+        }
+    }
+    printf("\"push_ns_per_record\": %.1f, ", (double)(clock_ns(CLOCK_MONOTONIC) - begin) / PUSHES);
+    pool_close(&collector.pool);
+    stream_free(&collector.stream);
     arena_destroy(&arena);
 }
 
@@ -159,6 +218,8 @@ int main(int count, char **arguments) {
     measure_callbacks("first_free", 0);
     measure_callbacks("after_255_busy", 255);
     measure_walk(&api);
+    measure_texts();
+    measure_push();
     measure_capture(arguments[1], "capture", 32u << 20);
     printf(", ");
     measure_capture(arguments[1], "capture_prefaulted", 512u << 20);

@@ -9,18 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kineto_agent.protocol.records import DECLARED_FORMAT
+from kineto_agent.protocol.schema import HEADED, SCHEMA_KEY, to_json
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
 from support.fuzz import mutate, records, xla_sources
-from support.trace_files.h200 import RECORDINGS
+from support.rocm import records as rocm
+from support.trace_files.declared import NAMES, NPU, a_record_of_each_kind
+from support.trace_files.h200 import RECORDINGS, string_entry
 
 from fuzz.parts import changed_json, joined, parted
 
 SOURCES = 2
 FORMATS = ("chrome-json", "perfetto")
-EXPECTED = ("SPOOL_INVALID", "CUPTI_UNKNOWN_VERSION", "UNKNOWN_LAYOUT")
-SEED_BYTES = 1500  # of each buffer
+EXPECTED = ("SPOOL_INVALID", "CUPTI_UNKNOWN_VERSION", "ROCPROFILER_UNKNOWN_VERSION", "UNKNOWN_LAYOUT")
+SEED_BYTES = 1300  # of each buffer
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-spool-"))
 
 
@@ -69,6 +73,13 @@ def seeds() -> Iterator[bytes]:
         for source in original.sources:
             yield joined(info, *_files(source), b"", b"", b"")
         yield joined(info, *_files(original.sources[0]), *_files(original.sources[1]))
+    for schema in (NPU, NPU._replace(framing=HEADED, clock="device")):
+        own = records.Source(
+            name="npu", format=DECLARED_FORMAT, metadata={SCHEMA_KEY: to_json(schema)}, record_bytes={},
+            buffers=(a_record_of_each_kind(schema),), strings=string_entry(1, NAMES, b"_Z3addPf"),
+        )  # fmt: skip
+        yield joined(info, *_files(own), b"", b"", b"")
+    yield joined(info, *_files(rocm.fuzz_source()), b"", b"", b"")
 
 
 def _files(source: records.Source) -> tuple[bytes, bytes, bytes]:

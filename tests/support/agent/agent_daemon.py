@@ -186,6 +186,13 @@ class Connection:
         """Send one message."""
         self.socket.send(wire.encode(message))
 
+    def send_with(self, message: wire.Message, *descriptors: int) -> None:
+        """Send one message with descriptors, which are closed here then."""
+        passed = array.array("i", descriptors)
+        self.socket.sendmsg([wire.encode(message)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed.tobytes())])
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Close the connection."""
         self.socket.close()

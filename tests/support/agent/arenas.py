@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from kineto_agent.protocol import arena
+from kineto_agent.protocol.records import SPACE_CLOCK_PAIR
 
 _KIND = struct.Struct("<I")
 
@@ -83,14 +84,19 @@ class ArenaReader:
         struct.pack_into("<I", self.map, self.descriptor(index), arena.FREE)
 
     def strings(self) -> dict[tuple[int, int], str]:
-        """Texts of the string table by (space, key)."""
+        """Texts of the string table by (space, key), without those that are not text."""
+        raw = self.raw_strings()
+        return {key: text.decode() for key, text in raw.items() if key[0] != SPACE_CLOCK_PAIR}
+
+    def raw_strings(self) -> dict[tuple[int, int], bytes]:
+        """Entries of the string table by (space, key)."""
         found = {}
         at = self.fixed["strings_offset"]
         end = at + self.word(arena.STRINGS_USED)
         while at < end:
             key, space, length = arena.STRING_ENTRY.unpack_from(self.map, at)
             at += arena.STRING_ENTRY.size
-            found[space, key] = self.map[at : at + length].decode()
+            found[space, key] = self.map[at : at + length]
             at += (length + 7) // 8 * 8
         return found
 

@@ -51,6 +51,12 @@ def fake_cupti(name: str = "libcupti.so.13") -> Path:
     return build(name, FAKE_CUPTI, flags)
 
 
+def fake_vendor(*, pushes: bool, name: str = "libfake_vendor.so") -> Path:
+    """The made-up vendor (tests/fakes/fake_vendor.c) as a plug-in of the collector kit. pushes: else it lends."""
+    flags = ["-O2", "-g", "-fPIC", "-shared", *COLLECTOR_HEADERS, *(["-DFAKE_PUSHES"] if pushes else [])]
+    return build(name, [FAKES / "fake_vendor.c"], flags)
+
+
 def fake_cuda() -> Path:
     """The fake libcuda (tests/fakes/fake_cuda.c)."""
     return build("libcuda.so.1", [FAKES / "fake_cuda.c"], ["-O2", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from support.machine.native import COLLECTOR_HEADERS, FAKE_CUPTI, FAKES, ROOT, build, collector_sources, has_sanitizer
+from support.rocm import fakes as rocm
 
 SANITIZERS = ("address,undefined", "thread")
 DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"
@@ -13,26 +14,34 @@ DRIVERS = ROOT / "tests" / "unit" / "agent" / "native"
 def run(sanitizer: str) -> int:
     """Build the collector, the fakes and the drivers with one sanitizer and run them; gives the exit status."""
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    shared = [*flags, "-fPIC", "-shared"]
+    cupti = build("libcupti.so.13", FAKE_CUPTI, shared)
+    graphs = build("libtorch_cpu.so", [FAKES / "fake_torch.c", FAKES / "fake_graph_driver.c"], shared)
+    vendor = [*shared, *COLLECTOR_HEADERS]
     fakes = {
-        "drive_collector": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
-        "drive_cupti_gate": build("libcupti.so.13", FAKE_CUPTI, [*flags, "-fPIC", "-shared"]),
-        "drive_ops": build("libtorch_cpu.so", [FAKES / "fake_torch.c"], [*flags, "-fPIC", "-shared"]),
-        "drive_graphs": build(
-            "libtorch_cpu.so",
-            [FAKES / "fake_torch.c", FAKES / "fake_graph_driver.c"],
-            [*flags, "-fPIC", "-shared"],
-        ),
-        "drive_stacks": None,
+        "drive_collector": [cupti],
+        "drive_cupti_gate": [cupti],
+        "drive_kit": [
+            build("liblends.so", [FAKES / "fake_vendor.c"], vendor),
+            build("libpushes.so", [FAKES / "fake_vendor.c"], [*vendor, "-DFAKE_PUSHES"]),
+        ],
+        "drive_ops": [build("libtorch_cpu.so", [FAKES / "fake_torch.c"], shared)],
+        "drive_graphs": [graphs],
+        "drive_stacks": [],
     }
     environ = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1 die_after_fork=0", "ASAN_OPTIONS": "detect_leaks=1"}
-    for name, fake in fakes.items():
+    for name, libraries in fakes.items():
         sources = [*collector_sources(), DRIVERS / f"{name}.c"]
         driver = build(name, sources, [*flags, *COLLECTOR_HEADERS, f"-I{FAKES}"])
-        command = [str(driver)] if fake is None else [str(driver), str(fake)]
-        status = subprocess.run(command, env=environ, check=False).returncode
+        status = subprocess.run([driver, *libraries], env=environ, check=False).returncode
         if status != 0:
             sys.stderr.write(f"{name} failed\n")
             return status
+    for version in rocm.VERSIONS:
+        done = rocm.drive(flags, version, launches=4000, cycles=5)
+        if done.returncode != 0:
+            sys.stderr.write(f"{done.stderr}drive_rocprofiler failed with version {version}\n")
+            return done.returncode
     return 0
 
 

@@ -5,16 +5,15 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
-import sys
 from typing import Dict, List, NamedTuple, Sequence
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.kit.claims import Claim
 from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
 
 LIBRARY = collector_library.INSTALLED
-_MARKER = "_kineto_cupti"  # attribute of sys that says whose collector records with CUPTI at present
 
 _NOT_ASKED = -1  # no CUPTI result
 _LIBRARY, _SYSTEM, _CUPTI, _ORDER, _FORKED = -1, -2, -3, -4, -5
@@ -122,8 +121,8 @@ class Collector(NativeInterface):
     REASONS = _REASONS
 
     def __init__(self, path: str = LIBRARY) -> None:
-        self._claim = (os.getpid(), path)
         super().__init__(path)
+        self._claim = Claim("cupti", "CUPTI", path, "CUPTI_BUSY")
 
     def open(self, path: str) -> int:
         """Open libcupti and return its version number."""
@@ -133,30 +132,12 @@ class Collector(NativeInterface):
 
     def prepare(self, config: CollectorConfig) -> int:
         """Make the arena and return its file descriptor, which the collector keeps."""
-        self._claim_cupti()
+        self._claim.take()
         try:
             return self._check(self._library.kc_prepare(ctypes.byref(config), *self._error.room))
         except SourceError:
-            self._release_cupti()
+            self._claim.release()
             raise
-
-    def _claim_cupti(self) -> None:
-        """Claim CUPTI for this agent: it has one set of buffer callbacks, but a process may have two agents."""
-        self._claim = (os.getpid(), self._claim[1])
-        holder = sys.__dict__.setdefault(_MARKER, self._claim)
-        if holder is self._claim:
-            return
-        if holder[0] == os.getpid():
-            raise SourceError(
-                "CUPTI_BUSY",
-                "another kineto agent in this process is recording with CUPTI (its collector is %s): try again once "
-                "that capture has ended" % holder[1],
-            )
-        sys.__dict__[_MARKER] = self._claim  # it belonged to the parent at the fork
-
-    def _release_cupti(self) -> None:
-        if sys.__dict__.get(_MARKER) is self._claim:
-            del sys.__dict__[_MARKER]
 
     def keep_calls(self, domain: int, patterns: Sequence[str]) -> None:
         """Choose the API calls of a domain (1 driver, 2 runtime) to record, by fnmatch patterns."""
@@ -219,7 +200,7 @@ class Collector(NativeInterface):
     def close(self) -> None:
         """Free the arena, unless CUPTI still uses it."""
         self._library.kc_close()
-        self._release_cupti()
+        self._claim.release()
 
     def device(self, index: int, attributes: bytes) -> bytes:
         """cuda_devices.FACTS of one device; attributes: 32-bit CUdevice_attributes."""

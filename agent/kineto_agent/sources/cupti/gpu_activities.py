@@ -23,6 +23,15 @@ from kineto_agent.sources.interface import (
     SourceRequest,
     Takeover,
 )
+from kineto_agent.sources.kit.limits import (
+    BUFFER_BYTES,
+    FLUSH_PERIOD_MS,
+    GIVE_WAY_LIMIT_MS,
+    PREFAULT_BYTES,
+    STOP_LIMIT_MS,
+    STRINGS_BYTES,
+)
+from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
     from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, EnableResult
@@ -58,13 +67,6 @@ RUNTIME_MEMORY_CALLS = ("cudaMalloc*", "cudaFree*", "cudaHostAlloc*")
 DRIVER_MEMORY_CALLS = ("cuMemAlloc*", "cuMemFree*", "cuMemCreate*", "cuMemMap*", "cuMemUnmap*", "cuMemRelease*")
 _DRIVER_DOMAIN, _RUNTIME_DOMAIN = 1, 2
 
-BUFFER_BYTES = 4 << 20  # Kineto's size: 20,000 kernels
-STRINGS_BYTES = 8 << 20  # 60,000 kernel names of 120 bytes
-PREFAULT_BYTES = 8 << 20  # 2 buffers, 6 ms of page faults; the collector's thread goes on to stay 4 ahead of use
-# A flush hands over partly filled buffers, so it bounds what a crash loses and costs a buffer each time.
-FLUSH_PERIOD_MS = 500
-STOP_LIMIT_MS = 2000  # a forced flush takes 1-9 ms
-GIVE_WAY_LIMIT_MS = 200  # the program waits for it
 _HURRY_PERIOD_S = 0.01
 DETACH_LIMIT_MS = 1000
 
@@ -270,7 +272,8 @@ class CuptiSession:
         """Make everything READY, then take CUPTI out of the process where that is safe."""
         with self._lock:
             stopped = self._stop_collector(STOP_LIMIT_MS)
-            self._warn_about(stopped)
+            text = self._collector.result_text
+            self._warnings += stop_warnings("CUPTI", stopped, self._stop_limit_ms, stopped.calls_unnamed, text)
             if self.taken() is not None and not self._gave_way:
                 self._gave_way = True
                 self._warnings.append(_GAVE_WAY % self._holder)
@@ -283,23 +286,6 @@ class CuptiSession:
             cpu_ns=stopped.cpu_ns,
             incomplete=self._incomplete,
         )
-
-    def _warn_about(self, stopped: "CollectorResult") -> None:
-        if stopped.timed_out:
-            self._warnings.append(
-                "CUPTI did not hand over its last records within %d ms: the trace ends early" % self._stop_limit_ms
-            )
-        if stopped.flush_result != 0:
-            text = self._collector.result_text(stopped.flush_result)
-            self._warnings.append("CUPTI's last flush failed (%s): the trace may end early" % text)
-        if stopped.names_lost or stopped.calls_unnamed:
-            lost = stopped.names_lost + stopped.calls_unnamed
-            self._warnings.append("%d kernel and call names are missing: the string table was full" % lost)
-        if stopped.irregular_records:
-            self._warnings.append(
-                "%d records were dropped because this libcupti gives records of one kind in several sizes"
-                % stopped.irregular_records
-            )
 
     def _detach(self) -> int:
         version = self.metadata["cupti_version"]

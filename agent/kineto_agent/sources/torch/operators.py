@@ -5,7 +5,8 @@ Theory of operation
     conflicts with nothing, needs no GIL, and everything it saw is available at once when it stops. Torch's own profiler
     (sources/torch/torch_profiler.py) serves what the observer cannot: exact Python stacks, modules, FLOPs, shapes where
     the layout of this torch's objects is not known, and any torch without the functions that the observer needs. `way`
-    decides; metadata["way"] tells the user.
+    decides; metadata["way"] tells the user. Torch's profiler is also the way to the kernels of accelerators that have
+    registered a profiler with torch (sources/torch/device_profilers.py); the operators then come from the same session.
 
     The callbacks' own layout is checked against the loaded library before they are used, and so is the place of the
     sequence number and the inputs in a RecordFunction; a tensor made here checks the layout of tensors, once, before
@@ -16,7 +17,7 @@ import os
 import re
 import struct
 import sys
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from kineto_agent.protocol.records import TORCH_OPS_FORMAT
 from kineto_agent.sources.interface import (
@@ -27,6 +28,7 @@ from kineto_agent.sources.interface import (
     SourceRequest,
     SourceSession,
 )
+from kineto_agent.sources.torch import device_profilers
 from kineto_agent.system import mappings
 from kineto_agent.system.debuglog import log, log_exception
 
@@ -53,8 +55,13 @@ class Way(NamedTuple):
     inputs: bool
 
 
-def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False) -> Way:
-    """The way for these options (wire.Start.options) where the observer works. calls: Python's calls, too."""
+def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool = False, device: str = "") -> Way:
+    """The way for these options (wire.Start.options) where the observer works. calls: Python's calls, too.
+
+    device: the name of an accelerator whose activities only torch's profiler records, and which are wanted.
+    """
+    if device:
+        return Way("activities of %s need it" % device, False)
     for name in PROFILER_OPTIONS:
         if options.get(name):
             return Way("%s needs it" % name, False)
@@ -69,6 +76,17 @@ def way(options: Dict[str, Any], version: str, layout_known: bool, calls: bool =
 def calls_of(request: SourceRequest) -> bool:
     """Whether this source must record Python's calls: only where sources/python/call_tracing.py cannot."""
     return "python_function" in request.activity_types
+
+
+def device_of(request: SourceRequest) -> Optional[device_profilers.DeviceProfiler]:
+    """The accelerator whose activities are wanted from this source."""
+    if not request.activity_types & device_profilers.ALL_TYPES:
+        return None
+    return device_profilers.find()
+
+
+def _named(device: Optional[device_profilers.DeviceProfiler]) -> str:
+    return "" if device is None else device.name
 
 
 def release_of(version: str) -> Tuple[int, int]:
@@ -100,8 +118,16 @@ class TorchOpsSource:
     on_request: FrozenSet[str] = frozenset()
 
     def activity_types(self) -> List[str]:
-        """Offered as soon as the program has imported torch."""
-        return list(ACTIVITY_TYPES) if torch_version() and library_path() else []
+        """Offered as soon as the program has imported torch; those of an accelerator once it is registered there."""
+        if not (torch_version() and library_path()):
+            return []
+        device = device_profilers.find()
+        return [*ACTIVITY_TYPES, *(device.types if device else ())]
+
+    def last_resort(self) -> FrozenSet[str]:
+        """Activity types that are left to any other source which offers them."""
+        device = device_profilers.find()
+        return frozenset(device.types if device and device.last_resort else ())
 
     def would_yield(self, request: SourceRequest) -> bool:
         """Only torch's profiler would. An observer that did not work here before is not tried again."""
@@ -109,12 +135,14 @@ class TorchOpsSource:
 
         version = torch_version()
         known = release_of(version) in LAYOUTS and _tensors_fit.get(True, True)
-        return bool(_unfit or way(request.options, version, known, calls_of(request)).profiler)
+        return bool(
+            _unfit or way(request.options, version, known, calls_of(request), _named(device_of(request))).profiler
+        )
 
     def prepare(self, request: SourceRequest) -> SourceSession:
         """Choose the way and make its arena. Raises SourceError."""
-        version = torch_version()
-        why = way(request.options, version, True, calls_of(request)).profiler or "".join(_unfit)
+        version, device = torch_version(), device_of(request)
+        why = way(request.options, version, True, calls_of(request), _named(device)).profiler or "".join(_unfit)
         if not why:
             try:
                 return self._observe(request, version)
@@ -122,7 +150,7 @@ class TorchOpsSource:
                 why = exc.why
         from kineto_agent.sources.torch import torch_profiler
 
-        return torch_profiler.prepare(request, why)
+        return torch_profiler.prepare(request, why, device)
 
     def _observe(self, request: SourceRequest, version: str) -> "TorchOpsSession":
         from kineto_agent.sources.torch import observer_binding  # ctypes: only where it is needed

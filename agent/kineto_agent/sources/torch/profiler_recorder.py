@@ -54,9 +54,12 @@ class Times(NamedTuple):
 
 
 class Recorder:
-    """Used under the caller's lock. Raises SourceError if this torch cannot record all threads."""
+    """Used under the caller's lock. Raises SourceError if this torch cannot record all threads.
 
-    def __init__(self, flags: Flags, functions: Optional[libtorch_symbols.ProfilerFunctions]) -> None:
+    device: the member of ProfilerActivity for the accelerator to record; "": operators alone.
+    """
+
+    def __init__(self, flags: Flags, functions: Optional[libtorch_symbols.ProfilerFunctions], device: str = "") -> None:
         self._functions = functions
         self.on = False
         self._results: List[Any] = []  # of sessions that have ended: (address or object, ns that the ending took)
@@ -65,10 +68,13 @@ class Recorder:
             self._autograd: Any = sys.modules["torch._C._autograd"]
             experimental = from_torch._ExperimentalConfig(profile_all_threads=True)
             self._activities = {from_torch.ProfilerActivity.CPU}
+            self._toggled = set(self._activities)  # torch can switch no other device's collection off
+            if device:
+                self._activities.add(getattr(from_torch.ProfilerActivity, device))
             scope = from_torch.RecordScope
             self._scopes = {scope.FUNCTION, scope.USER_SCOPE, scope.BACKWARD_FUNCTION}
             self._config = from_torch.ProfilerConfig(
-                from_torch.ProfilerState.KINETO,
+                _state(from_torch.ProfilerState, device),
                 flags.record_shapes,
                 False,  # profile_memory: gives nothing with all threads
                 flags.with_stack,
@@ -105,7 +111,7 @@ class Recorder:
         """Stop recording; the session goes on."""
         if libtorch_symbols.version() <= NEEDS_TOGGLE:
             with libtorch_symbols.quiet():
-                self._autograd._toggle_collection_dynamic(False, self._activities)
+                self._autograd._toggle_collection_dynamic(False, self._toggled)
 
     def end(self) -> int:
         """End the session, keep its result and return how long that took in ns; 0: no session. Raises SourceError."""
@@ -173,6 +179,11 @@ class Recorder:
         if was_on:
             with contextlib.suppress(Exception):
                 self.stop_collecting()
+
+
+def _state(states: Any, device: str) -> Any:
+    """The state of a session. Only in one of its own torch forwards the profiler of an accelerator to Kineto."""
+    return getattr(states, "KINETO_PRIVATEUSE1", states.KINETO) if device == "PrivateUse1" else states.KINETO
 
 
 class PrivateFile:

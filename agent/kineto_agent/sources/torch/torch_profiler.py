@@ -1,5 +1,7 @@
 """PyTorch's operators through torch's own profiler: for what the observer (observer_binding.py) cannot give.
 
+The kernels and calls of an accelerator that registered a profiler with torch are such a thing (device_profilers.py).
+
 Theory of operation
     profiler_recorder.py manages the sessions of torch's profiler. If they end without the GIL, one session is the whole
     recording: the program notices the recording itself and a pause of some milliseconds at its end. If they do not, a
@@ -34,6 +36,7 @@ from kineto_agent.protocol.records import TORCH_PROFILER_FORMAT
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
 from kineto_agent.sources.torch import kineto_state, libtorch_symbols
+from kineto_agent.sources.torch.device_profilers import DeviceProfiler
 from kineto_agent.sources.torch.profiler_recorder import Flags, PrivateFile, Recorder, Times
 from kineto_agent.system.debuglog import log_exception
 from kineto_agent.system.memory_use import give_memory_back, resident_bytes
@@ -63,13 +66,17 @@ def flags(options: Dict[str, Any], calls: bool = False) -> Flags:
     )
 
 
-def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
-    """A session that records through torch's profiler. why: what the observer lacks. Raises SourceError."""
+def prepare(request: SourceRequest, why: str, device: Optional[DeviceProfiler] = None) -> "TorchProfilerSession":
+    """A session that records through torch's profiler. why: what the observer lacks. Raises SourceError.
+
+    device: the accelerator whose activities are wanted, too.
+    """
     if kineto_state.active():
         raise SourceError("USER_PROFILER_ACTIVE", "the program's own torch.profiler is warming up or recording")
     why_pieces = libtorch_symbols.why_not()
     calls = "python_function" in request.activity_types and bool(request.options.get("stack_trace"))
-    recorder = Recorder(flags(request.options, calls), None if why_pieces else libtorch_symbols.load())
+    functions = None if why_pieces else libtorch_symbols.load()
+    recorder = Recorder(flags(request.options, calls), functions, device.activity if device else "")
     metadata = {
         "way": "torch.profiler: " + why,
         "torch_version": libtorch_symbols.version_text(),
@@ -77,6 +84,8 @@ def prepare(request: SourceRequest, why: str) -> "TorchProfilerSession":
         "python_rows": "all" if calls else "modules",
         "flops": bool(request.options.get("with_flops")),
     }
+    if device is not None:
+        metadata["accelerator"] = device.name
     arena = FileArena("torch_ops", request.buffer_limit_bytes)
     return TorchProfilerSession(
         recorder, arena, metadata, why_pieces, MOST_GROWTH * request.buffer_limit_bytes // END_GROWTH

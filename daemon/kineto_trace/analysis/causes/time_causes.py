@@ -49,7 +49,7 @@ TITLES: Mapping[str, str] = {
     "unrecorded": "the GPU's activities were not recorded",
     "data_loading": "GPU idle: the host waits for the next batch, or makes it",
     "host_communication": "GPU idle: the host waits in a collective",
-    "allocation": "GPU idle: CUDA allocates or releases memory",
+    "allocation": "GPU idle: the runtime allocates or releases memory",
     "synchronisation": "GPU idle: the host had waited for the GPU, and comes back with work",
     "operators": "GPU idle: the host is in operators and launching calls",
     "python": "GPU idle: the host runs Python outside of operators",
@@ -69,14 +69,17 @@ TITLES: Mapping[str, str] = {
 }
 _MATRIX = re.compile(
     r"(?<!fb)gemm|gemv|Gemm|wgrad|dgrad|fprop|convolve|conv\d?d|Conv(?!ert)|winograd|implicit|fft2d|[shi]cudnn_"
-    r"|cudnn.*(?:ampere|volta|hopper)|attention|fmha|flash_|attn_[fb]wd|cutlass|nvjet|Cijk_|dot_kernel|splitK"
-    r"|matmul|^bmm_"
+    r"|cudnn.*(?:ampere|volta|hopper)|attention|[fF]mha|flash_|(?:attn|sage)_[fb]wd|cutlass|nvjet|Cijk_|dot_kernel|splitK"
+    r"|matmul|^bmm_|gen\d*_conv|_convolution|sdpa|xetla"
 )  # not FBGEMM's kernels for embeddings, which have its name
 _NO_MATRIX = re.compile(
-    r"elementwise|batch_?norm|layer_?norm|compute\w*Offsets|nchwToNhwc|nhwcToNchw|softmax|pool|[Ii]m2(?:d2)?[Cc]ol"
+    r"[eE]lementwise|conv_reorder|batch_?norm|layer_?norm|compute\w*Offsets|nchwToNhwc|nhwcToNchw|softmax|pool|[Ii]m2(?:d2)?[Cc]ol"
     r"|reshape_and_cache|finalize_matmul|triton_(?:poi|per|red)_"
 )
-ELEMENTWISE = re.compile(r"elementwise_kernel|CatArrayBatchedCopy|index_elementwise|multi_tensor_apply|triton_poi_")
+ELEMENTWISE = re.compile(
+    r"elementwise_kernel|CatArrayBatchedCopy|index_elementwise|multi_tensor_apply|triton_poi_"
+    r"|xpu::\w*(?:Elementwise\w*Kernel|MultiTensorApply)"
+)
 _PINNED = re.compile(r"Pinned", re.IGNORECASE)
 _ON_DEVICE = re.compile(r"DtoD|PtoP|Device -> Device|DeviceToDevice|PeerToPeer", re.IGNORECASE)
 

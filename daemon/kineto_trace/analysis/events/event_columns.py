@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.activity_table import OWN_ROWS, ViewerRow
 from kineto_trace.model.activity_tables import tables_on
 from kineto_trace.model.context import Context
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, UNKNOWN_STREAM, Table
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, UNKNOWN_STREAM, Table, own_tables
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, owners, steps
 
 NOTHING = -1
@@ -32,8 +32,8 @@ Flags = npt.NDArray[np.bool_]
 class EventColumns:
     """Events in no particular order (Unix ns); NOTHING where a value does not apply.
 
-    kind: number into KINDS. call: place of the call that launched GPU work. op: name (number of a string) of the
-    operator or annotation that launched or called. iteration: number of the step in which the event, or its call,
+    kind: number into event_kinds(). call: place of the call that launched GPU work. op: name (number of a string) of
+    the operator or annotation that launched or called. iteration: number of the step in which the event, or its call,
     began.
     """
 
@@ -56,15 +56,21 @@ class EventColumns:
         return EventColumns(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
+def event_kinds(context: Context) -> tuple[str, ...]:
+    """Returns the kinds of events that this trace may have: KINDS, and its vendor's own types."""
+    return (*KINDS, *own_tables(context.trace.tables, *OWN_ROWS))
+
+
 def event_columns(context: Context) -> EventColumns:
     """Returns the events of all tables with times, except flows and what is in no table of its own."""
-    tables = {number: context.trace.table(kind) for number, kind in enumerate(KINDS)}
+    kinds = event_kinds(context)
+    tables = {number: context.trace.table(kind) for number, kind in enumerate(kinds)}
     sizes = [len(table) for table in tables.values()]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     call, op = _launches(context, first)
     start = np.concatenate([table["start"] for table in tables.values()])
     return EventColumns(
-        kind=np.repeat(np.arange(len(KINDS), dtype=np.int64), sizes),
+        kind=np.repeat(np.arange(len(kinds), dtype=np.int64), sizes),
         name=np.concatenate([table["name"].astype(np.int64) for table in tables.values()]),
         start=start,
         end=np.concatenate([table.end() for table in tables.values()]),

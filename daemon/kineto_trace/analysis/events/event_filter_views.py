@@ -8,10 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kineto_trace.analysis.events.event_columns import KINDS, NOTHING, ON_DEVICE, EventColumns, event_columns
+from kineto_trace.analysis.events.event_columns import (
+    KINDS,
+    NOTHING,
+    ON_DEVICE,
+    EventColumns,
+    event_columns,
+    event_kinds,
+)
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.errors import ViewError
+from kineto_trace.model.activity_table import ViewerRow
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import own_tables
 from kineto_trace.structure.activity_links import steps
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.text_columns import texts
@@ -88,7 +97,7 @@ def event_selection(
     """
     events = context.get(event_columns)
     base = context.trace.window_start_ns
-    chosen = _of_kinds(events, kind) & (events.end - events.start >= round(min_us * 1000))
+    chosen = _of_kinds(context, events, kind) & (events.end - events.start >= round(min_us * 1000))
     if name:
         chosen &= _named(context, events, name)
     if iteration:
@@ -108,12 +117,16 @@ def event_selection(
     return _answer(context, events, np.flatnonzero(chosen), limit)
 
 
-def _of_kinds(events: EventColumns, kinds: Sequence[str]) -> Flags:
-    unknown = [kind for kind in kinds if kind not in _GROUPS]
+def _of_kinds(context: Context, events: EventColumns, kinds: Sequence[str]) -> Flags:
+    present, own_work = event_kinds(context), own_tables(context.trace.tables, ViewerRow.GPU)
+    own_calls = own_tables(context.trace.tables, ViewerRow.CALL)
+    groups = {**_GROUPS, **{kind: (kind,) for kind in (*own_work, *own_calls)}}
+    groups |= {"gpu": (*ON_DEVICE, *own_work), "cpu": (*_GROUPS["cpu"], *own_calls)}
+    unknown = [kind for kind in kinds if kind not in groups]
     if unknown:
-        raise ViewError(f"view event_selection: kind={unknown[0]} is not valid; use some of {', '.join(_GROUPS)}")
-    wanted = np.zeros(len(KINDS), np.bool_)
-    wanted[[KINDS.index(each) for kind in kinds or ("cpu", "gpu") for each in _GROUPS[kind]]] = True
+        raise ViewError(f"view event_selection: kind={unknown[0]} is not valid; use some of {', '.join(groups)}")
+    wanted = np.zeros(len(present), np.bool_)
+    wanted[[present.index(each) for kind in kinds or ("cpu", "gpu") for each in groups[kind]]] = True
     return wanted[events.kind]
 
 
@@ -162,7 +175,7 @@ def _answer(context: Context, events: EventColumns, rows: Ints, limit: int) -> A
     found, strings = events.take(rows), context.trace.strings
     return Answer(
         {
-            "kind": texts(KINDS, found.kind),
+            "kind": texts(event_kinds(context), found.kind),
             "name": texts(strings, found.name),
             "iteration": _known(found.iteration),
             "start_ns": found.start,

@@ -74,6 +74,7 @@ from kineto_trace.kernel_traits.tensor_cores import (
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, MEMCPY, captured_ops, gpu, owners
 from kineto_trace.structure.call_stacks import SEPARATOR, call_stacks
+from kineto_trace.structure.gpu_devices import vendor_words
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.python_frames import python_frames
 
@@ -271,7 +272,7 @@ def no_tensor_cores(context: Context) -> Iterator[Finding]:
         return
     yield Finding(
         name="no_tensor_cores",
-        title="Matrix products do not use the tensor cores",
+        title=f"Matrix products do not use the {able.words.tensor_cores}",
         saving_ns=int(total * (1 - 1 / SPEED_UP)) // len(found.devices),
         advice=able.precision(),
         evidence=f"{ms(total)} of kernels, {share(total, everything)} of all kernel time; the saving assumes "
@@ -331,7 +332,8 @@ def small_grids(context: Context) -> Iterator[Finding]:
         advice="Make the work of these operators larger (batch, sequence, fused heads), or run independent ones on "
         "streams of their own.",
         evidence=f"{times(len(rows), 'kernel')} of {ms(float(took[rows].sum()))} with "
-        f"{float(np.average(filled, weights=took[rows])):.2g} blocks per multiprocessor; the saving "
+        f"{float(np.average(filled, weights=took[rows])):.2g} blocks per {vendor_words(context).multiprocessor}; the "
+        "saving "
         "is what a full GPU would give at most",
         causes=COMPUTING,
         op=heaviest_op(context, activity.op[rows], took[rows]),

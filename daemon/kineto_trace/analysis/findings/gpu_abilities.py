@@ -3,10 +3,9 @@
 Theory of operation
     NVIDIA's compute capability tells: tensor cores multiply float16 from 7.0 on, bfloat16 and TF32 from 8.0 on, float8
     from 8.9 on; Triton, and so torch.compile, needs 7.0. AMD's numbers count otherwise (gfx90a is 9.0), and only what
-    all Instinct GPUs can do is advised. Some drivers leave the name of AMD's GPUs empty: then the runtime tells, whose
-    calls are hip…. A device of which neither CUDA nor HIP is called (Intel's, Meta's) has no CUDA graphs. Of several
-    GPUs in a process the least able one counts. torch.compile also needs PyTorch 2; kinetod's own captures tell the
-    version.
+    all Instinct GPUs can do is advised. structure/gpu_devices.py says whose the GPUs are; others than NVIDIA's and
+    AMD's have no graphs to advise. Of several GPUs in a process the least able one counts. torch.compile also needs
+    PyTorch 2; kinetod's own captures tell the version.
 """
 
 import re
@@ -14,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kineto_trace.analysis.overview.gpu_figures import device_properties, global_memory, is_count, peak_memory
-from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.analysis.overview.gpu_figures import global_memory, is_count, peak_memory
+from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor, VendorWords
 from kineto_trace.model.context import Context
-from kineto_trace.structure.activity_links import calls
+from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
 
 TENSOR_CORES, BFLOAT16, FLOAT8, COMPILES = (7, 0), (8, 0), (8, 9), (7, 0)
 FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # NVIDIA's that compute float64 at half the speed of float32
@@ -25,27 +24,29 @@ HALF_SPEED, SLOW_DOUBLE = 2.0, 32.0  # times as long as float32; some of NVIDIA'
 COMPILING_TORCH = (2, 0)
 FULL = 0.8  # of the memory: no larger batch is advised above
 _TORCH = re.compile(r"torch\D*(\d+)\.(\d+)")
-_HIP, _CUDA = re.compile(r"hip[A-Z]"), re.compile(r"cuda[A-Z]|cu[A-Z]")
-_AMD = re.compile(r"\bAMD\b|Radeon|Instinct|\bMI\d{2,3}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAbilities:
-    """capability: of NVIDIA's GPUs; None: unknown. amd: they are AMD's. full: share of memory in use, if known.
+    """capability: of NVIDIA's GPUs; None: unknown. full: share of memory in use, if known.
 
-    graphs: whether they may have CUDA graphs. torch: major and minor version of PyTorch, if known.
+    torch: major and minor version of PyTorch, if known.
     """
 
+    vendor: GpuVendor
     capability: tuple[int, int] | None
-    amd: bool
-    graphs: bool
     full: float | None
     torch: tuple[int, int] | None = None
 
     @property
+    def words(self) -> VendorWords:
+        """Returns what their vendor calls things."""
+        return WORDS[self.vendor]
+
+    @property
     def tensor_cores(self) -> bool:
-        """Tells whether it is known to have tensor cores (or AMD's matrix cores)."""
-        return self.amd or (self.capability is not None and self.capability >= TENSOR_CORES)
+        """Tells whether it has tensor cores (or AMD's matrix cores), and names of kernels tell their use."""
+        return self.vendor is GpuVendor.AMD or (self.capability is not None and self.capability >= TENSOR_CORES)
 
     @property
     def double_ratio(self) -> float:
@@ -58,7 +59,7 @@ class GpuAbilities:
     def precision(self) -> str:
         """Returns which types of numbers to use for matrix products; "" if tensor cores are not known."""
         sizes = "; sizes should be multiples of 8."
-        if self.amd:
+        if self.vendor in (GpuVendor.AMD, GpuVendor.INTEL):
             return "Use bfloat16 or float16 (torch.autocast)" + sizes
         if self.capability is None or self.capability < TENSOR_CORES:
             return ""
@@ -94,7 +95,7 @@ class GpuAbilities:
         """Returns how the host launches less."""
         tools = [
             *([] if self.no_compiler() else ["torch.compile"]),
-            *(["CUDA graphs"] if self.graphs else []),
+            *([self.words.graphs] if self.words.graphs else []),
         ]
         ways = [
             *([" or ".join(tools)] if tools else []),
@@ -106,7 +107,7 @@ class GpuAbilities:
 
     def shorter_pauses(self) -> str:
         """Returns how kernels that were launched ahead follow each other sooner."""
-        graphs = ", or CUDA graphs, whose kernels follow each other faster" if self.graphs else ""
+        graphs = f", or {self.words.graphs}, whose kernels follow each other faster" if self.words.graphs else ""
         return f"Run fewer and longer kernels: fused operators, larger tensors{graphs}."
 
 
@@ -115,9 +116,8 @@ def gpu_abilities(context: Context) -> GpuAbilities:
     properties, peaks = context.get(device_properties), context.get(peak_memory)
     used = set(context.trace.table("kernel")["device"].tolist()) or set(properties)
     known = [properties[number] for number in sorted(used) if number in properties]
-    strings, called = context.trace.strings, unique_values(context.get(calls).name).tolist()
-    hip, cuda = (any(pattern.match(strings[name]) for name in called) for pattern in (_HIP, _CUDA))
-    amd = hip or any(_is_amd(item) for item in known)
+    vendor = context.get(gpu_vendor)
+    nvidia = vendor in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
     capabilities = [found for found in map(_capability, known) if found is not None]
     shares = [
         peaks[number] / memory
@@ -125,16 +125,11 @@ def gpu_abilities(context: Context) -> GpuAbilities:
         if (memory := global_memory(properties[number]))
     ]
     return GpuAbilities(
-        capability=min(capabilities) if capabilities and not amd else None,
-        amd=amd,
-        graphs=amd or cuda or not called,
+        vendor=vendor,
+        capability=min(capabilities) if capabilities and nvidia else None,
         full=max(shares) if shares else None,
         torch=_torch_version(context.trace.target.framework),
     )
-
-
-def _is_amd(properties: Mapping[str, Any]) -> bool:
-    return _AMD.search(str(properties.get("name", ""))) is not None
 
 
 def _capability(properties: Mapping[str, Any]) -> tuple[int, int] | None:

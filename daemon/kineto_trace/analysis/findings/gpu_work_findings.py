@@ -24,10 +24,12 @@ from kineto_trace.analysis.host_time.moment_classes import Class, moment_classes
 from kineto_trace.analysis.host_time.optimizer_steps import optimizer_steps
 from kineto_trace.arrays.intervals import Union, containing
 from kineto_trace.base.quantities import ms, share, times
+from kineto_trace.kernel_traits.gpu_vendors import WORDS, GpuVendor
 from kineto_trace.kernel_traits.kernel_types import matches
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu, ops
 from kineto_trace.structure.fwd_bwd import op_roles
+from kineto_trace.structure.gpu_devices import gpu_vendor
 from kineto_trace.structure.python.code_places import code_place
 from kineto_trace.structure.python.library_calls import framework_of
 from kineto_trace.structure.training_thread import training_thread
@@ -36,6 +38,7 @@ COMPUTING = ("matrix_products", "elementwise", "other_kernels")
 LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|NCHW_?to_?NHWC|NHWC_?to_?NCHW|batched_transpose_\d", re.IGNORECASE)
 DOUBLE = re.compile(r"[<(]double[,>)*#]|dgemm|d884gemm|f64f64")
 _SCALAR_ONLY = re.compile(r"multi_tensor_apply.*Functor<(?:float|c10)")  # float64 is in their signatures
+_TAKEN_BY = {GpuVendor.AMD: "; MIOpen takes it with the environment variable PYTORCH_MIOPEN_SUGGEST_NHWC=1"}
 _CONVOLUTION = re.compile(r"^aten::(?:cudnn_convolution|convolution_backward)")
 MEASURED_GAIN = 0.1
 HALF_THE_BYTES = 0.5
@@ -77,13 +80,14 @@ def layout_changes(context: Context) -> Iterator[Finding]:
     chosen = (activity.kind == KERNEL) & matches(context.trace.strings, LAYOUT)[activity.name] & (took > 0)
     if not chosen.any():
         return
-    time = int(took[chosen].sum()) // len(found.devices)
+    time, vendor = int(took[chosen].sum()) // len(found.devices), context.get(gpu_vendor)
     yield Finding(
         name="layout_changes",
         title="Convolutions change the layout of their images (channels first, channels last) on the GPU",
         saving_ns=time,
-        advice="Keep images in the layout that the tensor cores want: model.to(memory_format=torch.channels_last), and "
-        "the same for its inputs. In JAX and TensorFlow: NHWC.",
+        advice=f"Keep images in the layout that the {WORDS[vendor].tensor_cores} want: "
+        f"model.to(memory_format=torch.channels_last), and the same for its inputs{_TAKEN_BY.get(vendor, '')}. In JAX "
+        "and TensorFlow: NHWC.",
         evidence=f"{times(int(np.count_nonzero(chosen)), 'kernel')}, {ms(time)}; normalisation and pooling may gain "
         "by it, too",
         causes=COMPUTING,

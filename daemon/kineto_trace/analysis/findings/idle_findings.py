@@ -50,6 +50,7 @@ from kineto_trace.base.quantities import ms, times
 from kineto_trace.kernel_traits.kernel_types import data_loading_names
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, calls, gpu
+from kineto_trace.structure.gpu_devices import vendor_words
 from kineto_trace.structure.python.python_frames import python_frames
 from kineto_trace.structure.training_thread import training_thread
 
@@ -255,9 +256,14 @@ _NO_READ = (
     "them on the GPU and read them every so many steps, or copy with non_blocking=True and wait later."
 )
 _NO_WAIT = (
-    "Take torch.cuda.synchronize(), and waits for streams and events, out of the loop: work on the GPU keeps its order "
-    "without them. To measure times use torch.cuda.Event, and read them every so many steps."
+    "Take {synchronize}, and waits for streams and events, out of the loop: work on the GPU keeps its order without "
+    "them. To measure times use {event}, and read them every so many steps."
 )
+
+
+def _no_wait(context: Context) -> str:
+    words = vendor_words(context)
+    return _NO_WAIT.format(synchronize=words.synchronize, event=words.event)
 
 
 def _only_waits(context: Context, shown: str | None) -> bool:
@@ -285,7 +291,7 @@ def synchronisation(context: Context) -> Iterator[Finding]:
             name="synchronisation",
             title=f"{shown} waits for the GPU, which then waits for the host",
             saving_ns=time,
-            advice=_NO_WAIT if _only_waits(context, shown) else _NO_READ,
+            advice=_no_wait(context) if _only_waits(context, shown) else _NO_READ,
             evidence=f"{call} {times(max(len(blocking), 1), 'time')}{called_in(context, frame)}, the GPU idle for "
             f"{ms(time)} after it",
             causes=("synchronisation",),
@@ -359,15 +365,17 @@ _allocating = _cause(
     "allocation",
     "allocation",
     "The GPU waits while memory is allocated or released",
-    "Keep the allocator from going back to CUDA: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no "
-    "torch.cuda.empty_cache() in the loop, less peak memory; allocate pinned buffers once.",
+    "",
 )
 
 
 def allocation(context: Context) -> Iterator[Finding]:
-    """GPU idle while CUDA allocates or releases memory."""
+    """GPU idle while the runtime allocates or releases memory."""
+    words = vendor_words(context)
+    ways = [*filter(None, [words.allocator]), f"no {words.empty_cache} in the loop", "less peak memory"]
+    advice = f"Keep the allocator from going back to {words.runtime}: {', '.join(ways)}; allocate pinned buffers once."
     for finding in _allocating(context):
-        yield replayed(context, finding, Change(calls=context.get(allocating_calls)))
+        yield replayed(context, replace(finding, advice=advice), Change(calls=context.get(allocating_calls)))
 
 
 _pausing = _cause("kernel_gaps", "kernel_gaps", "The GPU pauses between short kernels that were launched ahead", "")
@@ -376,7 +384,7 @@ queued = _cause(
     "queued",
     "Launched work waits in the GPU's queue",
     "View idle_gaps with cause=queued shows before which activity. Work waits there for an event of another stream "
-    "(record cuda_sync), for another GPU, for the first launch of a CUDA graph, or for the profiler.",
+    "(record cuda_sync), for another GPU, for the first launch of a graph, or for the profiler.",
 )
 
 

@@ -8,17 +8,14 @@ import numpy as np
 
 from kineto_trace.analysis.findings.gpu_abilities import gpu_abilities
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
-from kineto_trace.analysis.overview.gpu_figures import (
-    GpuFigures,
-    device_properties,
-    gpu_figures,
-    is_count,
-)
+from kineto_trace.analysis.overview.gpu_figures import GpuFigures, gpu_figures, is_count
 from kineto_trace.analysis.overview.step_breakdown import Breakdown, breakdown
 from kineto_trace.arrays.id_sets import unique_values
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.kernel_traits.kernel_types import communication_names, communication_op_names
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import OP_TABLES
+from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -94,11 +91,11 @@ def recommendations(context: Context) -> Answer:
     The rules:
     - data_loading: more than 5 % of the mean step waits for data.
     - data_parallel: DataParallel runs on more than one GPU.
-    - nccl_backend: DistributedDataParallel runs without NCCL on a GPU of compute capability 3.5 or higher.
+    - nccl_backend: DistributedDataParallel runs without NCCL on NVIDIA's GPUs of compute capability 3.5 or higher.
     - communication: more than 10 % of the mean step is communication that nothing else hides.
     - low_utilization: a GPU runs kernels in less than 50 % of the steps' time.
-    - tensor_cores: no kernel uses tensor cores on a GPU that has them (compute capability 7 or higher), although
-      operators ran that could.
+    - tensor_cores: no kernel uses tensor cores on a GPU that has them (NVIDIA's from compute capability 7 on),
+      although operators ran that could.
     - memory: more than 90 % of a GPU's memory was allocated at some time (needs recorded allocations).
 
     The advice names only what the GPUs of the trace can do: bfloat16 and TF32 from compute capability 8.0 on,
@@ -176,13 +173,14 @@ def _facts(context: Context) -> RecommendationFacts:
     nccl_ops = np.flatnonzero(context.get(communication_op_names))
     nccl_names = {number for number in nccl_ops.tolist() if trace.strings[number].startswith(("nccl:", "rccl:"))}
     properties = context.get(device_properties)
+    nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)  # others number their GPUs otherwise
     return RecommendationFacts(
         steps=context.get(breakdown),
         gpus=gpus,
         use=use,
         names=frozenset(trace.strings[number] for names in host for number in names.tolist()),
         used_devices=len(gpus),
-        capabilities=capabilities(properties),
+        capabilities=capabilities(properties) if nvidia else {},
         uses_nccl=bool(context.get(communication_names)[kernels].any())
         or any(number in nccl_names for names in host for number in names.tolist()),
         tensor_devices=[

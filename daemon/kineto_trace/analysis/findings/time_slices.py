@@ -24,6 +24,7 @@ from kineto_trace.arrays.row_groups import group
 from kineto_trace.base.quantities import ms, times
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu
+from kineto_trace.structure.gpu_devices import vendor_words
 
 LEAST_NS = 500_000  # drivers' slices take 1 to 6 ms
 LEAST_SLICES, LEAST_NAMES = 10, 3
@@ -59,12 +60,13 @@ def time_slices(context: Context) -> Iterator[Finding]:
     works, others = int(took[activity.kind == KERNEL].sum()), int(took[rows].sum())
     of_kernels = np.arange(len(lost)) < len(late)
     saving = int(lost[alike & of_kernels].sum() * (works / max(others, 1)) + lost[alike & ~of_kernels].sum()) // devices
+    words = vendor_words(context)
     yield Finding(
         name="gpu_shared",
         title="Another program takes turns with this one on the GPU",
         saving_ns=saving,
-        advice="Find the other process (kinetoctl top and nvidia-smi list those of each GPU), and run it on another "
-        "GPU or at another time. Where programs must share a GPU, MPS or MIG let them run beside each other.",
+        advice=f"Find the other process (kinetoctl top and {words.status} list those of each GPU), and run it on "
+        f"another GPU or at another time. Where programs must share a GPU, {words.sharing}.",
         evidence=f"{times(int(alike.sum()), 'slice')} of {ms(slice_ns)} are missing: in {times(len(late), 'kernel')} "
         f"that took so much longer than others alike, and {times(len(waits), 'wait')} of launched work; with as large "
         f"a part of the matrix products, that is {ms(saving)}",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor, vendor_of_properties
 from kineto_trace.model.trace import Trace
 
 Value = bool | int | float | str
@@ -32,7 +33,7 @@ class SettingFacts:
 
     settings: Mapping[str, Value]
     on_gpu: bool  # the trace has kernels
-    tf32: bool | None  # the GPUs can; None: unknown
+    tf32: bool | None  # NVIDIA's GPUs can; None: unknown
     convolves: bool  # on a GPU
 
 
@@ -41,7 +42,8 @@ Rule = Callable[[Value, SettingFacts], Verdict | None]
 
 def facts_of(trace: Trace) -> SettingFacts:
     """Returns what the rules need to know of a trace."""
-    majors = [major for device in trace.devices if isinstance(major := device.get("computeMajor"), int)]
+    nvidia = [each for each in trace.devices if vendor_of_properties(each) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)]
+    majors = [major for device in nvidia if isinstance(major := device.get("computeMajor"), int)]
     return SettingFacts(
         settings=trace.target.settings,
         on_gpu=len(trace.table("kernel")) > 0,
@@ -127,7 +129,7 @@ RULES: Mapping[str, Rule] = {
     "torch.deterministic_algorithms": _if_on(MAY_SLOW, "slower kernels run where only they are deterministic"),
     "torch.cudnn_deterministic": _if_on(MAY_SLOW, "slower convolutions run where only they are deterministic"),
     "torch.cudnn_benchmark": _benchmark,
-    "torch.cudnn_enabled": _if_off(MAY_SLOW, "convolutions and recurrent layers run without cuDNN"),
+    "torch.cudnn_enabled": _if_off(MAY_SLOW, "convolutions and recurrent layers run without cuDNN or MIOpen"),
     "torch.mkldnn_enabled": _if_off(MAY_SLOW, "operators on the CPU run without oneDNN"),
     "torch.matmul_precision": _tf32,
     "torch.float32_matmul_precision": _tf32,
@@ -139,7 +141,7 @@ RULES: Mapping[str, Rule] = {
     "env.CUDA_LAUNCH_BLOCKING": _if_on(SLOWS, _WAITS_FOR_EACH_LAUNCH),
     "env.HIP_LAUNCH_BLOCKING": _if_on(SLOWS, _WAITS_FOR_EACH_LAUNCH),
     "env.AMD_SERIALIZE_KERNEL": _if_text(SLOWS, _WAITS_FOR_EACH_LAUNCH, "1", "2", "3"),
-    "env.PYTORCH_NO_CUDA_MEMORY_CACHING": _if_text(SLOWS, "every allocation asks CUDA, which stops the GPU"),
+    "env.PYTORCH_NO_CUDA_MEMORY_CACHING": _if_text(SLOWS, "every allocation asks the runtime, which stops the GPU"),
     "env.CUDA_CACHE_DISABLE": _if_on(MAY_SLOW, "kernels are compiled anew at each start"),
     "env.NVIDIA_TF32_OVERRIDE": _tf32,
     "env.TORCH_DISTRIBUTED_DEBUG": _if_text(SLOWS, "ranks compare each collective before they begin it", "detail"),

@@ -12,9 +12,10 @@ import numpy.typing as npt
 from kineto_trace.analysis.host_time.op_times import tensor_times
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import subtree_sums
-from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import names_tell, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu, ops
+from kineto_trace.structure.gpu_devices import gpu_vendor
 
 NAN = float("nan")
 
@@ -23,7 +24,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TensorUse:
-    """Shares 0 to 1 of kernel time; NaN: there is none.
+    """Shares 0 to 1 of kernel time; NaN: there is none, or names of kernels on these GPUs do not tell.
 
     kernel_share: of all kernels' time in kernels that use tensor cores. by_device: likewise on each GPU.
     eligible_share: of the kernel time of all operators, that of eligible ones.
@@ -41,12 +42,14 @@ def tensor_use(context: Context) -> TensorUse:
     took = np.where(kernel, activity.end - activity.start, 0)
     uses = kernel & context.get(uses_tensor_cores)[activity.name]
     owned = np.flatnonzero(kernel & (activity.op >= 0))
-    of_ops = took[owned]
+    of_ops, told = took[owned], names_tell(context.get(gpu_vendor))
     eligible = _below_deepest(context)[activity.op[owned]] if len(owned) else np.zeros(0, np.bool_)
     return TensorUse(
-        kernel_share=share_of(took[uses].sum(), took.sum()),
+        kernel_share=share_of(took[uses].sum(), took.sum()) if told else NAN,
         by_device={
             device: share_of(took[uses & (activity.device == device)].sum(), took[activity.device == device].sum())
+            if told
+            else NAN
             for device in unique_values(activity.device[kernel]).tolist()
         },
         eligible_share=share_of(of_ops[eligible].sum(), of_ops.sum()),

@@ -1,6 +1,5 @@
 """How many floating-point operations ran, how fast, and how fast the GPU could have been."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -12,15 +11,17 @@ from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.analysis.kernels.operator_work import operator_work
 from kineto_trace.analysis.kernels.tensor_core_use import share_of
-from kineto_trace.analysis.overview.gpu_figures import device_properties
+from kineto_trace.analysis.overview.gpu_figures import global_memory
 from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.row_groups import group, subtree_sums, sums
 from kineto_trace.errors import ViewError
 from kineto_trace.kernel_traits.gpu_peaks import GpuPeaks, gpu_peaks
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor
 from kineto_trace.kernel_traits.precisions import PRECISIONS, precision_name
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu, ops
+from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -41,8 +42,8 @@ _FP32, _TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 class Products:
     """The innermost operators whose operations are known, one value each. row: of cpu_op.
 
-    flop, bytes: of the call. precision: number into PRECISIONS, or UNKNOWN; tf32 is fp32 on tensor cores. device_ns: of
-    all GPU activities that it launched.
+    flop, bytes: of the call. precision: number into PRECISIONS, or UNKNOWN; tf32 is fp32 on NVIDIA's tensor cores
+    (AMD's matrix cores multiply fp32 as it is). device_ns: of all GPU activities that it launched.
     """
 
     row: Ints
@@ -56,13 +57,14 @@ def products(context: Context) -> Products:
     """An operator in another one with the same product counts alone: aten::convolution, aten::cudnn_convolution."""
     work, tree = context.get(operator_work), context.get(ops)
     known = (work.flop > 0)[tree.row]
+    nvidia = context.get(gpu_vendor) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)
     innermost = np.sort(tree.row[known & (subtree_sums(known, tree.nested.tree.stop) == 1)])
     precision, on_tensor_cores = work.precision[innermost], context.get(tensor_times).total[innermost] > 0
     return Products(
         row=innermost,
         flop=work.flop[innermost],
         bytes=work.bytes[innermost],
-        precision=np.where((precision == _FP32) & on_tensor_cores, _TF32, precision),
+        precision=np.where((precision == _FP32) & on_tensor_cores & nvidia, _TF32, precision),
         device_ns=context.get(op_times).device_total[innermost],
     )
 
@@ -72,7 +74,12 @@ def products(context: Context) -> Products:
     columns(
         ("name", "text", "", "operator"),
         ("input_shape", "text", "", "shapes of its inputs"),
-        ("precision", "text", "", "fp64, fp32, tf32 (fp32 on tensor cores), bf16, fp16, fp8 or int8, by its inputs"),
+        (
+            "precision",
+            "text",
+            "",
+            "fp64, fp32, tf32 (fp32 on NVIDIA's tensor cores), bf16, fp16, fp8 or int8, by its inputs",
+        ),
         ("calls", "int", "", "number of runs"),
         ("call_gflop", "float", "GFLOP", "floating-point operations of one call"),
         ("device_us", "float", "us", "GPU time of all that it launched, summed"),
@@ -108,8 +115,8 @@ def operator_flops(context: Context, *, peak: float = 0.0, bandwidth: float = 0.
     order = np.argsort(-time_us, kind="stable")
     first = groups.first[order]
     precision = [precision_name(at) for at in found.precision[first].tolist()]
-    name = _gpu_name(context)
-    limits = gpu_peaks(name)
+    name, memory_bytes = _gpu(context)
+    limits = gpu_peaks(name, memory_bytes)
     peaks = np.array([_peak(limits, each, peak) for each in precision]) if on_gpu else np.full(len(first), NAN)
     rate = _ratio(groups.sums(found.flop)[order] / 1e6, time_us[order])
     intensity = _ratio(found.flop[first].astype(np.float64), found.bytes[first].astype(np.float64))
@@ -178,8 +185,8 @@ def flops_utilization(context: Context, *, peak: float = 0.0) -> Answer:
     for number in unique_values(found.precision).tolist():
         by_precision[precision_name(number)] = int(found.flop[inside & (found.precision == number)].sum())
     most = max(by_precision, key=lambda name: by_precision[name])
-    name, activity = _gpu_name(context), context.get(gpu)
-    limits = gpu_peaks(name) if len(activity) else None
+    (name, memory_bytes), activity = _gpu(context), context.get(gpu)
+    limits = gpu_peaks(name, memory_bytes) if len(activity) else None
     total, time_us = sum(by_precision.values()), (span[1] - span[0]) / 1000
     at_peak = sum(flop / 1e6 / _peak(limits, precision, peak) for precision, flop in by_precision.items() if flop)
     kernels = activity.end[activity.kind == KERNEL] - activity.start[activity.kind == KERNEL]
@@ -213,16 +220,15 @@ def _notes(context: Context) -> list[str]:
     return [_NO_SHAPES if context.get(operator_work).products.any() else _NO_PRODUCTS]
 
 
-def _gpu_name(context: Context) -> str | None:
-    """The model of the GPU whose kernels took the most time."""
+def _gpu(context: Context) -> tuple[str | None, int | None]:
+    """The model of the GPU whose kernels took the most time, and the bytes of its memory."""
     activity = context.get(gpu)
     kernel = activity.kind == KERNEL
     if not kernel.any():
-        return None
+        return None, None
     took = sums(activity.device[kernel], (activity.end - activity.start)[kernel], int(activity.device.max()) + 1)
-    named: Mapping[int, Mapping[str, object]] = context.get(device_properties)
-    found = named.get(int(np.argmax(took)), {}).get("name")
-    return None if found is None else str(found)
+    found = context.get(device_properties).get(int(np.argmax(took)), {})
+    return None if found.get("name") is None else str(found["name"]), global_memory(found)
 
 
 def _peak(limits: GpuPeaks | None, precision: str | None, given: float) -> float:

@@ -14,8 +14,10 @@ from kineto_trace.analysis.overview.step_breakdown import host_ranges
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.arrays.intervals import Union, difference, union
 from kineto_trace.arrays.row_groups import group
+from kineto_trace.kernel_traits.gpu_vendors import GpuVendor, vendor_of_properties
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import GPU_TABLES, Table
+from kineto_trace.structure.gpu_devices import device_properties
 from kineto_trace.structure.recorded_time import unrecorded
 
 Ints = npt.NDArray[np.int64]
@@ -73,11 +75,6 @@ def peaks_of_devices(context: Context) -> dict[tuple[int, int], int]:
     first = rows[found.first]
     keys = zip(table["device_type"][first].tolist(), table["device"][first].tolist(), strict=True)
     return dict(zip(keys, highest.tolist(), strict=True))
-
-
-def device_properties(context: Context) -> dict[int, Mapping[str, Any]]:
-    """Returns the properties in the trace of each GPU, by its number."""
-    return {item["id"]: item for item in context.trace.devices if isinstance(item.get("id"), int)}
 
 
 def is_count(value: Any) -> bool:
@@ -150,7 +147,8 @@ def figures_of(context: Context, device: int, basis: Basis) -> GpuFigures:
     span = basis.span or (0, 0)
     properties = basis.properties.get(device, {})
     share = basis.recorded_share() or NAN
-    major, minor = properties.get("computeMajor"), properties.get("computeMinor")
+    of_nvidia = vendor_of_properties(properties) in (GpuVendor.NVIDIA, GpuVendor.UNKNOWN)  # others count otherwise
+    major, minor = (properties.get(name) if of_nvidia else None for name in ("computeMajor", "computeMinor"))
     return GpuFigures(
         device=device,
         name=None if properties.get("name") is None else str(properties["name"]),

@@ -1,5 +1,7 @@
 """Decodes the traces of torch's profiler ("kineto_json/1") into the tables cpu_op, user_annotation, python_function.
 
+The rows of an accelerator, where torch's profiler recorded one, become those of GPUs: kineto_device_rows.py.
+
 Theory of operation
     kineto_text.py provides the rows in blocks. Each block is reduced to columns: numbers, and names and arguments by
     their numbers in the string table. One regular expression over the whole block removes an op's arguments that have a
@@ -30,7 +32,9 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import SCOPE_BACKWARD_FUNCTION, SCOPE_USER, TORCH_PROFILER_FORMAT
 
+from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
+from kineto_trace.decode.torch.kineto_device_rows import DeviceRows, table_of
 from kineto_trace.decode.torch.kineto_python_calls import PythonCalls
 from kineto_trace.decode.torch.kineto_text import Damage, Document, Row, documents, thread_ids
 from kineto_trace.decode.torch.op_flops import add_flops
@@ -46,6 +50,8 @@ _BETWEEN = b"\0"  # between the arguments of two rows; JSON never contains it
 _AROUND = b" \n,"
 _KNOWN_ELSEWHERE = ("", "Trace", "ac2g", "fwdbwd")  # M rows and marks, the recording's span, arrows
 _MAX_OTHERS = 8
+_NUMBER_BITS = 40  # of an operator's number in its document, below the document's number
+_MOST_NUMBER = (1 << _NUMBER_BITS) - 1
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -53,6 +59,7 @@ AnyArray = npt.NDArray[Any]
 
 
 class _OpArgs(msgspec.Struct, gc=False):
+    number: int = msgspec.field(name="External id", default=0)
     sequence: int = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
     finished: bool = True
@@ -65,23 +72,41 @@ _one_op_args = msgspec.json.Decoder(_OpArgs)
 def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVERYTHING) -> Decoded:
     """Decodes all documents of a source; names and arguments go into `strings`."""
     damage = Damage()
-    reader = _Reader(strings, modules_only=source.metadata.get("python_rows") == "modules")
+    wanted = _wanted(source)
+    modules_only = source.metadata.get("python_rows") == "modules"
+    reader = _Reader(strings, wanted, modules_only=modules_only)
     buffers = (bytes(source.data[chunk.offset : chunk.offset + chunk.size]) for chunk in source.chunks)
     for document, blocks in documents(buffers, damage):
         reader.read(document, blocks, damage)
     tables = reader.tables()
     if source.metadata.get("flops"):
         tables["cpu_op"] = add_flops(tables["cpu_op"], strings)
-    wanted = source.metadata.get("activity_types")
-    if isinstance(wanted, list):
-        for unwanted in set(OP_TABLES) - set(map(str, wanted)):
-            del tables[unwanted]
+    for unwanted in set(OP_TABLES) - (set(OP_TABLES) if wanted is None else wanted):
+        del tables[unwanted]
     return Decoded(
         tables=tables,
-        records=reader.rows,
+        records=reader.rows + reader.device_rows.rows,
         undecoded=damage.rows + damage.documents,
         warnings=tuple(_warnings(damage, reader)),
+        metadata=_devices(reader, str(source.metadata.get("accelerator", ""))),
+        categories=reader.device_rows.categories(),
     )
+
+
+def _wanted(source: RawSource) -> frozenset[str] | None:
+    """Returns the activity types that were asked for; None: all."""
+    found = source.metadata.get("activity_types")
+    return frozenset(map(str, found)) if isinstance(found, list) else None
+
+
+def _devices(reader: "_Reader", accelerator: str) -> dict[str, Any]:
+    """Returns the properties of the devices, as far as their profiler told them, as metadata about the target."""
+    told = {each["id"]: each for each in reader.devices if isinstance(each.get("id"), int)}
+    used = reader.device_rows.devices()
+    if not used:
+        return {}
+    named = {number: {"id": number, "name": accelerator} for number in used if accelerator}
+    return {"devices": [each for _, each in sorted({**named, **told}.items())]}
 
 
 def nanoseconds(microseconds: Floats) -> Ints:
@@ -145,14 +170,17 @@ class _Arrows:
 
 
 class _Reader:
-    """Collects the columns of all documents."""
+    """Collects the columns of all documents. wanted: the activity types to keep; None: all."""
 
-    def __init__(self, strings: StringTable, *, modules_only: bool) -> None:
+    def __init__(self, strings: StringTable, wanted: frozenset[str] | None, *, modules_only: bool) -> None:
         self._names = _Names(strings)
+        self._documents = 0
         self._numbers = _Numbers(strings)
         self._parts: list[dict[str, AnyArray]] = []
         self._threads: Counter[tuple[int, int]] = Counter()  # torch's number, system id
         self._python = PythonCalls(modules_only=modules_only)
+        self.device_rows = DeviceRows(wanted, self._names.__getitem__)
+        self.devices: list[dict[str, Any]] = []
         self.rows = 0
         self.cut = 0
         self.others: Counter[str] = Counter()
@@ -164,6 +192,7 @@ class _Reader:
         for rows in blocks:
             ops: list[Row] = []
             calls: list[Row] = []
+            on_device: list[Row] = []
             for row in rows:
                 category = row.cat
                 if category == "python_function":
@@ -172,19 +201,29 @@ class _Reader:
                     ops.append(row)
                 elif category == "fwdbwd":
                     (starts if row.ph == "s" else ends).add(row)
+                elif table_of(category):
+                    if self.device_rows.wants(category):
+                        on_device.append(row)
                 elif category not in _KNOWN_ELSEWHERE:
                     self.others[category] += 1
             self.rows += len(ops) + len(calls)
             if ops:
                 parts.append(self._op_columns(ops, damage))
             self._python.add(calls, _times(calls), [self._names[row.name] for row in calls])
+            if on_device:
+                times = _times(on_device)
+                times["start"] += document.base_ns
+                self.device_rows.add(on_device, times, self._documents, damage)
+        self.devices += document.devices
         self._python.end_document(document.base_ns)
         self.cut += not document.whole
         if parts:
             joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             self._learn_threads(joined, starts, ends)
             joined["start"] += document.base_ns
+            joined["number"] += self._documents << _NUMBER_BITS
             self._parts.append(joined)
+        self._documents += 1
 
     def _op_columns(self, rows: list[Row], damage: Damage) -> dict[str, AnyArray]:
         texts = [bytes(row.args) for row in rows]
@@ -197,6 +236,7 @@ class _Reader:
             "thread": thread_ids(rows),
             "user": np.array([row.cat == "user_annotation" for row in rows], np.bool_),
             "inputs": np.array([self._numbers[rest] for rest in rests], np.int32),
+            "number": np.array([arg.number & _MOST_NUMBER for arg in args], np.int64),
             "sequence": np.array([arg.sequence for arg in args], np.int64),
             "forward_thread": np.array([arg.forward_thread & 0xFFFFFFFF for arg in args], np.uint32),
             "finished": np.array([arg.finished for arg in args], np.uint8),
@@ -224,12 +264,22 @@ class _Reader:
         """Returns the tables of all documents; ops are numbered in the order of their starts, parents first."""
         tables = {"python_function": self._python.table()}
         if not self._parts:
-            return {**tables, **{kind: make_table(kind, 0, {}) for kind in OP_TABLES}}
+            tables |= {kind: make_table(kind, 0, {}) for kind in OP_TABLES}
+            return tables | self.device_rows.tables(lambda _documents, numbers: np.zeros_like(numbers))
         columns = {name: np.concatenate([part[name] for part in self._parts]) for name in self._parts[0]}
         order = np.lexsort((-columns["duration"], columns["start"]))
         columns = {name: column[order] for name, column in columns.items()}
         columns["id"] = np.arange(1, len(order) + 1)
         columns["torch_thread"] = self._torch_threads(columns["thread"])
+        numbers = columns.pop("number")
+
+        def ids(documents: AnyArray, wanted: AnyArray) -> AnyArray:
+            keys = (documents << _NUMBER_BITS) + np.clip(wanted, 0, _MOST_NUMBER)
+            known = lookup(keys.astype(np.uint64), numbers.astype(np.uint64), columns["id"], 0)
+            found: AnyArray = np.where(wanted > 0, known, 0)
+            return found
+
+        tables |= self.device_rows.tables(ids)
         user = columns.pop("user")
         backward = columns["forward_thread"] > 0
         columns["scope"] = np.where(user, SCOPE_USER, np.where(backward, SCOPE_BACKWARD_FUNCTION, 0))

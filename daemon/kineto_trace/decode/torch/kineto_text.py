@@ -10,9 +10,10 @@ Theory of operation
     of a row cannot be parsed, they are left out. Rows that remain unreadable are counted, as is a truncated row.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ _ROW_CLOSE = len(b"\n  }")
 _ROW_OPEN = len(b"\n  },")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+_DEVICES = re.compile(r'"deviceProperties"\s*:\s*')
 _EVENTS_END = b"\n  ]"
 _NAME_LINE = re.compile(rb'^( *"name": ")(.*)(", *)$', re.MULTILINE)
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
@@ -35,11 +37,15 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 class Row(msgspec.Struct, gc=False):
-    """One row. Times are microseconds after the document's base; tid is a text in rows that belong to no thread."""
+    """One row. Times are microseconds after the document's base; tid is a text in rows that belong to no thread.
+
+    pid: of rows on a device, the number of that.
+    """
 
     ph: str = ""
     cat: str = ""
     name: str = ""
+    pid: int | str = 0
     tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
@@ -62,12 +68,17 @@ class Damage:
 
 @dataclass(slots=True)
 class Document:
-    """One document while it is read. base_ns is Unix ns, and valid when the document's rows arrive."""
+    """One document while it is read. base_ns is Unix ns; it and the devices are valid when the document's rows arrive.
+
+    devices: Kineto's deviceProperties.
+    """
 
     base_ns: int = 0
+    devices: list[dict[str, Any]] = field(default_factory=list)
     whole: bool = False  # whether its end was read
 
 
+_head = json.JSONDecoder()
 _rows = msgspec.json.Decoder(list[Row])
 _row = msgspec.json.Decoder(Row)
 _whole = msgspec.json.Decoder(_Whole)
@@ -133,6 +144,7 @@ def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Ro
             in_head = False
             base = _BASE.search(text, 0, found.start())
             document.base_ns = int(base.group(1)) if base else 0
+            document.devices = _devices(text[: found.start()].decode("utf-8", "replace"))
             del text[: found.end()]
         if len(text) >= BLOCK_BYTES:
             cut = text.rfind(ROW_END)
@@ -143,6 +155,18 @@ def _blocks(feed: _Feed, document: Document, damage: Damage) -> Iterator[list[Ro
         damage.documents += bool(text.strip())
         return
     yield _read_last(bytes(text), document, damage)
+
+
+def _devices(head: str) -> list[dict[str, Any]]:
+    """Returns Kineto's deviceProperties; nothing where there are none that can be read."""
+    found = _DEVICES.search(head)
+    if found is None:
+        return []
+    try:
+        devices, _end = _head.raw_decode(head, found.end())
+    except (ValueError, RecursionError):
+        return []
+    return [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
 
 
 def _read_last(text: bytes, document: Document, damage: Damage) -> list[Row]:

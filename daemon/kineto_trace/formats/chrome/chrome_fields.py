@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, Texts
+from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, PreparedTexts
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.structure.captured_graphs import CAPTURED_OP
 
@@ -19,23 +19,26 @@ Columns = Mapping[str, AnyArray]  # the table's columns, and "tid": the viewer's
 class FieldNames:
     """The lookup tables and constants that rows refer to."""
 
-    texts: Texts  # the trace's strings, as names
-    arguments: Texts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
-    lines: Texts  # lines of sampled slices as arguments, each with a leading comma
-    callees: Texts  # callees of sampled Python slices, likewise
-    captured: Texts  # operators that captured CUDA graphs, as arguments, each with a leading comma
+    texts: PreparedTexts  # the trace's strings, as names
+    arguments: PreparedTexts  # strings that are ready-made arguments (inputs of operators), each with a leading comma
+    lines: PreparedTexts  # lines of sampled slices as arguments, each with a leading comma
+    callees: PreparedTexts  # callees of sampled Python slices, likewise
+    captured: PreparedTexts  # operators that captured CUDA graphs, as arguments, each with a leading comma
     base_ns: int  # Unix ns that all times in the file are relative to
     pid: int
     shapes: LaunchShapes
+    categories: Mapping[str, str]  # as in Trace
+    own: Mapping[tuple[str, str], PreparedTexts]  # by own table and column, as arguments with a leading comma
 
 
 Render = Callable[[Columns, FieldNames], Fields]
 
 
 def event(category: str, names: FieldNames, rows: Columns, pid: Field) -> Fields:
-    """Returns the beginning of a complete event, up to its duration."""
+    """Returns the beginning of a complete event, up to its duration. category: Kineto's, for GPUs of NVIDIA."""
+    own = names.categories.get(category, category)
     return [
-        Field(b'{"ph":"X","cat":"%s","name":"' % category.encode(), TEXT, rows["name"], names.texts),
+        Field(b'{"ph":"X","cat":"%s","name":"' % own.encode(), TEXT, rows["name"], names.texts),
         Field(b'","pid":', pid.operation, pid.column),
         Field(pid.literal + b',"tid":', SIGNED, rows["tid"]),
         Field(b',"ts":', MICROSECONDS, rows["start"], base=names.base_ns),

@@ -1,6 +1,6 @@
 """Decides which rows of each table go into a Chrome trace, with which renderer, and on which row of the viewer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ from kineto_trace.collectives.collective_arguments import collective_columns
 from kineto_trace.formats.chrome import device_events, host_events
 from kineto_trace.formats.chrome.chrome_fields import AnyArray, Columns, Render
 from kineto_trace.formats.shared.viewer_rows import ANNOTATIONS, gpu_rows, sync_rows
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, NO_ROW, OP_TABLES, Table, Trace, own_tables
 from kineto_trace.structure.captured_graphs import captured_columns
 from kineto_trace.structure.event_tree import build
 from kineto_trace.structure.fwd_bwd import forward_backward
@@ -43,20 +44,24 @@ class Section:
 def sections(trace: Trace) -> list[Section]:
     """Returns all rows of a trace. Where rows of one thread start together, enclosing rows come first."""
     parts = _ops(trace)
-    calls = {kind: _call_starts(trace, kind) for kind in API_TABLES}
+    work = (*GPU_TABLES, *own_tables(trace.tables, ViewerRow.GPU))
+    kinds = (*API_TABLES, *own_tables(trace.tables, ViewerRow.CALL))
+    calls = {kind: _call_starts(trace, kind, work) for kind in kinds}
     started = [trace.table(kind)["correlation"][mask] for kind, mask in calls.items()]
     correlations = np.concatenate(started)
+    correlations = correlations[correlations != 0]
     for kind, mask in calls.items():
         table = trace.table(kind)
-        parts += _linked_or_not(kind, {**table.columns, "tid": table["thread"]}, mask)
+        parts += _linked_or_not(table, {**table.columns, "tid": table["thread"]}, mask)
     rows = gpu_rows(trace.tables, margin_ns=host_events.ANNOTATION_MARGIN_NS)
     parts += _gpu_annotations(trace.table(ANNOTATIONS), rows)
     captured = captured_columns(trace)
-    for kind in GPU_TABLES:
+    for kind in work:
         if kind in rows:
+            table = trace.table(kind)
             extra: Columns = collective_columns(trace) if kind == "kernel" else {}
-            columns = {**trace.table(kind).columns, **extra, **captured.get(kind, {}), "tid": rows[kind]}
-            parts += _linked_or_not(kind, columns, is_in(columns["correlation"], correlations))
+            columns = {**table.columns, **extra, **captured.get(kind, {}), "tid": rows[kind]}
+            parts += _linked_or_not(table, columns, is_in(columns["correlation"], correlations))
     parts += _sync(trace, correlations)
     overhead = trace.table("overhead")
     tid = {"tid": np.zeros(len(overhead), np.int64)}
@@ -66,26 +71,29 @@ def sections(trace: Trace) -> list[Section]:
     return [part for part in parts if part.count]
 
 
-def _call_starts(trace: Trace, kind: str) -> Mask:
-    """Marks the calls that begin a flow: those that Kineto names, and those that caused a recorded GPU activity."""
+def _call_starts(trace: Trace, kind: str, work: Sequence[str]) -> Mask:
+    """Marks the calls that begin a flow: those that Kineto names, and those that caused a recorded GPU activity.
+
+    work: the tables of GPU activities.
+    """
     table = trace.table(kind)
     if not len(table):
         return np.zeros(0, np.bool_)
     named: Mask = device_events.starts_flow(trace.strings)[table["name"]]
     rest = np.flatnonzero(~named)
     if len(rest):
-        used = np.concatenate([trace.table(gpu)["correlation"] for gpu in GPU_TABLES])
-        named[rest] = is_in(table["correlation"][rest], used)
+        used = np.concatenate([trace.table(gpu)["correlation"] for gpu in work])
+        named[rest] = is_in(table["correlation"][rest], used[used != 0])
     return named
 
 
-def _linked_or_not(kind: str, columns: Columns, linked: Mask) -> list[Section]:
+def _linked_or_not(table: Table, columns: Columns, linked: Mask) -> list[Section]:
     """Returns two sections for each form of the rows: rows followed by their flow event, and rows without one."""
-    parts = []
-    for form in device_events.forms(kind):
+    parts, kind = [], table.kind
+    for form in device_events.forms(table):
         among = np.ones(len(linked), np.bool_) if form.rows is None else form.rows(columns)
         for chosen, render in (
-            (linked & among, device_events.with_flow(kind, form.render)),
+            (linked & among, device_events.with_flow(table, form.render)),
             (~linked & among, form.render),
         ):
             parts.append(Section(kind=kind, columns=columns, chosen=_places(chosen), render=render))
@@ -101,7 +109,7 @@ def _sync(trace: Trace, correlations: AnyArray) -> list[Section]:
     if not len(table):
         return []
     columns = {**table.columns, "device": sync_devices(trace), "tid": sync_rows(table)}
-    return _linked_or_not(table.kind, columns, is_in(table["correlation"], correlations))
+    return _linked_or_not(table, columns, is_in(table["correlation"], correlations))
 
 
 def sync_devices(trace: Trace) -> npt.NDArray[np.int32]:

@@ -332,7 +332,7 @@ def _with_torch_threads(ops: Table, flow: Table, strings: Sequence[str]) -> Tabl
         best.setdefault(pair & 0xFFFFFFFF, pair >> 32)
     threads, places = np.unique(ops["thread"], return_inverse=True)
     column = np.array([best.get(thread, 0) for thread in threads.tolist()], np.uint32)[places]
-    return Table(ops.kind, {**ops.columns, "torch_thread": column}, ops.origin)
+    return ops.with_columns({"torch_thread": column})
 
 
 def _keys(values: AnyArray) -> npt.NDArray[np.uint64]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent import __version__
 
-from kineto_trace.arrays.codec import RowWriter, Texts
+from kineto_trace.arrays.codec import PreparedTexts, RowWriter
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.chrome import metadata_events
 from kineto_trace.formats.chrome.chrome_fields import FieldNames
@@ -26,8 +26,9 @@ from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_count
 from kineto_trace.formats.chrome.verbatim_writer import is_verbatim, write_rows, write_verbatim
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.text_sinks import TextSink, escaped, name_text
+from kineto_trace.model.activity_table import OWN_ROWS, arguments_of
 from kineto_trace.model.target_info import TargetInfo
-from kineto_trace.model.trace import NO_STRING, OP_TABLES, Trace
+from kineto_trace.model.trace import NO_STRING, OP_TABLES, Trace, own_tables
 
 TRIMONTH_NS = 7_889_238 * 1_000_000_000
 # Kineto's keys (1, or absent) and the options that each stands for
@@ -64,8 +65,10 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
     base = base_ns(trace.window_start_ns)
     arguments = _arguments(trace)
     names = FieldNames(
-        texts=Texts([b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]),
-        arguments=Texts(
+        texts=PreparedTexts(
+            [b"" if ready else name_text(text) for text, ready in zip(trace.strings, arguments, strict=True)]
+        ),
+        arguments=PreparedTexts(
             [
                 b"," + text.encode("utf-8", "replace") if ready else b""
                 for text, ready in zip(trace.strings, arguments, strict=True)
@@ -77,6 +80,8 @@ def write_chrome(trace: Trace, sink: TextSink, *, trace_name: str, tracks: Seque
         base_ns=base,
         pid=trace.target.pid,
         shapes=LaunchShapes(trace.devices),
+        categories=trace.categories,
+        own=_own_texts(trace),
     )
     parts = sections(trace)
     sink.text(_header(trace, base))
@@ -98,12 +103,24 @@ def _arguments(trace: Trace) -> list[bool]:
     return [bool(value) for value in ready.tolist()]
 
 
-def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> Texts:
+def _as_argument(trace: Trace, key: str, numbers: npt.NDArray[np.int32]) -> PreparedTexts:
     """Returns each of these strings as an argument with a leading comma; nothing for the other strings."""
     texts = [b""] * len(trace.strings)
     for number in unique_values(numbers[numbers != NO_STRING]).tolist():
         texts[number] = b',"%s":"%s"' % (key.encode(), escaped(trace.strings[number]))
-    return Texts(texts)
+    return PreparedTexts(texts)
+
+
+def _own_texts(trace: Trace) -> dict[tuple[str, str], PreparedTexts]:
+    """Returns the texts in the columns of tables that the trace declares itself, as arguments."""
+    own = [trace.table(kind) for kind in own_tables(trace.tables, *OWN_ROWS)]
+    return {
+        (table.kind, column.name): _as_argument(trace, column.name, table[column.name])
+        for table in own
+        if table.declared is not None
+        for column in arguments_of(table.declared)
+        if column.text
+    }
 
 
 def head_texts(trace: Trace, base: int) -> dict[str, str]:

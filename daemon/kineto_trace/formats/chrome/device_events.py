@@ -6,12 +6,12 @@ one activity is stated here once for a whole column. A row may include its flow 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import DECIMAL, SIGNED, TEXT, UNSIGNED, Field
+from kineto_trace.arrays.codec import DECIMAL, REAL, SIGNED, TEXT, UNSIGNED, Field
 from kineto_trace.collectives.collective_arguments import COLUMN
 from kineto_trace.formats.chrome.chrome_fields import (
     ARGS,
@@ -29,8 +29,11 @@ from kineto_trace.formats.chrome.chrome_fields import (
     host_pid,
     numbers,
 )
+from kineto_trace.model.activity_table import ActivityTable, Column, ViewerRow, arguments_of
 from kineto_trace.model.activity_tables import NO_PRIORITY, numbers_of
-from kineto_trace.model.trace import API_TABLES, GPU_TABLES
+from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table
+
+_NUMBERS = {"i": SIGNED, "u": UNSIGNED, "f": REAL}  # operations of fields by kind of dtype
 
 
 def _graph(rows: Columns) -> Fields:
@@ -100,10 +103,25 @@ def _memory(category: str, where: Mapping[str, str], rows: Columns, names: Field
 def _gpu_work(category: str, rows: Columns, names: FieldNames) -> Fields:
     """Renders GPU work of any table with its numeric arguments."""
     fields = [
-        Field(b',"%s":' % key.encode(), SIGNED if rows[column].dtype.kind == "i" else UNSIGNED, rows[column])
+        Field(b',"%s":' % key.encode(), _NUMBERS[rows[column].dtype.kind], rows[column])
         for column, key in numbers_of(category).items()
     ]
     return [*event(category, names, rows, device_pid(rows)), *first(fields, ARGS), *external_id(rows), CLOSE]
+
+
+def _declared(table: ActivityTable, rows: Columns, names: FieldNames) -> Fields:
+    """Renders rows of an activity type of a vendor's own, with its columns as arguments."""
+    on_device = table.row is ViewerRow.GPU
+    fields = [_argument(table, column, rows[column.name], names) for column in arguments_of(table)]
+    pid = device_pid(rows) if on_device else host_pid(names)
+    return [*event(table.name, names, rows, pid), *first(fields, ARGS), *external_id(rows), CLOSE]
+
+
+def _argument(table: ActivityTable, column: Column, values: npt.NDArray[Any], names: FieldNames) -> Field:
+    """Renders one column; the first one of a table, its correlation or device, is a number."""
+    if column.text:
+        return Field(b"", TEXT, values, names.own[table.name, column.name])
+    return Field(b',"%s":' % column.name.encode(), _NUMBERS[values.dtype.kind], values)
 
 
 def _gpu_flow(rows: Columns, names: FieldNames) -> Fields:
@@ -175,14 +193,20 @@ _FORMS = {
 }
 
 
-def forms(kind: str) -> tuple[RowForm, ...]:
+def forms(table: Table) -> tuple[RowForm, ...]:
     """Returns the forms of a table's rows."""
-    return _FORMS.get(kind) or (RowForm(partial(_gpu_work, kind)),)
+    if table.declared is not None:
+        return (RowForm(partial(_declared, table.declared)),)
+    return _FORMS.get(table.kind) or (RowForm(partial(_gpu_work, table.kind)),)
 
 
-def with_flow(kind: str, render: Render) -> Render:
+def with_flow(table: Table, render: Render) -> Render:
     """Returns a renderer that adds the end of a flow right after each row."""
-    end = _api_flow if kind in API_TABLES else _gpu_flow if kind in GPU_TABLES else _sync_flow
+    kind, own = table.kind, None if table.declared is None else table.declared.row
+    if kind in API_TABLES or own is ViewerRow.CALL:
+        end = _api_flow
+    else:
+        end = _gpu_flow if kind in GPU_TABLES or own is ViewerRow.GPU else _sync_flow
     return lambda rows, names: [*render(rows, names), *end(rows, names)]
 
 

@@ -6,7 +6,7 @@ allocations, then exact Python calls.
 
 import numpy as np
 
-from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, Texts
+from kineto_trace.arrays.codec import MICROSECONDS, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, PreparedTexts
 from kineto_trace.formats.chrome.chrome_fields import (
     ARGS,
     CLOSE,
@@ -21,7 +21,7 @@ from kineto_trace.formats.chrome.chrome_fields import (
 from kineto_trace.model.activity_tables import SAMPLED_ARGUMENTS
 from kineto_trace.model.trace import NO_MODULE, NO_SEQUENCE
 
-_UNFINISHED = Texts([b',"finished":false', b""])  # indexed by the column `finished`
+_UNFINISHED = PreparedTexts([b',"finished":false', b""])  # indexed by the column `finished`
 ANNOTATION_MARGIN_NS = 1  # by which Kineto widens an annotation beyond its GPU work on both sides
 
 

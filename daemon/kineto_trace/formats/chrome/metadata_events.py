@@ -1,7 +1,7 @@
 """Renders the rows of a Chrome trace that are not activities: names and order of processes and threads, the window."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy as np
 from kineto_trace.arrays.id_sets import distinct
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, Section
 from kineto_trace.formats.shared.viewer_rows import row_name
-from kineto_trace.model.trace import DEVICE_TABLES, HOST_TABLES, Trace
+from kineto_trace.model.activity_table import ViewerRow
+from kineto_trace.model.trace import DEVICE_TABLES, HOST_TABLES, Trace, own_tables
 
 GPU_SORT_INDEX = 5_000_000
 OVERHEAD_SORT_INDEX = 0x100000A
@@ -33,14 +34,14 @@ def rows(trace: Trace, sections: Sequence[Section], base_ns: int) -> Iterator[by
 def _rows(trace: Trace, sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
     target = trace.target
     yield from _process(target.pid, target.process_name, "CPU", target.pid)
-    gpu = _gpu_rows(sections)
+    gpu = _gpu_rows(sections, {*DEVICE_TABLES, *own_tables(trace.tables, ViewerRow.GPU)})
     for device in sorted({device for device, _ in gpu} | {_device_id(item) for item in trace.devices} - {-1}):
         yield from _process(device, target.process_name, f"GPU {device}", GPU_SORT_INDEX + device)
     if any(section.kind == "overhead" for section in sections):
         yield from _process(OVERHEAD_PID, "CUPTI Overhead", "CUPTI Overhead", OVERHEAD_SORT_INDEX)
     for device, row in sorted(gpu):
         yield from _thread(device, row, row_name(device, row))
-    threads = set(target.threads) | _host_threads(sections)
+    threads = set(target.threads) | _host_threads(sections, {*HOST_TABLES, *own_tables(trace.tables, ViewerRow.CALL)})
     for tid in sorted(threads):
         name = target.threads.get(tid, target.process_name if tid else "unknown: allocations")
         yield from _thread(target.pid, tid, f"thread {tid} ({name})")
@@ -62,21 +63,21 @@ def _device_id(properties: Any) -> int:
     return number if isinstance(number, int) and number >= 0 else -1
 
 
-def _gpu_rows(sections: Sequence[Section]) -> set[tuple[int, int]]:
-    """Returns the (device, row) pairs on which there are activities."""
+def _gpu_rows(sections: Sequence[Section], kinds: Set[str]) -> set[tuple[int, int]]:
+    """Returns the (device, row) pairs on which there are activities of these tables."""
     found: set[tuple[int, int]] = set()
     for section in sections:
-        if section.kind in DEVICE_TABLES:
+        if section.kind in kinds:
             device = section.columns["device"].astype(np.int64)
             keys = distinct((device << 32) + section.columns["tid"] + 1)
             found.update((key >> 32, (key & 0xFFFFFFFF) - 1) for key in keys.tolist())
     return found
 
 
-def _host_threads(sections: Sequence[Section]) -> set[int]:
+def _host_threads(sections: Sequence[Section], kinds: Set[str]) -> set[int]:
     found: set[int] = set()
     for section in sections:
-        if section.kind in HOST_TABLES:
+        if section.kind in kinds:
             found.update(distinct(section.columns["thread"]).tolist())
     return found
 

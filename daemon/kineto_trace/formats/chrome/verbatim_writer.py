@@ -31,7 +31,7 @@ from kineto_trace.arrays.codec import (
     Field,
     Interner,
     MixedWriter,
-    Texts,
+    PreparedTexts,
 )
 from kineto_trace.formats.chrome.constant_fields import folded
 from kineto_trace.formats.chrome.counter_tracks import CounterTrack, write_counters
@@ -44,8 +44,8 @@ from kineto_trace.model.trace_header import base_ns
 
 _LAST = "traceName"  # Kineto's last member
 _OPERATIONS = {bits.U64: UNSIGNED, bits.U32: UNSIGNED, bits.U16: UNSIGNED, bits.F64: REAL}
-_FALSE_TRUE = Texts([b"false", b"true"])
-_PHASES = Texts([json.dumps(chr(number)).encode() for number in range(128)])
+_FALSE_TRUE = PreparedTexts([b"false", b"true"])
+_PHASES = PreparedTexts([json.dumps(chr(number)).encode() for number in range(128)])
 
 AnyArray = npt.NDArray[Any]
 Columns = Mapping[str, AnyArray]
@@ -127,10 +127,10 @@ class _Words:
                     _mark(names, TEXT_ID - ids[ids <= TEXT_ID])
             _mark(fragments, table.origin["members"])
             _mark(fragments, _other_args(table))
-        self.names = Texts(
+        self.names = PreparedTexts(
             [b'"' + escaped(text) + b'"' if used else b"" for text, used in zip(strings, names.tolist(), strict=False)]
         )
-        self.fragments = Texts(
+        self.fragments = PreparedTexts(
             [
                 text.encode("utf-8", "replace") if used else b""
                 for text, used in zip(strings, fragments.tolist(), strict=False)
@@ -270,7 +270,9 @@ class _Members:
         self.pending = b"{"
         self._comma = b""
 
-    def add(self, key: bytes, operation: int, column: AnyArray, texts: Texts | None = None, *, base: int = 0) -> None:
+    def add(
+        self, key: bytes, operation: int, column: AnyArray, texts: PreparedTexts | None = None, *, base: int = 0
+    ) -> None:
         """Adds a member whose value is in a column."""
         if operation == END:
             raise ValueError("a member without a value")

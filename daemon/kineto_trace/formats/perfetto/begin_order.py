@@ -53,7 +53,7 @@ def outer_first(trace: Trace) -> Trace:
 
 def _placed(table: Table, place: npt.NDArray[np.uint32]) -> Table:
     """The table with other places; rows of operators also in their order (calls of Python refer to rows)."""
-    found = Table(table.kind, table.columns, {**table.origin, "place": place})
+    found = replace(table, origin={**table.origin, "place": place})
     if table.kind not in OP_TABLES or (place == table.origin["place"]).all():
         return found
     return found.take(np.argsort(place, kind="stable"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import Texts
+from kineto_trace.arrays.codec import PreparedTexts
 from kineto_trace.collectives.collective_arguments import COLUMN, collective_columns
 from kineto_trace.formats.chrome.chrome_sections import OVERHEAD_PID, nested_python, sync_devices
 from kineto_trace.formats.chrome.device_events import EVENT_TYPES, ONE_DEVICE, TWO_DEVICES
@@ -16,6 +16,7 @@ from kineto_trace.formats.perfetto.perfetto_tracks import OVERHEAD_RANK, Tracks
 from kineto_trace.formats.shared.launch_shape_texts import LaunchShapes
 from kineto_trace.formats.shared.native_packets import COUNTER, INSTANT, SLICE
 from kineto_trace.formats.shared.viewer_rows import NESTING, base_rows, sync_base_rows
+from kineto_trace.model.activity_table import OWN_ROWS, ActivityTable, ViewerRow, arguments_of
 from kineto_trace.model.activity_tables import NO_PRIORITY, SAMPLED_ARGUMENTS, numbers_of
 from kineto_trace.model.trace import (
     API_TABLES,
@@ -26,6 +27,7 @@ from kineto_trace.model.trace import (
     OP_TABLES,
     Table,
     Trace,
+    own_tables,
 )
 from kineto_trace.structure.captured_graphs import CAPTURED_OP, captured_columns
 
@@ -59,6 +61,8 @@ class CaptureParts:
             "overhead": self._overhead,
         }
         parts = [makers[kind](self._trace.table(kind)) for kind in NESTING if len(self._trace.table(kind))]
+        own = [self._trace.table(kind) for kind in own_tables(self._trace.tables, *OWN_ROWS)]
+        parts += [self._declared(table, table.declared) for table in own if len(table) and table.declared is not None]
         return [*parts, *self._counters()]
 
     # ---- tracks
@@ -93,7 +97,7 @@ class CaptureParts:
     def _part(self, table: Table, track: Numbers, fields: FieldList, **more: object) -> PacketPart:
         part = PacketPart(
             type=SLICE,
-            category=table.kind,
+            category=self._trace.category(table.kind),
             kind=table.kind,
             start=table["start"],
             end=table.end(),
@@ -161,6 +165,21 @@ class CaptureParts:
         for column, key in numbers_of(table.kind).items():
             fields.number(key, table[column])
         return self._on_stream(table, fields)
+
+    def _declared(self, table: Table, declared: ActivityTable) -> PacketPart:
+        """Returns the part for an activity type of a vendor's own, with its columns as annotations."""
+        fields = self._fields()
+        for column in arguments_of(declared):
+            if column.text:
+                fields.texts(column.name, table[column.name], self._trace.strings)
+            elif column.dtype == "float64":
+                fields.double(column.name, table[column.name])
+            else:
+                fields.number(column.name, table[column.name])
+        if declared.row is ViewerRow.GPU:
+            return self._on_stream(table, fields)
+        fields.optional("External id", table["external_id"])
+        return self._part(table, self._threads(table), fields)
 
     def _on_stream(self, table: Table, fields: FieldList) -> PacketPart:
         fields.optional("External id", table["external_id"])
@@ -288,7 +307,7 @@ def counter_part(start: Ints, value: npt.NDArray[np.int64], track: int) -> Packe
     )
 
 
-def _decoded(texts: Texts) -> list[str]:
+def _decoded(texts: PreparedTexts) -> list[str]:
     """Returns the texts as strings."""
     data, ends = texts.data.tobytes(), texts.ends.tolist()
     return [data[first:last].decode() for first, last in zip(ends[:-1], ends[1:], strict=True)]

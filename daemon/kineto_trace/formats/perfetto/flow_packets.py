@@ -15,7 +15,7 @@ from kineto_trace.arrays.codec import Events
 from kineto_trace.arrays.id_sets import lookup
 from kineto_trace.model.activity_table import ViewerRow
 from kineto_trace.model.activity_tables import tables_on
-from kineto_trace.model.trace import API_TABLES, Trace
+from kineto_trace.model.trace import API_TABLES, Trace, own_tables
 from kineto_trace.structure.fwd_bwd import forward_backward
 
 Ints = npt.NDArray[np.int64]
@@ -113,8 +113,10 @@ def _running_at(shown: Events, track: npt.NDArray[np.uint32], time: Ints) -> Int
 
 def _launches(trace: Trace, offsets: Mapping[str, int]) -> Arrows:
     """Returns the arrows from each call to the work with its correlation id."""
-    calls = [kind for kind in reversed(API_TABLES) if kind in offsets]  # the runtime's call wins over the driver's
-    work = [kind for kind in tables_on(ViewerRow.GPU, ViewerRow.SYNC) if kind in offsets]
+    own_calls, own_work = (own_tables(trace.tables, row) for row in (ViewerRow.CALL, ViewerRow.GPU))
+    # Of equal correlations the last one counts: the runtime's call wins over the driver's.
+    calls = [kind for kind in (*own_calls, *reversed(API_TABLES)) if kind in offsets]
+    work = [kind for kind in (*tables_on(ViewerRow.GPU, ViewerRow.SYNC), *own_work) if kind in offsets]
     if not calls or not work:
         return Arrows(np.empty(0, np.int64), np.empty(0, np.int64))
 

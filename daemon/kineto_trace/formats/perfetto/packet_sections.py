@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import Texts
+from kineto_trace.arrays.codec import PreparedTexts
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.formats.perfetto.perfetto_proto import Annotations, Ready
 from kineto_trace.formats.shared.native_packets import DOUBLE, OPTIONAL, READY, SIGNED, UNSIGNED, PacketField
@@ -80,7 +80,7 @@ class FieldList:
 
     def ready(self, column: AnyArray, entries: Sequence[Ready]) -> None:
         """Adds whole annotations by their numbers in `entries`; NOT_READY or any other invalid number adds nothing."""
-        table = Texts([entry.content for entry in entries])
+        table = PreparedTexts([entry.content for entry in entries])
         self.fields.append(PacketField(0, READY, column, ready=table))
         self.readies.append(entries)
 

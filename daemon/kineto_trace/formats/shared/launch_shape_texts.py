@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import Interner, Texts
+from kineto_trace.arrays.codec import Interner, PreparedTexts
 from kineto_trace.kernel_traits.occupancy import Occupancy, Shapes, occupancy, usable
 
 _COLUMNS = (
@@ -37,7 +37,7 @@ class LaunchShapes:
         self._devices = {device["id"]: device for device in devices if usable(device)}
         self._texts: dict[_Shape, bytes] = {}
 
-    def texts(self, kernels: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint32], Texts]:
+    def texts(self, kernels: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.uint32], PreparedTexts]:
         """Returns a text number for each kernel, and the arguments ',"registers per thread":…' for each number."""
         numbers, shapes = _distinct(kernels)
         missing = [shape for shape in shapes if shape not in self._texts]
@@ -45,7 +45,7 @@ class LaunchShapes:
             self._texts.clear()
             missing = shapes
         self._texts.update(self._render(missing))
-        return numbers, Texts([self._texts[shape] for shape in shapes])
+        return numbers, PreparedTexts([self._texts[shape] for shape in shapes])
 
     def _render(self, shapes: Sequence[_Shape]) -> dict[_Shape, bytes]:
         rendered: dict[_Shape, bytes] = {}

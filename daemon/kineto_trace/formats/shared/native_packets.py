@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import Texts, load
+from kineto_trace.arrays.codec import PreparedTexts, load
 
 # kc_packet_field.operation
 UNSIGNED, SIGNED, DOUBLE, OPTIONAL, READY = range(5)
@@ -153,7 +153,7 @@ class PacketField(NamedTuple):
     operation: int
     column: AnyArray
     base: int = 0
-    ready: Texts | None = None
+    ready: PreparedTexts | None = None
     present: npt.NDArray[np.uint64] | None = None
     bit: int = ALWAYS
 

@@ -39,7 +39,7 @@ class Output(Protocol):
         """Writes some of the bytes and returns their number."""
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """A writer of rows into a buffer, for instance a RowWriter."""
 
     def write(self, out: AnyArray, first: int, count: int, /) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class TextSink:
             if self._used == len(self._buffer):
                 self._flush()
 
-    def rows(self, writer: Rows, count: int) -> None:
+    def rows(self, writer: RowSource, count: int) -> None:
         """Appends rows 0 … count - 1."""
         done = 0
         while done < count:

@@ -15,7 +15,7 @@ from kineto_trace.arrays.codec import Events, Interner, lanes
 from kineto_trace.formats.shared.native_packets import nest_lanes
 from kineto_trace.model.activity_table import ViewerRow
 from kineto_trace.model.activity_tables import tables_on
-from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table
+from kineto_trace.model.trace import GPU_TABLES, OP_TABLES, UNKNOWN_STREAM, Table, own_tables
 
 SYNC_OFFSET = 1_000_000  # added to a stream's row for its synchronizations, as in Kineto
 LANE_OFFSET = 2_000_000  # added for each further row of a stream
@@ -38,8 +38,9 @@ def gpu_rows(tables: Mapping[str, Table], *, margin_ns: int = 0) -> dict[str, Ro
 
     margin_ns: how far annotations extend beyond their interval on both sides.
     """
-    present = [tables[kind] for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables and len(tables[kind])]
-    rows = {kind: np.empty(0, np.int64) for kind in (ANNOTATIONS, *GPU_TABLES) if kind in tables}
+    kinds = [kind for kind in (ANNOTATIONS, *GPU_TABLES, *own_tables(tables, ViewerRow.GPU)) if kind in tables]
+    present = [tables[kind] for kind in kinds if len(tables[kind])]
+    rows = {kind: np.empty(0, np.int64) for kind in kinds}
     if not present:
         return rows
     sizes = [len(table) for table in present]

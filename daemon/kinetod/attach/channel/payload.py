@@ -1,8 +1,8 @@
 """What travels over the private channel into the target: the agent, and the collector library.
 
 Theory of operation
-    One packet: the texts of `kineto_agent.bootstrap.standard_library` and `loader` with a header behind them, and
-    sealed memfds.
+    One packet: the texts of `kineto_agent.system.gil_rests` and of `standard_library` and `loader` in
+    `kineto_agent.bootstrap`, with a header behind them, and sealed memfds.
     They are made once per process and shared by all targets; the seals keep a target from changing what another one
     will run.
 
@@ -44,6 +44,7 @@ _LEFT_OUT = (
     _LOADER,
     _STANDARD,
 )
+_PACKET = ("system/gil_rests", "bootstrap/standard_library", "bootstrap/loader")
 # An import statement like others to the interpreter; the bootstrap compiles the packet with its effect.
 _FUTURE = re.compile(r"^from __future__ import annotations\b.*\n", re.MULTILINE)
 _PIECE_LINES = 40  # compiled in about half a millisecond
@@ -134,7 +135,7 @@ def agent() -> Payload:
     library = _folder() / "_native" / "libkineto_collector.so"
     if library.exists():
         files["library"] = library.read_bytes()
-    texts = [(_folder() / "bootstrap" / f"{name}.py").read_text() for name in ("standard_library", "loader")]
+    texts = [(_folder() / f"{name}.py").read_text() for name in _PACKET]
     loader = "".join(_FUTURE.sub("", text) for text in texts)
     header = {
         "version": kineto_agent.__version__,

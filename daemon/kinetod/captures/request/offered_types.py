@@ -7,21 +7,26 @@ from kineto_agent.sources.registry import ACTIVITY_TYPES
 
 from kinetod.agents.agent_hub import ConnectedAgent
 from kinetod.base.errors import invalid
+from kinetod.plugins.plugin_loader import KnownPlugins
+
+_NO_PLUGINS = KnownPlugins()
 
 
-def check_known(wanted: Sequence[str], agents: Iterable[ConnectedAgent | None]) -> None:
-    """Raises InvalidRequest for a type that is neither common nor offered by one of these agents.
+def check_known(
+    wanted: Sequence[str], agents: Iterable[ConnectedAgent | None], plugins: KnownPlugins = _NO_PLUGINS
+) -> None:
+    """Raises InvalidRequest for a type that is neither common, nor declared by a plug-in, nor offered by these agents.
 
     None stands for a process without agent, which says itself why it is not traced; without any agent, nothing is
-    checked.
+    checked. The text names plug-ins that are not used: the type may be one of theirs.
     """
     offers = [set(agent.activity_types()) for agent in agents if agent is not None]
     offered = sorted(set().union(*offers))
     for index, name in enumerate(wanted if offers else ()):
-        if name in ACTIVITY_TYPES or name in offered:
+        if name in ACTIVITY_TYPES or name in offered or name in plugins.activity_types:
             continue
         like = difflib.get_close_matches(name, [*offered, *sorted(ACTIVITY_TYPES)], 1)
         guess = f" (did you mean {like[0]}?)" if like else ""
-        there = ", ".join(offered) or "nothing"
+        there = "; ".join([", ".join(offered) or "nothing", *plugins.refusals])
         text = f"no source knows the activity type {name!r:.80}{guess}; the selected processes offer {there}"
         raise invalid(f"spec.activity_types[{index}]", text)

@@ -161,11 +161,12 @@ class Spool:
     def finish(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
         """Makes the spool durable; `metadata` by source, from the agent's Result. Raises DiskFull."""
         for name, source in self._sources.items():
+            clocks = source.reader.clocks()  # others are in the source's own metadata
             try:
                 source.writer.finish(
                     metadata={
                         **metadata.get(name, {}),
-                        "clocks": source.reader.clocks(),
+                        **({"clocks": clocks} if clocks else {}),
                         "losing_ns": source.losing_ns,
                     },
                     record_bytes=source.reader.record_bytes(),

@@ -10,6 +10,7 @@ from kinetod.captures.target.device_graphs import DeviceGraphs
 from kinetod.captures.target.exec_detection import Whose, nobody
 from kinetod.captures.target.profiler_conflicts import Conflicts
 from kinetod.config.settings import Config, Settings
+from kinetod.plugins.plugin_loader import KnownPlugins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class Services:
     conflicts: Conflicts
     device_graphs: DeviceGraphs = field(default_factory=DeviceGraphs)
     whose: Whose = nobody  # what a process is now
+    plugins: KnownPlugins = field(default_factory=KnownPlugins)
     promises: Promises = field(default_factory=Promises)  # of memory, to the targets that record now
 
     @property

@@ -59,6 +59,7 @@ from kinetod.captures.target.host_failures import (
     with_exit_status,
 )
 from kinetod.captures.target.kernel_readings import KernelReadings
+from kinetod.captures.target.plugin_refusals import explained
 from kinetod.captures.target.record_spool import DiskFull, Spool, TraceLimit
 from kinetod.captures.target.services import Services
 from kinetod.captures.target.source_counts import noted_ways, source_counts
@@ -207,12 +208,13 @@ class TargetRun:
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
         ending = await self._services.conflicts.explained(ending, self.target.process.uid)
+        ending = explained(ending, self._services.plugins.refusals)
         await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
 
     async def _take_memory(self) -> None:
         taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
         self._handle(MemoryTaken(taken.request, taken.refused))
-        self.target.warnings.extend(filter(None, [taken.warning]))
+        self.target.warnings.extend(filter(None, [taken.warning, *self._services.plugins.refusals]))
 
     def _handle(self, event: object) -> None:
         """Hands an event to the collection and does what it asks for."""

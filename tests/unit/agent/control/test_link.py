@@ -8,6 +8,7 @@ from kineto_agent.control import link as module
 from kineto_agent.control.link import Link, LinkClosed, vouched_for
 from kineto_agent.protocol import wire
 from support.agent.agent_daemon import Daemon
+from support.agent.plugins import sealed_bytes
 from support.waiting import until
 
 S = 1_000_000_000
@@ -272,3 +273,59 @@ def test_root_vouches_for_the_user_to_whom_it_has_given_a_folder_in_run(tmp_path
     folder.symlink_to(tmp_path / "real")
     assert not vouched_for(path, other, run)
     assert not vouched_for(str(tmp_path / "nowhere/agent.sock"), other, run)
+
+
+# ------------------------------------------------------------ descriptors
+
+
+def open_files() -> List[str]:
+    return sorted(str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())
+
+
+def connected(daemon: Daemon) -> "tuple[Link, Any]":
+    link = a_link(Path(daemon.path))
+    assert link.connect()
+    return link, daemon.accept()
+
+
+PLUGINS = wire.Plugins("digest", ["toy"])
+
+
+def test_the_descriptor_of_a_message_is_the_callers_once_it_was_asked_for(tmp_path: Path) -> None:
+    with Daemon(str(tmp_path / "d.sock")) as daemon:
+        link, connection = connected(daemon)
+        connection.send_with(PLUGINS, sealed_bytes(b"content"))
+        assert receive(link) == PLUGINS
+        descriptor = link.descriptor()
+        assert os.pread(descriptor, 99, 0) == b"content"
+        assert not os.get_inheritable(descriptor)
+        assert link.descriptor() == -1
+        link.close("end")
+        os.close(descriptor)
+
+
+def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path: Path) -> None:
+    with Daemon(str(tmp_path / "d.sock")) as daemon:
+        link, connection = connected(daemon)
+        before = len(open_files())
+        connection.send_with(PLUGINS, sealed_bytes(b"content"))
+        receive(link)
+        connection.send(wire.Describe())
+        receive(link)
+        assert len(open_files()) == before
+        connection.send_with(PLUGINS, sealed_bytes(b"content"))
+        receive(link)
+        link.close("end")
+        assert len(open_files()) == before - 1
+
+
+@pytest.mark.parametrize(
+    ("message", "count"), [(PLUGINS, 0), (PLUGINS, 2), (wire.Describe(), 1), (PLUGINS, 20)], ids=str
+)
+def test_another_number_of_descriptors_ends_the_link(tmp_path: Path, message: wire.Message, count: int) -> None:
+    with Daemon(str(tmp_path / "d.sock")) as daemon:
+        link, connection = connected(daemon)
+        before = len(open_files())
+        connection.send_with(message, *(sealed_bytes(b"content") for _ in range(count)))
+        assert "descriptor" in expect_closed(link)
+        assert len(open_files()) == before - 1

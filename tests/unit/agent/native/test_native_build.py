@@ -12,6 +12,9 @@ from support.machine import native
 EXPORTED = {
     "kc_abi", "kc_open", "kc_prepare", "kc_keep_calls", "kc_subscribe", "kc_start", "kc_record_calls", "kc_yield",
     "kc_counts", "kc_others", "kc_stop", "kc_detach", "kc_hurry", "kc_close", "kc_device", "kc_result_text", "kc_serve",
+    "kc_kit_abi", "kc_kit_open", "kc_kit_describe", "kc_kit_prepare", "kc_kit_start", "kc_kit_counts", "kc_kit_stop",
+    "kc_kit_problem", "kc_kit_close", "kc_kit_result_text", "kc_rocprofiler_client",
+    "kc_pti_abi", "kc_pti_look", "kc_pti_version", "kc_pti_core",
     "kc_observer_abi", "kc_observer_open", "kc_observer_describe_tensor", "kc_observer_prepare",
     "kc_observer_start", "kc_observer_counts", "kc_observer_stop", "kc_observer_close",
     "kc_gate_up", "kc_gate_down",
@@ -54,7 +57,10 @@ def test_a_c_file_says_which_threads_run_it_and_where_it_blocks(path: Path) -> N
 
 
 def test_the_hook_finds_no_daemon_code_in_the_agents_own_project(hook: ModuleType) -> None:
-    assert [library.target.name for library in hook.libraries(native.ROOT / "agent")] == ["libkineto_collector.so"]
+    assert [library.target.name for library in hook.libraries(native.ROOT / "agent")] == [
+        "libkineto_collector.so",
+        "libkineto_rocprofiler.so",
+    ]
 
 
 def test_a_missing_compiler_is_explained(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@ from types import ModuleType
 from typing import Any, FrozenSet, List, Mapping
 
 import pytest
+from kineto_agent.protocol.plugin_bundle import Plugin, Signs
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
+from kineto_agent.sources.plugins.installed import InstalledPlugins
 from kineto_agent.system import env
+from support.agent.plugins import plugin, sealed
 
 
 class Named:
@@ -67,6 +70,21 @@ def test_types_on_request_are_recorded_only_if_they_are_named() -> None:
         ("python_stacks", ["python_function"]),
     ]
     assert chosen(registry.choose([dear], ["cuda_sync", "kernel"])) == [("cupti", ["cuda_sync", "kernel"])]
+
+
+class Deferring(Named):
+    def last_resort(self) -> FrozenSet[str]:
+        return frozenset(["kernel", "xpu_runtime"])
+
+
+def test_a_last_resort_records_only_what_no_other_source_offers() -> None:
+    torch: Source = Deferring("torch_ops", "cpu_op", "kernel", "xpu_runtime")
+    vendor: Source = Named("pti", "kernel", "gpu_memcpy")
+    assert chosen(registry.choose([torch, vendor], [])) == [
+        ("torch_ops", ["cpu_op", "xpu_runtime"]),
+        ("pti", ["gpu_memcpy", "kernel"]),
+    ]
+    assert chosen(registry.choose([torch, IDLE], ["kernel"])) == [("torch_ops", ["kernel"])]
 
 
 def test_an_option_brings_its_type_beside_the_defaults() -> None:
@@ -196,3 +214,62 @@ def test_an_option_adds_a_type_that_is_recorded_on_request_only() -> None:
     assert chosen(registry.choose([STACKS, file], [])) == [("python_stacks", ["python_function"])]
     plan = registry.choose([STACKS, file], [], {"profile_memory": True})
     assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]
+
+
+# ------------------------------------------------------------ plug-ins
+
+
+def with_plugin(*made: Plugin) -> List[Any]:
+    plugins = InstalledPlugins()
+    plugins.take(sealed(list(made)), "digest")
+    return [*plugins.sources(), GPU]
+
+
+def reasons(plan: registry.RecordingPlan) -> List[Any]:
+    return [(problem.reason_code, problem.reason) for problem in plan.problems]
+
+
+def test_a_plug_in_records_beside_the_others() -> None:
+    available = with_plugin(plugin())
+    assert chosen(registry.choose(available, [])) == [("toy", ["toy_kernel"]), ("cupti", ["gpu_memcpy", "kernel"])]
+    assert chosen(registry.choose(available, ["toy_kernel"])) == [("toy", ["toy_kernel"])]
+
+
+def test_a_plug_in_that_fails_is_a_problem_of_every_request_that_wants_it() -> None:
+    available = with_plugin(plugin("raise ValueError('odd')"))
+    failed = [("PLUGIN_FAILED", "toy: loading it: raised ValueError: odd")]
+    plan = registry.choose(available, [])
+    assert (chosen(plan), reasons(plan)) == ([("cupti", ["gpu_memcpy", "kernel"])], failed)
+    plan = registry.choose(available, ["toy_kernel", "kernel"])
+    assert (reasons(plan), plan.missing, plan.why) == (failed, ["toy_kernel"], failed[0][1])
+    assert reasons(registry.choose(available, ["kernel"])) == []
+    assert refusal(available, ["toy_kernel"]) == failed[0]
+
+
+def test_a_type_of_a_plug_in_whose_accelerator_is_not_here_is_no_misspelling() -> None:
+    code, reason = refusal(with_plugin(plugin(signs=Signs(libraries=("libtoy.so*",)))), ["toy_kernel"])
+    assert code == "NOTHING_TO_RECORD"
+    assert "toy finds no sign of its accelerator in this process (libraries libtoy.so*)" in reason
+
+
+def test_what_a_process_had_to_be_started_with_is_told_instead_of_nothing_to_record() -> None:
+    available = with_plugin(plugin(needs_from_start="TOY_PROFILE=1"))
+    needs = "toy records only what was started with the variable TOY_PROFILE=1"
+    assert refusal(available, ["toy_kernel"]) == ("PLUGIN_NEEDS_START", needs + "; start it so, then trace again")
+    plan = registry.choose(available, [])
+    assert (reasons(plan), plan.notes) == ([], (needs,))
+    plan = registry.choose(available, ["kernel"])
+    assert (reasons(plan), plan.notes) == ([], ())
+
+
+def test_one_that_cannot_be_detached_records_only_what_is_named() -> None:
+    available = with_plugin(plugin(detach="never"))
+    assert chosen(registry.choose(available, [])) == [("cupti", ["gpu_memcpy", "kernel"])]
+    assert chosen(registry.choose(available, ["toy_kernel"])) == [("toy", ["toy_kernel"])]
+
+
+def test_plug_ins_start_first_and_so_stop_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = InstalledPlugins()
+    plugins.take(sealed([plugin()]), "digest")
+    monkeypatch.setattr(registry, "PLUGINS", plugins)
+    assert [source.name for source in registry.sources()][:2] == ["toy", "python_stacks"]

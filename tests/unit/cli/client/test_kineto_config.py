@@ -180,10 +180,10 @@ def test_a_start_time_that_has_just_passed_starts_at_once() -> None:
 
 
 def test_types_of_other_vendors_are_left_out_with_a_word() -> None:
-    result = asked("ACTIVITY_TYPES=kernel,mtia_runtime,xpu_driver")
+    result = asked("ACTIVITY_TYPES=kernel,mtia_runtime,hpu_op")
     assert result.activities == ("kernel",)
     assert result.notes == (
-        "line 1: ACTIVITY_TYPES: ignored, because this version does not record it: mtia_runtime, xpu_driver",
+        "line 1: ACTIVITY_TYPES: ignored, because this version does not record it: mtia_runtime, hpu_op",
     )
 
 

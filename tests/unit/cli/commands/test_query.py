@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from kineto_trace.open.raw_target import load_target
 from kineto_trace.sql import sql_tables
+from kineto_trace.store.parquet_folder import save_columns
 from support.service.cli import Result, run_here
 from support.service.stored import store
+from support.trace_files.declared import write_target
 
 Run = Callable[..., Result]
 BY_NAME = "SELECT name, count(*) AS calls, sum(duration_ns) AS ns FROM kernel GROUP BY name"
@@ -81,6 +84,16 @@ def test_schema_lists_tables_and_describes_one(run: Run) -> None:
     text = run("query", "--schema", "kernel").stdout
     assert text.startswith("kernel\n\nKernels that ran on a GPU.\n")
     assert "duration_ns            BIGINT     ns     how long it took\n" in text
+
+
+def test_schema_with_a_trace_also_describes_its_own_tables(run: Run, tmp_path: Path) -> None:
+    save_columns(load_target(write_target(tmp_path / "target")).trace, tmp_path / "npu")
+    assert run("query", "--schema", "npu_wait").code == 2
+    text = run("query", "--schema", "npu_wait", str(tmp_path / "npu")).stdout
+    assert text.startswith("npu_wait\n\nWaits of a queue.\n")
+    assert "load         DOUBLE    -     load of the queue in percent\n" in text
+    lines = run("query", str(tmp_path / "npu"), "--schema").stdout.splitlines()
+    assert "npu_wait" in [line.split()[0] for line in lines]
 
 
 def test_schema_for_programs_has_every_column(run: Run) -> None:

@@ -16,7 +16,7 @@ SHOW = "import os, sys; print(os.getpid(), os.environ['KINETO_AGENT'], sys.argv[
 
 def test_the_agent_is_found_first_and_the_own_path_stays() -> None:
     changed = agent_injection.agent_environment(
-        {"PYTHONPATH": "/mine", "HOME": "/h"}, agent_socket=Path("/s/agent.sock")
+        {"PYTHONPATH": "/mine", "HOME": "/h"}, agent_socket=Path("/s/agent.sock"), rocm_device=Path("/nowhere")
     )
     assert changed == {
         "HOME": "/h",
@@ -32,7 +32,26 @@ def test_an_empty_path_does_not_become_the_working_directory() -> None:
 
 
 def test_an_agent_that_is_switched_off_stays_off() -> None:
-    assert agent_injection.agent_environment({"KINETO_AGENT": "0"}, agent_socket=None)["KINETO_AGENT"] == "0"
+    changed = agent_injection.agent_environment({"KINETO_AGENT": "0"}, agent_socket=None, rocm_device=Path("/dev/null"))
+    assert changed["KINETO_AGENT"] == "0"
+    assert agent_injection.ROCM_VARIABLE not in changed
+
+
+def rocm_variable(environ: dict[str, str]) -> str:
+    changed = agent_injection.agent_environment(environ, agent_socket=None, rocm_device=Path("/dev/null"))
+    return changed[agent_injection.ROCM_VARIABLE]
+
+
+def test_with_an_amd_gpu_rocprofiler_is_told_of_the_agents_client() -> None:
+    library = agent_injection.inject_folder().parents[1] / "_native" / "libkineto_rocprofiler.so"
+    assert rocm_variable({}) == f"{library}:"  # without the colon at the end a list loses its last entry
+    assert rocm_variable({"ROCP_TOOL_LIBRARIES": "/other.so"}) == f"/other.so:{library}:"
+    assert rocm_variable({"ROCP_TOOL_LIBRARIES": f"{library}:/other.so:"}) == f"/other.so:{library}:"
+
+
+def test_without_an_amd_gpu_rocprofiler_is_told_nothing(tmp_path: Path) -> None:
+    changed = agent_injection.agent_environment({}, agent_socket=None, rocm_device=tmp_path / "kfd")
+    assert agent_injection.ROCM_VARIABLE not in changed
 
 
 def test_the_agent_package_is_located_without_importing_it() -> None:

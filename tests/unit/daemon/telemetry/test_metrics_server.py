@@ -323,7 +323,7 @@ def test_gpus_are_counted_without_any_library(tmp_path: Path) -> None:
         folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
         folder.mkdir(parents=True)
         (folder / "gpu_id").write_text(f"{identity}\n")
-    assert present(tmp_path / "proc", tmp_path / "sys") == {"nvidia": 2, "amd": 2}
+    assert present(tmp_path / "proc", tmp_path / "sys") == {"nvidia": 2, "amd": 2, "intel": 0}
 
 
 def test_agents_are_read_on_the_loop_and_a_loop_that_hangs_is_not_waited_for() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kineto_trace.arrays import codec
-from kineto_trace.arrays.codec import ColumnPlan, Decoder, Field, Interner, KindPlan, RowWriter, Texts, lanes
+from kineto_trace.arrays.codec import ColumnPlan, Decoder, Field, Interner, KindPlan, PreparedTexts, RowWriter, lanes
 from kineto_trace.errors import CodecError
 
 
@@ -137,7 +137,7 @@ def test_writes_microseconds_with_three_decimals() -> None:
 
 
 def test_writes_texts_by_number_and_nothing_for_unknown_numbers() -> None:
-    texts = Texts([b"a", b"", b"x" * 100])
+    texts = PreparedTexts([b"a", b"", b"x" * 100])
     text = rows([Field(b"<", codec.TEXT, np.array([2, 0, 1, 3], np.int32), texts), Field(b">")], 4)
     assert text == b"<" + b"x" * 100 + b"><a><><>"
 

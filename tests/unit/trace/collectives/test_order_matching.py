@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from kineto_trace.collectives.order_matching import LEAST_PIECE, Lane, LaneMatch, match_lanes
 from kineto_trace.collectives.rank_matching import Matched, instances, match, rank_collectives
-from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, simulate
+from support.trace_files.simulated.training_job import SimulatedJob, ddp, fsdp, simulate
 
 
 def matched(job: SimulatedJob, seed: int = 0) -> Matched:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kineto_agent.protocol.records import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD, STEP_MARK, STEP_MARKS_FORMAT
 from kineto_trace.conversion.target_conversion import convert_target
+from kineto_trace.decode.pti.pti_schemas import schema_of
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import TextSink
@@ -18,6 +19,7 @@ from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from kineto_trace.structure.activity_links import whole_steps
 from support.trace_files import traces
+from support.trace_files.declared import packed
 from support.trace_files.h200 import make_spool, recording, string_entry, target_of
 
 RECORDING = "mlp-cupti130001"
@@ -56,6 +58,23 @@ def test_kernels_and_launches_belong_to_the_op_that_encloses_the_launch(tmp_path
     assert image["external_id"].tolist() == [annotation]
     assert image["start"][0] <= kernels["start"][linked].min()
     assert image.end()[0] >= kernels.end()[linked].max()
+
+
+def test_work_on_an_intel_gpu_belongs_to_the_op_that_submitted_it_although_no_call_was_recorded(tmp_path: Path) -> None:
+    start, _ = recording(RECORDING).window
+    target_of(recording(RECORDING)).write(tmp_path)
+    add_ops(tmp_path, [op(start + 100, start + 200, 7), op(start + 300, start + 400, 8)])
+    schema = schema_of("1.1")
+    kernels = [
+        packed(schema, 1, start_timestamp=start + 900, end_timestamp=start + 950, append_timestamp=at, thread_id=thread)
+        for at, thread in ((start + 350, 8), (start + 150, 7), (start + 150, 9))
+    ]
+    with RawWriter(tmp_path / "raw" / "pti", source="pti", format="pti/1", metadata={"pti_version": "1.1.0"}) as writer:
+        writer.append_buffer(b"".join(b"\1\0\0\0" + kernel[4:] for kernel in kernels), sequence=0, records=3)
+        writer.finish(metadata={}, record_bytes={1: 184}, records=3, dropped=0)
+    trace = load_target(tmp_path).trace
+    ids = dict(zip(trace.table("cpu_op")["thread"].tolist(), trace.table("cpu_op")["id"].tolist(), strict=True))
+    assert trace.table("kernel")["external_id"].tolist() == [ids[8], ids[7], 0]
 
 
 def test_iterations_are_annotations_and_everything_has_its_count(tmp_path: Path) -> None:

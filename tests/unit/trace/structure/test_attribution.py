@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from kineto_trace.decode.decoded import Submissions
 from kineto_trace.model.trace import make_table
 from kineto_trace.structure.attribution import attribute
 from support.trace_files.op_tables import random_intervals, spans, table
@@ -36,6 +37,21 @@ def test_gpu_work_belongs_to_what_its_launch_belongs_to() -> None:
     result = attribute(tables)
     assert result["kernel"]["external_id"].tolist() == [2, 1, 0]
     assert result["gpu_memcpy"]["external_id"].tolist() == [1]
+
+
+def test_gpu_work_belongs_to_the_op_that_submitted_it_where_its_record_says_so() -> None:
+    tables = {
+        "cpu_op": spans("cpu_op", (0, 10), (20, 30), (0, 40), id=[1, 2, 3], thread=[1, 1, 2]),
+        "cuda_driver": spans("cuda_driver", (25, 26), correlation=[101]),
+        "kernel": spans("kernel", (90, 95), (40, 50), (60, 70), (80, 81), correlation=[101, 100, 99, 98]),
+    }
+    submissions = Submissions(
+        correlation=np.array([100, 99, 98], np.uint32),
+        thread=np.array([1, 2, 1], np.uint32),
+        time=np.array([5, 35, 15]),
+    )
+    assert attribute(tables, [submissions])["kernel"]["external_id"].tolist() == [2, 1, 3, 0]
+    assert attribute(tables)["kernel"]["external_id"].tolist() == [2, 0, 0, 0]
 
 
 def test_all_kernels_of_a_graph_launch_belong_to_one_op() -> None:

@@ -1,14 +1,25 @@
 """What the spool counts as recorded."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.records import PYTHON_STACKS_FORMAT, STACK_SAMPLE, STEP_MARK, STEP_MARKS_FORMAT
+from kineto_agent.protocol.records import (
+    DECLARED_FORMAT,
+    PYTHON_STACKS_FORMAT,
+    STACK_SAMPLE,
+    STEP_MARK,
+    STEP_MARKS_FORMAT,
+)
+from kineto_agent.protocol.schema import SCHEMA_KEY, to_json
 from kineto_agent.sources.arena_writer import ArenaWriter
+from kineto_trace.decode.declared.declared_records import decode
+from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import read_source
 from kinetod.captures.target.record_spool import Spool
+from support.trace_files.declared import BASE, NPU
 
 
 @pytest.mark.parametrize(
@@ -49,3 +60,22 @@ def test_the_time_in_which_records_were_dropped_is_stored(tmp_path: Path, monkey
     assert source.dropped == 6
     spool.close()
     writer.close()
+
+
+def test_clock_samples_of_a_source_stay_where_the_arena_has_none(tmp_path: Path) -> None:
+    schema = NPU._replace(clock="boottime")
+    writer = ArenaWriter("npu", 1 << 16, 0)
+    spool = Spool(
+        tmp_path, buffer_limit_bytes=1 << 20, max_trace_bytes=1 << 20, min_free_bytes=0, free_bytes=lambda: 1 << 30
+    )
+    metadata = {SCHEMA_KEY: to_json(schema), "clocks": [[BASE, 4_000]]}
+    spool.open(wire.Arena("c1", "npu", DECLARED_FORMAT, metadata), os.dup(writer.fd))
+    writer.append(struct.Struct("<IIQII"), 4, 0, 5_000, 7, 0)  # a record of the kind 4
+    writer.finish()
+    spool.drain(last=True)
+    spool.finish({"npu": {}})
+    spool.close()
+    writer.close()
+    found = decode(read_source(tmp_path / "raw" / "npu"), StringTable())
+    assert found.tables["npu_mark"]["start"].tolist() == [BASE + 1_000]
+    assert (found.undecoded, found.warnings) == (0, ())

@@ -6,7 +6,7 @@ import numpy as np
 from kineto_trace.analysis.distributed.rank_simulation import Simulation
 from kineto_trace.analysis.distributed.rank_work import rank_work
 from kineto_trace.collectives.rank_matching import match
-from support.trace_files.simulated_job import Op, SimulatedJob, launched_ahead, simulate
+from support.trace_files.simulated.training_job import Op, SimulatedJob, launched_ahead, simulate
 
 
 def simulation(job: SimulatedJob) -> Simulation:

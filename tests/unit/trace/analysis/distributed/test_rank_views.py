@@ -12,7 +12,7 @@ from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
 from support.trace_files.ranks import Event, context, event, launched, nccl, step
-from support.trace_files.simulated_job import many_operators, simulate
+from support.trace_files.simulated.training_job import many_operators, simulate
 from support.trace_files.training_ranks import Job, events_of
 
 DDP = Path(__file__).parents[4] / "data/h200/ddp4"

@@ -8,7 +8,7 @@ from kineto_trace.errors import ViewError
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import Compat
 from support.trace_files.ranks import Event, context, launched, nccl, step
-from support.trace_files.simulated_job import SimulatedJob, SimulatedRun, ddp, fsdp, simulate
+from support.trace_files.simulated.training_job import SimulatedJob, SimulatedRun, ddp, fsdp, simulate
 
 
 def over(*ranks: list[Event], compat: Compat = Compat.NONE, **options: Any) -> Result:

@@ -10,7 +10,7 @@ from kineto_trace.collectives.rank_waits import NO_COLLECTIVES
 from kineto_trace.open.trace_discovery import find_traces
 from kineto_trace.view_api.result import Result
 from support.trace_files.ranks import Event, context, event, launched, nccl, step
-from support.trace_files.simulated_job import (
+from support.trace_files.simulated.training_job import (
     SimulatedJob,
     SimulatedRun,
     ddp,

@@ -12,7 +12,7 @@ from kineto_trace.analysis.findings.common_findings import _Gains, _Middle, _of_
 from kineto_trace.analysis.findings.finding_views import findings_view
 from kineto_trace.view_api.result import Result
 from kineto_trace.view_api.view import View
-from support.trace_files.simulated_job import SimulatedJob, ddp, fsdp, many_operators, simulate
+from support.trace_files.simulated.training_job import SimulatedJob, ddp, fsdp, many_operators, simulate
 
 Row = dict[str, Any]
 

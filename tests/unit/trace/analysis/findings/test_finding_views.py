@@ -11,7 +11,7 @@ from kineto_trace.decode.python.python_slices import Samples, Trie, slices
 from kineto_trace.model.context import Context
 from kineto_trace.model.line_counts import STATES
 from kineto_trace.model.trace import NO_STRING, StringTable, Trace
-from support.trace_files.simulated_job import ddp, fsdp, host_bound, simulate
+from support.trace_files.simulated.training_job import ddp, fsdp, host_bound, simulate
 from support.trace_files.traces import START_NS, table, target, trace
 
 US, MS = 1000, 1_000_000
@@ -395,7 +395,7 @@ def test_the_runtime_tells_whose_the_gpus_are() -> None:
 
     cuda, hip, intel = advice("cudaLaunchKernel"), advice("hipModuleLaunchKernel"), advice("urEnqueueKernelLaunch")
     assert "TF32" in cuda["no_tensor_cores"] and "CUDA graphs" in cuda["host_bound"]
-    assert "TF32" not in hip["no_tensor_cores"] and "CUDA graphs" in hip["host_bound"]
+    assert "TF32" not in hip["no_tensor_cores"] and "HIP graphs" in hip["host_bound"]
     assert "CUDA graphs" not in intel["host_bound"] and "torch.compile" in intel["host_bound"]
 
 

@@ -198,8 +198,8 @@ def test_of_several_ranks_each_thing_is_told_once() -> None:
 
 def test_a_trace_that_lacks_nothing_says_so() -> None:
     rows: dict[str, list[dict[str, Any]]] = {
-        "overhead": [{"name": '"Input Dims": [[2, 3]]'}],  # the first string, which the operators have as their inputs
-        **OPS,
+        "overhead": [{"name": "Buffer Flush"}],
+        "cpu_op": [{**OPS["cpu_op"][0], "inputs": '"Input Dims": [[2, 3]]'}],
         "kernel": [{"name": "k", "duration": 5, "correlation": 1}],
         "cuda_runtime": [{"name": "cudaLaunchKernel", "duration": 5, "correlation": 1, "thread": 1}],
         "user_annotation": [{"name": "ProfilerStep#1", "duration": 900_000, "thread": 1, "finished": 1}],

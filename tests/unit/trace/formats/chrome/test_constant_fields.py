@@ -5,10 +5,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto_trace.arrays.codec import END, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, MixedWriter, Texts
+from kineto_trace.arrays.codec import END, OPTIONAL, SIGNED, TEXT, UNSIGNED, Field, MixedWriter, PreparedTexts
 from kineto_trace.formats.chrome.constant_fields import folded
 
-NAMES = Texts([b'"a"', b"", b'"ccc"'])
+NAMES = PreparedTexts([b'"a"', b"", b'"ccc"'])
 TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 

@@ -1,0 +1,1 @@
+"""Records through the collector kit: what sources of any vendor's tracing library share."""

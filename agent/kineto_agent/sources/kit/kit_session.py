@@ -1,0 +1,185 @@
+"""A recording through the collector kit, for the sources of all vendors.
+
+Theory of operation
+    The C collector (agent/native/kit) does the work. A vendor's source decides whether its library may be used in this
+    process at all, and which copy of it, and says in a `Vendor` which versions are known and which kinds of records
+    make an activity type; `prepare` does the rest. What a source must do for its vendor alone comes before that, or in
+    a subclass of KitSession.
+"""
+
+import _thread
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type
+
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.kit.limits import (
+    BUFFER_BYTES,
+    FLUSH_PERIOD_MS,
+    GIVE_WAY_LIMIT_MS,
+    PREFAULT_BYTES,
+    STOP_LIMIT_MS,
+    STRINGS_BYTES,
+)
+from kineto_agent.sources.kit.stop_warnings import stop_warnings
+
+if TYPE_CHECKING:
+    from kineto_agent.sources.kit.kit_binding import KitCollector, KitResult, KitStart
+
+_UNCOUNTED = (
+    "%s lost records that could not be counted, in %d buffers beyond the limit of the arena: use a larger "
+    "--buffer-limit, or fewer --activities"
+)
+
+
+class Vendor(NamedTuple):
+    """What the sources' common part must know of a vendor."""
+
+    name: str  # in the collector library ("pti"), or the path of a plug-in's shared library
+    title: str  # of its library, for people: "PTI"
+    code: str  # prefix of reason codes, "PTI": PTI_LIBRARY, PTI_FAILED, PTI_BUSY, PTI_FORKED, PTI_UNKNOWN_VERSION
+    format: str  # of the records, as the daemon decodes them
+    kinds: Mapping[str, Tuple[int, ...]]  # activity type -> kinds of records, in the order in which they are enabled
+    releases: Optional[Mapping[int, str]] = None  # versions with known layouts; None: the vendor refuses by itself
+    buffer_bytes: int = BUFFER_BYTES
+
+
+def prepare(
+    vendor: Vendor,
+    path: str,
+    request: SourceRequest,
+    *,
+    yields: bool,
+    metadata: Optional[Mapping[str, Any]] = None,
+    session: Optional[Type["KitSession"]] = None,
+) -> "KitSession":
+    """Open the vendor's library at `path` and make the arena. Raises SourceError.
+
+    yields: it cannot run beside the program's own profiler. metadata: facts of the source's own. session: the class, a
+    subclass of KitSession.
+    """
+    from kineto_agent.sources.kit import kit_binding
+
+    collector = kit_binding.load().open(vendor.name, vendor.title, vendor.code, path)
+    if vendor.releases is not None and collector.version not in vendor.releases:
+        raise SourceError(vendor.code + "_UNKNOWN_VERSION", _unknown_version(vendor, collector.version, path))
+    config = kit_binding.KitConfig(
+        buffer_limit_bytes=request.buffer_limit_bytes,
+        buffer_bytes=vendor.buffer_bytes,
+        strings_bytes=STRINGS_BYTES,
+        prefault_bytes=PREFAULT_BYTES,
+        flush_period_ms=FLUSH_PERIOD_MS,
+    )
+    known = vendor.code.lower()
+    facts = {known + "_version": collector.version, known + "_library": path, **collector.describe()}
+    descriptor = collector.prepare(config, vendor.code)
+    made = session or KitSession
+    return made(vendor, collector, descriptor, {**facts, **(metadata or {})}, request, yields)
+
+
+def _unknown_version(vendor: Vendor, version: int, path: str) -> str:
+    releases = vendor.releases or {}
+    known = ", ".join("%d (%s)" % (number, releases[number]) for number in sorted(releases))
+    return (
+        "%s is %s version %d, whose record layouts this agent does not know, so it does not record with it. Known: %s. "
+        "Update kineto-agent and kinetod" % (path, vendor.title, version, known)
+    )
+
+
+class KitSession:
+    """One recording of one vendor's activities."""
+
+    def __init__(
+        self,
+        vendor: Vendor,
+        collector: "KitCollector",
+        arena_fd: int,
+        metadata: Dict[str, Any],
+        request: SourceRequest,
+        yields: bool,
+    ) -> None:
+        self.format = vendor.format
+        self.yields = yields
+        self.arena_fd = arena_fd
+        self.metadata = metadata
+        self._vendor = vendor
+        self._collector = collector
+        self._types = {
+            kind: name for name, kinds in vendor.kinds.items() if name in request.activity_types for kind in kinds
+        }
+        self._warnings: List[str] = []
+        self._enable_ns = 0
+        # The collector's functions run one at a time. A signal handler may enter on the same thread again.
+        self._lock = _thread.RLock()
+        self._gave_way = self._closed = False
+        self._stopped: Optional[KitResult] = None
+        self._stop_limit_ms = 0
+
+    def start(self) -> None:
+        """Enable the activities. Raises SourceError if none of them works."""
+        begin = time.perf_counter_ns()
+        with self._lock:
+            if self._gave_way:
+                raise SourceError("USER_PROFILER_STARTED", "the program's own torch.profiler started")
+            enabled = self._collector.start(list(self._types))
+        refused = {kind: result for kind, result in enabled.results.items() if result != 0}
+        if enabled.code != 0:
+            raise self._refusal(enabled, refused)
+        for kind, result in sorted(refused.items()):
+            self._warnings.append(
+                "%s refused to record %s: %s"
+                % (self._vendor.title, self._types[kind], self._collector.result_text(result))
+            )
+        self._enable_ns = time.perf_counter_ns() - begin
+
+    def _refusal(self, enabled: "KitStart", refused: Mapping[int, int]) -> SourceError:
+        from kineto_agent.sources.kit.kit_binding import reason_code
+
+        details = ["%s: %s" % (self._types[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]
+        return SourceError(reason_code(enabled.code, self._vendor.code), "; ".join([enabled.error, *details]))
+
+    def give_way(self) -> None:
+        """With `yields`, end the recording: the library is the program's afterwards. Waits for a start or stop."""
+        if not self.yields:
+            return
+        with self._lock:
+            if not self._gave_way and not self._closed:
+                self._gave_way = True
+                self._stop_collector(GIVE_WAY_LIMIT_MS)
+
+    def _stop_collector(self, limit_ms: int) -> "KitResult":
+        if self._stopped is None:
+            self._stop_limit_ms = limit_ms
+            self._stopped = self._collector.stop(limit_ms)
+        return self._stopped
+
+    def counts(self) -> SourceCounts:
+        """Records and bytes that the daemon can read so far."""
+        with self._lock:
+            counts = self._stopped.counts if self._stopped is not None else self._collector.counts()
+        return SourceCounts(counts.records, counts.bytes, counts.dropped)
+
+    def stop(self) -> SourceOutcome:
+        """Make everything READY."""
+        with self._lock:
+            stopped = self._stop_collector(STOP_LIMIT_MS)
+            text = self._collector.result_text
+            self._warnings += stop_warnings(self._vendor.title, stopped, self._stop_limit_ms, 0, text)
+            incomplete = "" if stopped.timed_out else self._collector.problem()
+        if stopped.uncounted and not incomplete:
+            incomplete = _UNCOUNTED % (self._vendor.title, stopped.uncounted)
+        known = self._vendor.code.lower()
+        return SourceOutcome(
+            counts=SourceCounts(stopped.counts.records, stopped.counts.bytes, stopped.counts.dropped),
+            metadata={known + "_enable_ns": self._enable_ns, known + "_flushes": stopped.flushes},
+            warnings=self._warnings,
+            detach_ns=0,
+            cpu_ns=stopped.cpu_ns,
+            incomplete=incomplete,
+        )
+
+    def close(self) -> None:
+        """Free the arena."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._collector.close()

@@ -1,0 +1,90 @@
+"""The plug-ins that a daemon has sent to this process.
+
+What runs them (guarded_source.py and what that needs) is imported when the first ones come: most processes get none.
+
+They stay when the link ends: another daemon, or the same one after a restart, sends them again, and those that are
+still the same keep what they have loaded. One that was given up stays so, whatever is sent under its name later.
+"""
+
+import fcntl
+import os
+from typing import TYPE_CHECKING, Dict, List
+
+from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION, MAX_BUNDLE_BYTES, Plugin, unpack
+from kineto_agent.system.debuglog import log, log_exception
+from kineto_agent.system.descriptors import close_ours, identity
+
+if TYPE_CHECKING:
+    from kineto_agent.sources.plugins.guarded_source import PluginSource
+
+TAKES = INTERFACE_VERSION  # in our Hello
+_F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
+
+
+class InstalledPlugins:
+    """Those of one process. Used by the agent's thread."""
+
+    def __init__(self) -> None:
+        self._sources: Dict[str, PluginSource] = {}  # by name
+        self._digest = ""
+        self._sent = False  # by the daemon that we are connected to
+
+    def withdraw(self) -> None:
+        """Another daemon has welcomed us, and may have no plug-ins."""
+        self._sent = False
+
+    def take(self, descriptor: int, digest: str) -> None:
+        """Take the plug-ins in this memfd, which becomes ours, instead of those before. Never raises."""
+        ours = identity(descriptor)
+        try:
+            if digest != self._digest:
+                plugins = unpack(_content(descriptor))
+                self._sources = {plugin.name: self._source(plugin) for plugin in plugins}
+                self._digest = digest
+            self._sent = True
+            log("plug-ins: %s", ", ".join(self._sources))
+        except Exception:  # noqa: BLE001 - a process without plug-ins still has its own sources
+            log_exception("the daemon's plug-ins cannot be taken")
+        finally:
+            close_ours(descriptor, ours)
+
+    def _source(self, plugin: Plugin) -> "PluginSource":
+        from kineto_agent.sources.plugins.guarded_source import PluginSource
+
+        before = self._sources.get(plugin.name)
+        if before is not None and before.plugin == plugin:
+            return before
+        return PluginSource(plugin, before.worker if before is not None and before.worker.given_up else None)
+
+    def sources(self) -> "List[PluginSource]":
+        """All of them, after a look for their accelerators."""
+        if not self._sent or not self._sources:
+            return []
+        from kineto_agent.sources.plugins.signs import ProcessView
+
+        view = ProcessView()
+        for source in self._sources.values():
+            source.look(view)
+        return list(self._sources.values())
+
+    def forget(self) -> None:
+        """In a forked child: their threads are not there."""
+        self._sources, self._digest, self._sent = {}, "", False
+
+
+def _content(descriptor: int) -> bytes:
+    seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+    size = os.fstat(descriptor).st_size
+    if seals & _SEALS != _SEALS or size > MAX_BUNDLE_BYTES:
+        raise ValueError("the plug-ins come in %d bytes of memory with the seals %#x" % (size, seals))
+    pieces: List[bytes] = []
+    done = 0
+    while done < size:
+        pieces.append(os.pread(descriptor, size - done, done))
+        done += len(pieces[-1])
+    return b"".join(pieces)
+
+
+PLUGINS = InstalledPlugins()
+os.register_at_fork(after_in_child=PLUGINS.forget)

@@ -1,0 +1,53 @@
+"""Shared libraries that come with a plug-in: each is loaded from a memfd, once.
+
+dlopen takes a path that it has seen before for the library that it loaded then, although the descriptor may name
+another memfd by now. So each gets a path that nothing was loaded from yet: the same one with a different count of "./".
+"""
+
+import ctypes
+import os
+from typing import Dict, Mapping
+
+from kineto_agent.system.c_functions import program_function
+from kineto_agent.system.descriptors import close_ours, identity, memfd
+
+_MFD_CLOEXEC = 0x1
+_RTLD_NOLOAD = 0x4
+_MOST_TRIES = 1000
+
+
+class PluginLibraries:
+    """Those of one plug-in, by the names of their files."""
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        self._contents = contents
+        self._loaded: Dict[str, ctypes.CDLL] = {}
+
+    def load(self, name: str) -> ctypes.CDLL:
+        """The library. Raises OSError, also if the plug-in has no file of that name."""
+        if name not in self._loaded:
+            if name not in self._contents:
+                raise OSError("the plug-in has no file %s" % name)
+            self._loaded[name] = _opened(name, self._contents[name])
+        return self._loaded[name]
+
+
+def _opened(name: str, content: bytes) -> ctypes.CDLL:
+    descriptor = memfd("kineto-" + name, _MFD_CLOEXEC)
+    ours = identity(descriptor)
+    try:
+        written = 0
+        while written < len(content):
+            written += os.pwrite(descriptor, content[written:], written)
+        return ctypes.CDLL(_unused_path(descriptor))
+    finally:
+        close_ours(descriptor, ours)
+
+
+def _unused_path(descriptor: int) -> str:
+    is_loaded = program_function("dlopen")
+    for count in range(_MOST_TRIES):
+        path = "/proc/self/fd/%s%d" % ("./" * count, descriptor)
+        if not is_loaded(os.fsencode(path), os.RTLD_LAZY | _RTLD_NOLOAD):
+            return path
+    raise OSError("no path is left to load %d from" % descriptor)

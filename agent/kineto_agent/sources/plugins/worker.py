@@ -1,0 +1,197 @@
+"""The thread of one plug-in: every call of its code runs there, and whoever asks waits until a deadline.
+
+Theory of operation
+    A plug-in's code may hang, raise anything or end its thread. So the agent's thread does not run it: `call` hands a
+    function to the worker's thread and waits. If the answer does not come in time, the plug-in is given up for the rest
+    of the process: nothing of it is called again, and later calls fail at once.
+
+    A thread cannot be killed. One that runs Python code gets a SystemExit; one that waits in C stays there, which costs
+    the program nothing but its stack. If a call does return after it was given up, `late` undoes what it has begun:
+    otherwise the vendor's library would go on recording for nobody.
+
+    The thread begins with the first call and ends IDLE_S after the last, unless a recording is open (`keep`): start and
+    stop of a vendor's library may have to come from the same thread.
+
+Threads: `call` on the agent's, and on a program's thread that begins its own profiler (give_way); at most one hangs.
+"""
+
+import _thread
+import contextlib
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+from kineto_agent.sources.interface import SourceError
+from kineto_agent.system.c_functions import Long, program_function
+from kineto_agent.system.debuglog import log, log_exception
+from kineto_agent.system.threads import Thread, start_thread
+
+IDLE_S = 1.0
+_MAX_TEXT_CHARS = 200
+
+
+class PluginLie(Exception):
+    """A plug-in returned what the interface does not allow. The text says what."""
+
+
+class _Call:
+    """A function on its way through the thread."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self.done = _thread.allocate_lock()
+        self.done.acquire()
+        self.finished = False
+        self.result: Any = None
+        self.error: Optional[Tuple[str, str]] = None  # code and text of a SourceError
+
+    def run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the program must not see it
+            self.error = _described(exc)
+        finally:
+            self.finished = True
+            self.done.release()
+
+    def fail(self, code: str, text: str) -> None:
+        self.error = (code, text)
+        self.finished = True
+        self.done.release()
+
+
+def _described(exc: BaseException) -> Tuple[str, str]:
+    try:
+        text = str(exc)[:_MAX_TEXT_CHARS]
+        if type(exc) is SourceError:
+            return "PLUGIN_DECLINED", str(exc.reason)[:_MAX_TEXT_CHARS]
+        if type(exc) is PluginLie:
+            return "PLUGIN_INVALID", text
+        log_exception("a plug-in raised")
+    except BaseException:  # noqa: BLE001 - its __str__ may raise too
+        text = "an exception without a text"
+    return "PLUGIN_FAILED", "raised %s: %s" % (type(exc).__name__[:80], text)
+
+
+class PluginWorker:
+    """Runs the calls of one plug-in."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.given_up = ""  # why nothing of it is called any more
+        self.late: Callable[[], None] = lambda: None  # on the worker's thread, after a call that came too late
+        self._lock = _thread.allocate_lock()
+        self._arrived = _thread.allocate_lock()  # held while there is nothing new
+        self._arrived.acquire()
+        self._calls: Deque[_Call] = deque()
+        self._thread: Optional[Thread] = None
+        self._running: Optional[_Call] = None
+        self._kept = False
+
+    def call(self, what: str, function: Callable[[], Any], deadline_s: float) -> Any:
+        """The result of the function. what: as people call it. Raises SourceError and nothing else."""
+        call = _Call(function)
+        try:
+            with self._lock:
+                if not self.given_up:
+                    self._calls.append(call)
+                    if self._thread is None:
+                        self._thread = start_thread("kineto-plugin", self._main)
+        except RuntimeError as exc:
+            self._calls.clear()
+            raise SourceError("NO_THREAD", "cannot start a thread for its plug-in: %s" % exc) from exc
+        if self.given_up:
+            raise SourceError("PLUGIN_TIMEOUT", self.given_up)
+        self._wake()
+        if not call.done.acquire(timeout=deadline_s):
+            self._give_up(call, what, deadline_s)
+        if call.error is not None:
+            code, text = call.error
+            raise SourceError(code, "%s: %s" % (what, text))
+        return call.result
+
+    def keep(self, kept: bool) -> None:
+        """Whether a recording is open, so that the thread stays."""
+        self._kept = kept
+        self._wake()
+
+    def interrupt(self) -> None:
+        """Raise SystemExit in a call that was given up and still runs Python code."""
+        running, thread = self._running, self._thread
+        if not self.given_up or running is None or running.finished or thread is None:
+            return
+        program_function("PyThreadState_SetAsyncExc")(Long(thread.ident), Long(id(SystemExit)))
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been released already
+            self._arrived.release()
+
+    def _give_up(self, call: _Call, what: str, deadline_s: float) -> None:
+        """Note that the call did not come back, unless it just did."""
+        with self._lock:
+            if call.finished:
+                return
+            text = "did not return within %g s; this plug-in is not used again in this process" % deadline_s
+            self.given_up = self.given_up or "%s %s" % (what, text)
+            while self._calls:
+                self._calls.popleft().fail("PLUGIN_TIMEOUT", self.given_up)
+        log("plug-in %s: %s", self.name, self.given_up)
+        self.interrupt()
+        if call.error is None:
+            call.error = ("PLUGIN_TIMEOUT", text)
+
+    # ------------------------------------------------------------ the worker's thread
+
+    def _main(self) -> None:
+        try:
+            self._work()
+        except BaseException:  # noqa: BLE001 - a SystemExit that came when the call had just returned
+            log_exception("plug-in %s" % self.name)
+        if self.given_up:
+            log("plug-in %s: the call that was given up has ended", self.name)
+            self.late()
+
+    def _work(self) -> None:
+        while not self.given_up:
+            with self._lock:
+                call = self._running = self._calls.popleft() if self._calls else None
+            if call is not None:
+                call.run()
+                del call
+            elif not self._arrived.acquire(timeout=-1 if self._kept else IDLE_S):
+                with self._lock:
+                    if not self._calls and not self._kept:
+                        self._thread = None
+                        return
+
+
+def plain_strings(value: Any, most: int, what: str) -> List[str]:
+    """A list of that many strings at most. Runs on the worker's thread. Raises PluginLie."""
+    found: List[str] = []
+    for each in value:
+        if type(each) is not str or len(each) > _MAX_TEXT_CHARS:
+            raise PluginLie("returned %s that are not short strings" % what)
+        if len(found) == most:
+            raise PluginLie("returned more than %d %s" % (most, what))
+        found.append(each)
+    return found
+
+
+def plain_int(value: Any, what: str) -> int:
+    """An integer from 0 to 2^63 - 1. Raises PluginLie."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise PluginLie("returned %.60r as %s, which is a number from 0 on" % (value, what))
+    return value
+
+
+def plain_json(value: Any, most_bytes: int, what: str) -> Dict[str, Any]:
+    """A copy of a JSON object. Raises PluginLie."""
+    import json
+
+    try:
+        text = json.dumps(value, allow_nan=False)
+        found: Any = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise PluginLie("returned %s that are not JSON: %s" % (what, exc)) from exc
+    if type(found) is not dict or len(text) > most_bytes:
+        raise PluginLie("returned %s that are not a JSON object of at most %d bytes" % (what, most_bytes))
+    return found

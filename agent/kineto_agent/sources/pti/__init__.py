@@ -1,0 +1,1 @@
+"""Records activities of Intel GPUs through PTI."""

@@ -1,0 +1,147 @@
+"""Activities of Intel GPUs and calls of Level Zero and SYCL through Intel's PTI (libpti_view).
+
+Theory of operation
+    The kit does the recording (sources/kit, agent/native/pti). This module decides whether PTI may be used at all, and
+    asks in an order in which no question can do harm: PTI calls abort() where it finds no driver or no device, a forked
+    child waits for ever for a thread of PTI's that only its parent has, and records have a layout that depends on the
+    version. So Level Zero is asked before PTI is loaded, the version is read before anything else of PTI is called, and
+    what runs at exit is put under guard before PTI makes its thread.
+
+    PTI has one set of callbacks and one switch for each kind of record in a process, and PyTorch's profiler uses them,
+    too: so the session yields to it.
+"""
+
+import os
+import sys
+from typing import Any, Dict, FrozenSet, List, Mapping, Tuple
+
+from kineto_agent.protocol.records import PTI_FORMAT
+from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.kit import kit_session
+from kineto_agent.sources.pti import libpti
+from kineto_agent.sources.pti.activity_kinds import KINDS, NEEDS_SYCL, ON_REQUEST
+from kineto_agent.sources.pti.known_versions import KNOWN
+
+# PTI cannot be flushed while it records: what a thread's buffer holds is lost if the process is killed. Each thread
+# that submits work has one.
+BUFFER_BYTES = 1 << 20  # 6,000 kernels
+
+_LEAKS_BEFORE = (1, 1)  # older versions keep the name of each kernel that they record
+_LEAK_BYTES = 220  # at most, for each of them, until the process ends: 155 with 0.12 and 1.0
+_LEAK_WORTH_SAYING = 100_000  # kernels
+
+_MARKER = "kineto_agent_pti"  # attribute of sys: the process in which an agent has loaded PTI's core
+_BUSY = (
+    "another library of this process uses PTI, which serves only one: a capture would take its records; trace again "
+    "with a program that does not load it, or record other activities"
+)
+_FORKED = (
+    "this process was forked from one that had used PTI, which does not work in such a child: use the spawn start "
+    "method of multiprocessing in the program"
+)
+
+
+class XpuSession(kit_session.KitSession):
+    """One recording of PTI's records."""
+
+    def stop(self) -> SourceOutcome:
+        """Make everything READY."""
+        outcome = super().stop()
+        kept = outcome.counts.records
+        if version_pair(self.metadata["pti_version"]) < _LEAKS_BEFORE and kept > _LEAK_WORTH_SAYING:
+            outcome.warnings.append(
+                "PTI %s keeps the names of all kernels that it has recorded until the process ends, here up to %d MB; "
+                "version 1.1 and later do not" % (self.metadata["pti_version"], kept * _LEAK_BYTES // 1_000_000)
+            )
+        return outcome
+
+
+VENDOR = kit_session.Vendor(
+    name="pti",
+    title="PTI",
+    code="PTI",
+    format=PTI_FORMAT,
+    kinds=KINDS,
+    buffer_bytes=BUFFER_BYTES,
+)
+
+
+def version_pair(version: str) -> Tuple[int, ...]:
+    """Major and minor number of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+class XpuSource:
+    """Activities of Intel GPUs."""
+
+    name = "pti"
+    on_request: FrozenSet[str] = ON_REQUEST
+
+    def __init__(
+        self,
+        environ: Mapping[str, str] = os.environ,
+        maps: str = "/proc/self/maps",
+        stat: str = "/proc/self/stat",
+    ) -> None:
+        self._environ = environ
+        self._maps = maps
+        self._stat = stat
+
+    def activity_types(self) -> List[str]:
+        """Those that PTI can record now; none unless Level Zero is in the process and there is a libpti_view."""
+        if libpti.find(self._environ, self._maps) is None:
+            return []
+        return sorted(set(KINDS) - (frozenset() if libpti.sees_sycl(self._maps) else NEEDS_SYCL))
+
+    def would_yield(self, request: SourceRequest) -> bool:
+        """Yes: PTI serves only one of the two."""
+        return True
+
+    def prepare(self, request: SourceRequest) -> kit_session.KitSession:
+        """Check that PTI may be used, load it and make the arena. Raises SourceError."""
+        from kineto_agent.sources.pti import pti_binding
+
+        path = libpti.find(self._environ, self._maps)
+        if path is None:
+            raise SourceError(
+                "PTI_LIBRARY", "this process has not loaded Level Zero, or no libpti_view can be found for it"
+            )
+        self._refuse_others()
+        checks = pti_binding.load()
+        checks.look()
+        version = checks.version(path)
+        if ".".join(version.split(".")[:2]) not in KNOWN:
+            raise SourceError("PTI_UNKNOWN_VERSION", _unknown_version(version, path))
+        checks.core(path)
+        _note_use()
+        metadata: Dict[str, Any] = {"pti_version": version}
+        return kit_session.prepare(VENDOR, path, request, yields=True, metadata=metadata, session=XpuSession)
+
+    def _refuse_others(self) -> None:
+        """Raises SourceError where PTI has been used by somebody that cannot be told to give way, or before a fork."""
+        if not libpti.has_core(self._maps):
+            return
+        if libpti.is_forked(self._stat) and not _used_here():
+            raise SourceError("PTI_FORKED", _FORKED)
+        if not libpti.has_torch(self._maps) and not _used_by_an_agent():
+            raise SourceError("PTI_BUSY", _BUSY)
+
+
+def _note_use() -> None:
+    sys.__dict__[_MARKER] = os.getpid()
+
+
+def _used_here() -> bool:
+    return bool(sys.__dict__.get(_MARKER) == os.getpid())
+
+
+def _used_by_an_agent() -> bool:
+    return _MARKER in sys.__dict__
+
+
+def _unknown_version(version: str, path: str) -> str:
+    return (
+        "%s is PTI version %s, whose record layouts this agent does not know, so it does not record with it. "
+        "Known: %s. Update kineto-agent and kinetod, or install an intel-pti of a known version"
+        % (path, version, ", ".join(KNOWN))
+    )

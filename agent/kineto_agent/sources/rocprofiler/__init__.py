@@ -1,0 +1,1 @@
+"""Activities of AMD GPUs and HIP's calls, through rocprofiler-sdk."""

@@ -1,0 +1,20 @@
+/* The names of kernels by rocprofiler's kernel ids, from its code-object callbacks. */
+#ifndef KINETO_KERNEL_IDS_H
+#define KINETO_KERNEL_IDS_H
+
+#include <stdint.h>
+
+#include "kit/vendor.h"
+
+#define KERNEL_IDS_MOST 262144u /* a program that compiles kernels for ever must not take memory for ever */
+
+/* On any thread: keeps the name of a kernel, for all recordings to come. */
+void kernel_ids_add(uint64_t kernel_id, const char *name);
+/* The names of the next recording have not been told yet. */
+void kernel_ids_rewind(void);
+/* On the collector's thread: puts the names that have not been told into `space`. */
+void kernel_ids_tell(const struct kit_host *host, uint32_t space);
+/* Kernels whose names were not kept. */
+uint64_t kernel_ids_lost(void);
+
+#endif

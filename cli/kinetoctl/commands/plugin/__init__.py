@@ -1,0 +1,1 @@
+"""The commands of `kinetoctl plugin`, for those who write and install plug-ins for accelerators."""

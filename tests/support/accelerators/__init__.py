@@ -1,0 +1,1 @@
+"""Accelerators that do not exist: what the kernel, a vendor's library or torch shows of them."""

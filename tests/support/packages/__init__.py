@@ -1,0 +1,1 @@
+"""What tests fetch from package archives."""

@@ -1,0 +1,1 @@
+"""The fake ROCm: its libraries, a program that uses them, recordings in child processes, and records as bytes."""

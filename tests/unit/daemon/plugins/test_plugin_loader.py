@@ -1,0 +1,159 @@
+"""Plug-ins are loaded in processes: whatever one does there, the others are taken, and its reason is kept."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from kineto_agent.protocol.plugin_bundle import PluginFile, Signs, unpack
+from kinetod.plugins import plugin_loader
+from kinetod.plugins.plugin_findings import findings
+from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin, load
+from support.service.daemon import REPOSITORY
+from support.service.plugin_packages import install
+from support.service.plugin_sources import MODULE
+from support.waiting import scaled
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    folder.chmod(0o755)
+    path = [str(REPOSITORY / part) for part in ("agent", "daemon", "cli", "protos", "tests")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, str(folder)]))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def package(site: Path, text: str, name: str = "toy", value: str = "") -> Path:
+    made = site.parent / f"made_{name}" / f"plugin_{name}"
+    made.mkdir(parents=True)
+    (made / "__init__.py").write_text(text)
+    return install(site, made, name, value or f"plugin_{name}:PLUGIN", distribution=f"kinetod-{name}", version="1.5")
+
+
+def loaded(*allowed: str, deadline_s: float = 30, command: Sequence[str] = plugin_loader.COMMAND) -> KnownPlugins:
+    return asyncio.run(load(allowed, deadline_s=scaled(deadline_s), command=command))
+
+
+def refusal(plugins: KnownPlugins, name: str = "toy") -> str:
+    (found,) = (plugin for plugin in plugins.known if plugin.name == name)
+    assert found.is_allowed
+    return found.refused
+
+
+def test_without_an_allow_list_nothing_runs(site: Path) -> None:
+    package(site, "raise SystemExit")
+    plugins = loaded(command=["/no/such/program"])
+    assert plugins.parcel is None
+    assert plugins.known == (LoadedPlugin(name="toy", package="kinetod-toy", version="1.5", is_allowed=False),)
+
+
+def test_an_allowed_one_is_packed_for_agents(site: Path) -> None:
+    package(site, MODULE)
+    plugins = loaded("toy")
+    assert plugins.known == (
+        LoadedPlugin(name="toy", package="kinetod-toy", version="1.5", activity_types=("toy_kernel",)),
+    )
+    assert plugins.activity_types == {"toy_kernel"}
+    assert plugins.parcel is not None
+    assert plugins.parcel.message.names == ["toy"]
+    (plugin,) = unpack(os.pread(plugins.parcel.descriptor, 1 << 20, 0))
+    os.close(plugins.parcel.descriptor)
+    assert (plugin.name, plugin.signs) == ("toy", Signs(modules=("sys",)))
+    file: PluginFile = plugin.files["source.py"]
+    assert len(file.pieces) > 1  # it is compiled piece by piece
+    assert not file.annotations
+    assert max(text.count("\n") for _, text in file.pieces) < 50
+
+
+BAD = {
+    "raise RuntimeError('no licence')": "loading it raised RuntimeError: no licence",
+    "raise SystemExit(7)": "loading it raised SystemExit: 7",
+    "import os; os._exit(3)": "loading it ended its process (exit status 3): no message",
+    "import os; os.kill(os.getpid(), 11)": "loading it ended its process (exit status -11): no message",
+    "import time; time.sleep(600)": "loading it did not end within ",
+    "PLUGIN = 7": "interface_version is None, and this kinetod knows version 1",
+    MODULE
+    + "PLUGIN = PLUGIN._replace(interface_version=2)": "interface_version is 2, and this kinetod knows version 1",
+    MODULE + "PLUGIN = PLUGIN._replace(detach='maybe')": "detach: 'maybe' is not one of full, idle, never",
+    "OTHER = 1": "loading it raised AttributeError: module 'plugin_toy' has no attribute 'PLUGIN'",
+    "print('x' * 100000)\nimport sys\nsys.stdout.write('{}\\n')\n" + MODULE: "",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_one_that_fails_is_left_out_with_its_reason(site: Path, text: str) -> None:
+    package(site, text)
+    plugins = loaded("toy", deadline_s=2 if "sleep" in text else 30)
+    assert refusal(plugins).startswith(BAD[text])
+    assert bool(refusal(plugins)) == (plugins.parcel is None)
+
+
+def test_the_others_are_taken(site: Path) -> None:
+    package(site, "raise RuntimeError")
+    package(site, MODULE + "PLUGIN = PLUGIN._replace(name='tin', schema=PLUGIN.schema._replace(name='tin', "
+            "types={'tin_kernel': PLUGIN.schema.types['toy_kernel']}, "
+            "records={1: PLUGIN.schema.records[1]._replace(type='tin_kernel')}))", "tin")  # fmt: skip
+    plugins = loaded("toy", "tin", "none")
+    assert plugins.parcel is not None
+    assert plugins.parcel.message.names == ["tin"]
+    os.close(plugins.parcel.descriptor)
+    assert refusal(plugins, "none").startswith("no package installed beside kinetod has an entry point 'none'")
+    assert plugins.refusals == [
+        "the plug-in toy is not used: loading it raised RuntimeError: ",
+        f"the plug-in none is not used: {refusal(plugins, 'none')}",
+    ]
+
+
+def test_one_whose_files_others_could_change_is_not_even_imported(site: Path, tmp_path: Path) -> None:
+    copy = package(site, f"open({str(tmp_path / 'ran')!r}, 'w')\n{MODULE}")
+    (copy / "__init__.py").chmod(0o666)
+    text = refusal(loaded("toy"))
+    assert text.startswith(f"others could change it: {copy / '__init__.py'} can be changed by others (mode 0666); run")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_nor_one_of_another_user(site: Path) -> None:
+    copy = package(site, MODULE)
+    os.chown(copy, 12345, 0)
+    assert refusal(loaded("toy")).startswith(f"others could change it: {copy} belongs to uid 12345")
+
+
+def test_two_packages_of_one_name_are_refused(site: Path) -> None:
+    package(site, MODULE)
+    made = site.parent / "again" / "plugin_again"
+    made.mkdir(parents=True)
+    (made / "__init__.py").write_text(MODULE)
+    install(site, made, "toy", "plugin_again:PLUGIN", distribution="kinetod-again")
+    assert refusal(loaded("toy")) == (
+        "several packages have a plug-in of this name (kinetod-again 1.0, kinetod-toy 1.5); uninstall all but one"
+    )
+
+
+def test_an_entry_point_must_have_the_name_of_its_plug_in(site: Path) -> None:
+    package(site, MODULE, "tin")
+    text = refusal(loaded("tin"), "tin")
+    assert text == "it is called 'toy', but its entry point 'tin'; use one name"
+
+
+def test_the_process_that_loads_may_be_missing() -> None:
+    assert refusal(loaded("toy", command=["/no/such/program"])).startswith("the process that loads it failed: ")
+    assert refusal(loaded("toy", command=["echo", "{}"])).startswith("it cannot be sent to agents: ")
+    assert refusal(loaded("toy", command=["echo", "nonsense"])).startswith("the process that loads it gave no valid")
+
+
+def test_what_doctor_says() -> None:
+    known = (
+        LoadedPlugin(name="toy", version="1.5", activity_types=("kernel", "toy_sync")),
+        LoadedPlugin(name="tin", is_allowed=False),
+        LoadedPlugin(name="tan", refused="it is broken"),
+    )
+    assert [(each.status.name, each.detail) for each in findings(KnownPlugins(known=known))] == [
+        ("PROBLEM", "tan is not used: it is broken"),
+        ("OK", "toy 1.5 (kernel, toy_sync); installed, but not in plugins.sources: tin"),
+    ]
+    assert [each.detail for each in findings(KnownPlugins())] == ["none are installed"]
