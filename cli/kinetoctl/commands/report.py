@@ -174,9 +174,9 @@ def command(**values: Any) -> int:
     kinetoctl report --list
     kinetoctl report --describe --view overview.sm_efficiency_pct
 
-    TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a folder of
-    columns, a folder of any of these, a glob pattern, the URL of an object store, or the id of a capture. Several
-    traces are taken as the ranks of one job.
+    TRACE is a Chrome trace from Kineto or PyTorch (.json, .json.gz), a Perfetto trace (.pftrace), a profile of XLA
+    (.xplane.pb), a folder of columns, a folder of any of these, a glob pattern, the URL of an object store,
+    or the id of a capture. Several traces are taken as the ranks of one job.
     """
     options = ReportOptions(**values)
     settings = current()

@@ -44,6 +44,19 @@ def refusal(available: List[Source], wanted: List[str]) -> "tuple[str, str]":
     return caught.value.reason_code, caught.value.reason
 
 
+class Refusing(Named):
+    def why_not(self) -> str:
+        return "its profiler is in use"
+
+
+def test_a_source_that_offers_nothing_says_why_where_its_types_are_missing() -> None:
+    refusing: Source = Refusing("jax")
+    plan = registry.choose([STACKS, refusing], ["python_function", "cpu_op"])
+    assert plan.cannot() == "this process cannot record cpu_op: its profiler is in use"
+    assert refusal([refusing], ["cpu_op"]) == ("NOTHING_TO_RECORD", plan.cannot())
+    assert registry.choose([STACKS, refusing], ["python_function"]).missing == []
+
+
 def test_no_wish_means_everything_that_is_offered() -> None:
     plan = registry.choose([GPU, STACKS], [])
     assert chosen(plan) == [("cupti", ["gpu_memcpy", "kernel"]), ("python_stacks", ["python_function"])]
