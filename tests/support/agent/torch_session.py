@@ -9,6 +9,7 @@ import ctypes
 import gc
 import json
 import sys
+import threading  # noqa: F401 - plans use it
 import time
 from pathlib import Path
 from typing import Any
