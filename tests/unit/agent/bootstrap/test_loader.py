@@ -27,8 +27,8 @@ def modules(**texts: str) -> Any:
     names = {"builtins": builtins, "marshal": marshal, "sys": sys, "Standard": Standard, "Rests": Rests}
     namespace: Dict[str, Any] = {"__name__": "kineto_loader", **names}
     exec(compile(text, "<kineto-loader>", "exec", _FUTURE_ANNOTATIONS), namespace)
-    package = {"kineto_agent": (True, [])}
-    return namespace["_Modules"]({**package, **{"kineto_agent." + name: (False, [(1, texts[name])]) for name in texts}})
+    contents: Dict[str, Any] = {"kineto_agent." + name: (False, [(1, texts[name])]) for name in texts}
+    return namespace["_Modules"]({"kineto_agent": (True, []), **contents})
 
 
 def test_a_module_is_executed_when_it_is_imported_and_its_text_is_not_kept() -> None:
