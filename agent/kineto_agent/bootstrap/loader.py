@@ -81,6 +81,7 @@ class _Modules:
         except BaseException:
             del self.loaded[name]
             raise
+        self._contents[name] = (self._contents[name][0], [])  # most of what came would stay in memory for nothing
         if above is not None:
             setattr(above, last, module)
         return module

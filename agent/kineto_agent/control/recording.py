@@ -12,6 +12,7 @@ for them. What is known of CUDA graphs that the program has captured, and of mod
 handed over at the end, if GPU activities were recorded.
 """
 
+import sys
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -19,7 +20,6 @@ from kineto_agent.control.events import TORCH_PROFILER, Refusal
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.records import CUPTI_FORMAT, TORCH_PROFILER_FORMAT
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, SourceSession, Takeover
-from kineto_agent.sources.jax import hlo_modules
 from kineto_agent.sources.registry import RecordingPlan, SourceChoice
 from kineto_agent.sources.torch import graph_session
 from kineto_agent.sources.torch.profiler_guard import ProfilerGuard, UserProfiler
@@ -270,7 +270,9 @@ class Recording:
         if kernels:
             self._hand_over(graph_session.NAME, graph_session.session)
         self._stop_running()
-        if kernels:  # this takes longer: nothing records meanwhile
+        if kernels and "jax" in sys.modules:  # this takes longer: nothing records meanwhile
+            from kineto_agent.sources.jax import hlo_modules
+
             self._hand_over(hlo_modules.NAME, hlo_modules.session)
             self._stop_running()
         self._yielding = ()

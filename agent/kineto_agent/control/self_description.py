@@ -5,7 +5,6 @@ import sys
 from typing import Dict, List, Mapping, Optional
 
 from kineto_agent.protocol import wire
-from kineto_agent.sources.plugins import installed
 from kineto_agent.system.descriptors import read_file
 from kineto_agent.version import __version__
 
@@ -38,7 +37,7 @@ def hello(
         argv=command_line(),
         busy_capture_id=busy_capture_id,
         iteration_ns=iteration_ns,
-        plugins=installed.TAKES,
+        plugins=wire.PLUGIN_INTERFACE,
     )
 
 

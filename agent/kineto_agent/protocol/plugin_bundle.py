@@ -14,7 +14,8 @@ import json
 import struct
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Tuple
 
-INTERFACE_VERSION = 1  # of plug-ins; agents say in their Hello which they take
+from kineto_agent.protocol.wire import PLUGIN_INTERFACE
+
 SOURCE_FILE = "source.py"  # the file that has SOURCE
 MAX_BUNDLE_BYTES = 16 << 20  # an agent keeps it in memory
 DETACH_FULL, DETACH_IDLE, DETACH_NEVER = "full", "idle", "never"
@@ -56,7 +57,7 @@ class Plugin(NamedTuple):
     conflicts: FrozenSet[str] = frozenset()
     needs_from_start: str = ""
     detach: str = DETACH_FULL
-    interface_version: int = INTERFACE_VERSION
+    interface_version: int = PLUGIN_INTERFACE
 
     @property
     def activity_types(self) -> FrozenSet[str]:
@@ -91,7 +92,7 @@ def unpack(data: bytes) -> List[Plugin]:
         raise ValueError("these are no plug-ins: they begin with %r" % data[: _HEAD.size])
     try:
         rows = json.loads(data[_HEAD.size : begin])
-        return [_plugin(row, data, begin) for row in rows if row["interface_version"] == INTERFACE_VERSION]
+        return [_plugin(row, data, begin) for row in rows if row["interface_version"] == PLUGIN_INTERFACE]
     except (KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ValueError("the head of the plug-ins is damaged: %r" % exc) from exc
 

@@ -20,6 +20,7 @@ import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type, Union
 
 PROTOCOL_VERSION = 1
+PLUGIN_INTERFACE = 1  # version of the interface of plug-ins (plugin_bundle.py)
 MAX_FRAME_BYTES = 64 * 1024  # well under the default socket buffer (212,992): one send, one packet
 _HEADER = struct.Struct("<4sHHII")  # magic, version, type, payload bytes, reserved
 HEADER_BYTES = _HEADER.size
@@ -56,7 +57,7 @@ class Hello(NamedTuple):
     argv: List[str]
     busy_capture_id: str
     iteration_ns: int = 0  # median length of the latest iterations; 0: unknown, or the running one takes far longer
-    plugins: int = 0  # interface version of the plug-ins that the agent takes (plugin_bundle.py); 0: none
+    plugins: int = 0  # PLUGIN_INTERFACE of the agent; 0: it takes no plug-ins
 
 
 class Welcome(NamedTuple):

@@ -118,10 +118,16 @@ class ArenaWriter:
         return self._bytes[start + self._fill : start + self.buffer_bytes]
 
     def write_through(self, data: memoryview) -> int:
-        """Write as much of the data as fits into `room()`, without the GIL. The caller then calls `filled`."""
+        """Write as much of the data as fits into `room()`, without the GIL. The caller then calls `filled`.
+
+        With the GIL where the program has closed the descriptor: its number may be that of a file of the program's.
+        """
         offset = self._buffers_offset + self._current * self.buffer_bytes + self._fill
         with data[: self.buffer_bytes - self._fill] as part:
-            return os.pwrite(self.fd, part, offset)
+            if identity(self.fd) == self._identity:
+                return os.pwrite(self.fd, part, offset)
+            self._bytes[offset : offset + len(part)] = part
+            return len(part)
 
     def filled(self, size: int, records: int = 0) -> None:
         """Say that `size` bytes of `room()` are written. records: in them; 0: such a buffer counts as one record."""

@@ -11,17 +11,15 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 from kineto_agent.sources.cupti.activity_kinds import KINDS
 from kineto_agent.sources.interface import Source, SourceError
 from kineto_agent.sources.plugins.installed import PLUGINS
-from kineto_agent.sources.pti import libpti
-from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
-from kineto_agent.sources.rocprofiler import librocprofiler
 from kineto_agent.system import env
 from kineto_agent.system.debuglog import log_exception
 
-# Those of CUPTI and Kineto's other names. A type that is neither among them nor offered by a source is a misspelling.
+# Those of CUPTI, those that only AMD's library records, and Kineto's other names. A type that is neither among them nor
+# offered by a source is a misspelling.
 ACTIVITY_TYPES: FrozenSet[str] = frozenset(
     (
-        *KINDS, *rocm_kinds.KINDS, "cpu_op", "user_annotation", "gpu_user_annotation", "external_correlation",
-        "cpu_instant_event",
+        *KINDS, "rocm_memory", "rocm_scratch", "cpu_op", "user_annotation", "gpu_user_annotation",
+        "external_correlation", "cpu_instant_event",
         "python_function", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "cuda_event", "mtia_counters",
         "glow_runtime", "cuda_profiler_range", "hpu_op", "xpu_runtime", "xpu_driver", "collective_comm",
         "privateuse1_runtime", "privateuse1_driver", "xpu_scope_profiler", "xpu_sync", "hardware_counters",
@@ -40,6 +38,10 @@ _TYPES_OF_OPTIONS = {
 _EXACT_CALLS = "stack_trace"  # python_function then means every call, not samples
 
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")  # driver; WSL; Tegra
+# Without these no driver of Level Zero can be in a process, unless drivers are named: Linux; WSL.
+_INTEL_DEVICES = ("/dev/dri", "/dev/dxg")
+_INTEL_DRIVERS = "ZE_ENABLE_ALT_DRIVERS"
+_AMD_DEVICE = "/dev/kfd"
 
 
 def _everywhere() -> bool:
@@ -62,6 +64,15 @@ def _has_nvidia() -> bool:
     return bool(os.environ.get(env.CUPTI_LIBRARY)) or any(map(os.path.exists, _NVIDIA_DEVICES))
 
 
+def _has_intel() -> bool:
+    named = os.environ.get(env.PTI_LIBRARY) or os.environ.get(_INTEL_DRIVERS)
+    return bool(named) or any(map(os.path.exists, _INTEL_DEVICES))
+
+
+def _has_amd() -> bool:
+    return bool(os.environ.get(env.ROCPROFILER_LIBRARY)) or os.path.exists(_AMD_DEVICE)
+
+
 class _Row(NamedTuple):
     """A source that this process may have. Its module is imported only where `possible` says so: that costs time."""
 
@@ -81,8 +92,8 @@ SOURCES: Tuple[_Row, ...] = (
     _Row("jax.hlo_operations", "JaxSource", _has_jax),
     _Row("jax.pjrt_plugins", "PluginsSource", _has_pjrt_plugin),
     _Row("cupti.gpu_activities", "CuptiSource", _has_nvidia),
-    _Row("pti.gpu_activities", "XpuSource", libpti.may_be_here),
-    _Row("rocprofiler.gpu_activities", "RocprofilerSource", librocprofiler.may_be_here),
+    _Row("pti.gpu_activities", "XpuSource", _has_intel),
+    _Row("rocprofiler.gpu_activities", "RocprofilerSource", _has_amd),
 )
 _sources: Dict[str, Source] = {}  # by module, once made
 

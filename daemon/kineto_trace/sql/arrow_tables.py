@@ -16,7 +16,7 @@ from kineto_trace.model.activity_tables import KINDS
 from kineto_trace.model.context import Context
 from kineto_trace.model.event_kinds import FIRST_ARG_BIT
 from kineto_trace.model.trace import API_TABLES, GPU_TABLES, Table, own_tables
-from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES
+from kineto_trace.sql.schema import EVENT_KINDS, MISSING, MISSING_OF_KIND, NAMES, declares
 from kineto_trace.structure.activity_links import call_owners, calls, gpu, ops, owners
 from kineto_trace.structure.trace_forms import as_meant
 
@@ -132,6 +132,17 @@ def raw_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa
         return _nothing(len(table), NAMES) if found is None else texts(found, strings, braces=True)
     related = _RELATED.get(name)
     return _file_column(table, name, type_) if related is None else related(context, kind)
+
+
+def activity_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:
+    """Returns a column of the table of this kind; missing values if this trace declares no such column.
+
+    Of traces that declare one table in different ways the first one says which columns there are.
+    """
+    table = context.trace.table(kind)
+    if table.declared is not None and not declares(table.declared, name, type_):
+        return _nothing(len(table), type_)
+    return raw_column(context, kind, name, type_)
 
 
 def event_column(context: Context, kind: str, name: str, type_: pa.DataType) -> pa.Array:

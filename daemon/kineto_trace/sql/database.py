@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 
 from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError, TraceError
-from kineto_trace.sql.arrow_tables import SqlSource, constant, event_column, event_counts, raw_column
+from kineto_trace.sql.arrow_tables import SqlSource, activity_column, constant, event_column, event_counts
 from kineto_trace.sql.lazy_tables import LazyTable
-from kineto_trace.sql.schema import DEVICES, TRACES, SqlTable, declared_tables, sql_tables
+from kineto_trace.sql.schema import DEVICES, TRACES, WHICH, SqlTable, declared_tables, declares, sql_tables
 from kineto_trace.view_api.result import Result, ResultColumn
 from kineto_trace.view_api.result import Type as ResultType
 from kineto_trace.view_api.view import View
@@ -67,6 +67,7 @@ class Database:
         self._run = run
         self._lock = RLock()
         self._results: dict[str, Result] = {}
+        self._remarks: list[str] = []  # on the tables that the query reads
         self._failed = False
         self._connection = duckdb.connect(config=dict(_SETTINGS))
         self._connection.execute("SET lock_configuration = true")
@@ -95,6 +96,7 @@ class Database:
         bits and decimals have the types that Arrow gives them.
         """
         self._results.clear()
+        self._remarks.clear()
         self._check(sql)
         try:
             relation = self._connection.sql(sql)  # as a text: errors then show the position
@@ -104,6 +106,7 @@ class Database:
         except duckdb.Error as exc:
             raise self._error(self._placed(exc, sql)) from exc
         notes = [note for result in self._results.values() for note in result.notes]
+        notes += self._remarks
         notes += [f"{self._said(source)}{note}" for source in self._sources for note in source.context.trace.remarks]
         columns = tuple(ResultColumn(field.name, _type(field.type), "", "") for field in table.schema)
         return Result("query", columns, table, tuple(dict.fromkeys(notes)))
@@ -181,8 +184,21 @@ class Database:
         for source in self._sources:
             if table.name in source.meant.trace.tables:
                 count = len(source.meant.trace.table(table.name))
-                parts.append(self._part(source, table, names, count, raw_column, table.name))
+                parts.append(self._part(source, table, names, count, activity_column, table.name))
+                self._remark(source, table, names)
         return pa.concat_tables(parts)
+
+    def _remark(self, source: SqlSource, table: SqlTable, names: Sequence[str]) -> None:
+        """Notes which columns the trace declares otherwise than the one whose declaration counts."""
+        declared = source.meant.trace.table(table.name).declared
+        if declared is None:
+            return
+        which = {column.name for column in WHICH}
+        asked = [column for column in table.columns if column.name in names and column.name not in which]
+        other = [column.name for column in asked if not declares(declared, column.name, column.arrow)]
+        if other:
+            columns = ", ".join(other)
+            self._remarks.append(f"{source.name} does not declare {columns} of {table.name} so: missing in its rows")
 
     def _events(self, table: SqlTable, names: Sequence[str]) -> pa.Table:
         parts = [table.schema.empty_table().select(list(names))]

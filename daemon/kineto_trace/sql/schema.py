@@ -252,6 +252,11 @@ def computed_columns(kind: str) -> tuple[SqlColumn, ...]:
     return (ROW,) if kind == "python_function" else ()
 
 
+def declares(table: ActivityTable, column: str, arrow: pa.DataType) -> bool:
+    """Tells whether queries find such a column in a table that a trace declares itself."""
+    return any(own.name == column and own.arrow == arrow for own in _activities(table).columns)
+
+
 def _activities(table: ActivityTable) -> SqlTable:
     kind, own = table.name, []
     vendors = frozenset[str]() if kind in SCHEMAS else vendor_columns(table)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Protocol, Union
 
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION
 
 from kinetod import __version__
 from kinetod.agents.link import Connection
@@ -275,7 +274,7 @@ class AgentHub:
         agent.send(wire.Welcome(__version__))
         if hello.busy_capture_id:  # from a daemon that is gone: nobody waits for it any more
             agent.send(wire.Cancel(hello.busy_capture_id, False))
-        if self._parcel is not None and hello.plugins >= INTERFACE_VERSION:
+        if self._parcel is not None and hello.plugins >= wire.PLUGIN_INTERFACE:
             connection.send(self._parcel.message, self._parcel.descriptor)
             agent.ask()  # what it offers with them
         how = "has connected" if agent.attached is None else f"was injected by {agent.attached.method}"

@@ -11,12 +11,12 @@ from typing import Any, FrozenSet, Iterator, Mapping, NamedTuple
 from kineto_agent.protocol.plugin_bundle import (
     DETACH_FULL,
     DETACHES,
-    INTERFACE_VERSION,
     PLUGIN_API,
     SOURCE_FILE,
     Signs,
 )
 from kineto_agent.protocol.schema import Schema, to_json
+from kineto_agent.protocol.wire import PLUGIN_INTERFACE
 
 from kinetod.config.plugin_names import PLUGIN_NAME
 
@@ -62,7 +62,7 @@ class Accelerator(NamedTuple):
     conflicts: FrozenSet[str] = frozenset()
     needs_from_start: str = ""
     detach: str = DETACH_FULL
-    interface_version: int = INTERFACE_VERSION
+    interface_version: int = PLUGIN_INTERFACE
 
 
 def check(value: Any) -> Accelerator:
@@ -71,10 +71,10 @@ def check(value: Any) -> Accelerator:
     The interface version is looked at first: a plug-in of a later one may be of another shape.
     """
     version = getattr(value, "interface_version", None)
-    if version != INTERFACE_VERSION:
+    if version != PLUGIN_INTERFACE:
         raise ValueError(
             "interface_version is %.40r, and this kinetod knows version %d; install releases that fit together"
-            % (version, INTERFACE_VERSION)
+            % (version, PLUGIN_INTERFACE)
         )
     if not isinstance(value, Accelerator):
         raise ValueError("it is a %s, not a kineto_agent.protocol.accelerator.Accelerator" % type(value).__name__)

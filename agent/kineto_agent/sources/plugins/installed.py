@@ -1,6 +1,7 @@
 """The plug-ins that a daemon has sent to this process.
 
-What runs them (guarded_source.py and what that needs) is imported when the first ones come: most processes get none.
+What reads and runs them (plugin_bundle.py, guarded_source.py) is imported when the first ones come: most processes get
+none.
 
 They stay when the link ends: another daemon, or the same one after a restart, sends them again, and those that are
 still the same keep what they have loaded. One that was given up stays so, whatever is sent under its name later.
@@ -10,14 +11,14 @@ import fcntl
 import os
 from typing import TYPE_CHECKING, Dict, List
 
-from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION, MAX_BUNDLE_BYTES, Plugin, unpack
 from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import close_ours, identity
 
 if TYPE_CHECKING:
+    from kineto_agent.protocol.plugin_bundle import Plugin
     from kineto_agent.sources.plugins.guarded_source import PluginSource
+    from kineto_agent.sources.plugins.worker import PluginWorker
 
-TAKES = INTERFACE_VERSION  # in our Hello
 _F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 
@@ -27,6 +28,7 @@ class InstalledPlugins:
 
     def __init__(self) -> None:
         self._sources: Dict[str, PluginSource] = {}  # by name
+        self._given_up: Dict[str, PluginWorker] = {}  # by the name of its plug-in, also of one that is not sent now
         self._digest = ""
         self._sent = False  # by the daemon that we are connected to
 
@@ -39,7 +41,11 @@ class InstalledPlugins:
         ours = identity(descriptor)
         try:
             if digest != self._digest:
+                from kineto_agent.protocol.plugin_bundle import unpack
+
                 plugins = unpack(_content(descriptor))
+                workers = ((name, source.worker) for name, source in self._sources.items())
+                self._given_up.update((name, worker) for name, worker in workers if worker.given_up)
                 self._sources = {plugin.name: self._source(plugin) for plugin in plugins}
                 self._digest = digest
             self._sent = True
@@ -49,13 +55,13 @@ class InstalledPlugins:
         finally:
             close_ours(descriptor, ours)
 
-    def _source(self, plugin: Plugin) -> "PluginSource":
+    def _source(self, plugin: "Plugin") -> "PluginSource":
         from kineto_agent.sources.plugins.guarded_source import PluginSource
 
         before = self._sources.get(plugin.name)
         if before is not None and before.plugin == plugin:
             return before
-        return PluginSource(plugin, before.worker if before is not None and before.worker.given_up else None)
+        return PluginSource(plugin, self._given_up.get(plugin.name))
 
     def sources(self) -> "List[PluginSource]":
         """All of them, after a look for their accelerators."""
@@ -70,10 +76,12 @@ class InstalledPlugins:
 
     def forget(self) -> None:
         """In a forked child: their threads are not there."""
-        self._sources, self._digest, self._sent = {}, "", False
+        self._sources, self._given_up, self._digest, self._sent = {}, {}, "", False
 
 
 def _content(descriptor: int) -> bytes:
+    from kineto_agent.protocol.plugin_bundle import MAX_BUNDLE_BYTES
+
     seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     size = os.fstat(descriptor).st_size
     if seals & _SEALS != _SEALS or size > MAX_BUNDLE_BYTES:

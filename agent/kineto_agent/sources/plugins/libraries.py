@@ -2,18 +2,23 @@
 
 dlopen takes a path that it has seen before for the library that it loaded then, although the descriptor may name
 another memfd by now. So each gets a path that nothing was loaded from yet: the same one with a different count of "./".
+
+A program may close all descriptors at any time and open a file of its own under the same number. So the number is
+looked at before each use.
 """
 
 import ctypes
+import errno
 import os
 from typing import Dict, Mapping
 
 from kineto_agent.system.c_functions import program_function
-from kineto_agent.system.descriptors import close_ours, identity, memfd
+from kineto_agent.system.descriptors import Identity, close_ours, identity, memfd
 
 _MFD_CLOEXEC = 0x1
 _RTLD_NOLOAD = 0x4
 _MOST_TRIES = 1000
+_PIECE_BYTES = 64 << 10  # written between two looks
 
 
 class PluginLibraries:
@@ -38,10 +43,18 @@ def _opened(name: str, content: bytes) -> ctypes.CDLL:
     try:
         written = 0
         while written < len(content):
-            written += os.pwrite(descriptor, content[written:], written)
-        return ctypes.CDLL(_unused_path(descriptor))
+            _check(descriptor, ours)
+            written += os.pwrite(descriptor, content[written : written + _PIECE_BYTES], written)
+        path = _unused_path(descriptor)
+        _check(descriptor, ours)
+        return ctypes.CDLL(path)
     finally:
         close_ours(descriptor, ours)
+
+
+def _check(descriptor: int, ours: Identity) -> None:
+    if identity(descriptor) != ours:
+        raise OSError(errno.EBADF, "the program has closed the descriptor of a plug-in's library")
 
 
 def _unused_path(descriptor: int) -> str:

@@ -13,18 +13,9 @@ _LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
     "libpti.so",
     "libtorch_cpu.so",
 )
-# Directories and variables without which no driver of Level Zero can be in a process: those of Linux and of WSL;
-# drivers that are named.
-_DEVICES = ("/dev/dri", "/dev/dxg")
-_DRIVERS = "ZE_ENABLE_ALT_DRIVERS"
 
 _FORKED_WITHOUT_EXEC = 0x40  # PF_FORKNOEXEC
 _FLAGS_FIELD = 6  # of /proc/self/stat, counted from the field after the name
-
-
-def may_be_here(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an Intel GPU could be used in this process. Cheap: the process is not looked at."""
-    return bool(environ.get(env.PTI_LIBRARY) or environ.get(_DRIVERS)) or any(map(os.path.exists, _DEVICES))
 
 
 def find(environ: Mapping[str, str] = os.environ, maps: str = "/proc/self/maps") -> Optional[str]:

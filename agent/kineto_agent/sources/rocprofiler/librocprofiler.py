@@ -8,12 +8,6 @@ from kineto_agent.system.mappings import mapped_files
 
 _SDK, _HIP = "librocprofiler-sdk.so", "libamdhip64.so"
 _NAMES = ("librocprofiler-sdk.so.1", _SDK)  # of an installation; of torch's wheels
-_DEVICE = "/dev/kfd"
-
-
-def may_be_here(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an AMD GPU could be used in this process. Cheap: the process is not looked at."""
-    return bool(environ.get(env.ROCPROFILER_LIBRARY)) or os.path.exists(_DEVICE)
 
 
 def find(environ: Mapping[str, str] = os.environ, maps: str = "/proc/self/maps") -> Optional[str]:

@@ -37,10 +37,12 @@ from kinetod.attach.inspect import standstill
 
 _LOADER = "kineto_agent.bootstrap.loader"
 _STANDARD = "kineto_agent.bootstrap.standard_library"
-_LEFT_OUT = (
+_LEFT_OUT = (  # what a target never imports
     "kineto_agent.__main__",
     "kineto_agent.bootstrap.inject",
     "kineto_agent.bootstrap.startup",
+    "kineto_agent.protocol.schema",
+    "kineto_agent.protocol.typed_values",
     _LOADER,
     _STANDARD,
 )

@@ -8,7 +8,6 @@ from typing import Iterator, List
 import pytest
 from kineto_agent.control.runner import Agent
 from kineto_agent.protocol import wire
-from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION
 from kineto_agent.protocol.records import DECLARED_FORMAT, PYTHON_STACKS_FORMAT
 from kineto_agent.sources import registry
 from kineto_agent.sources.plugins import deadlines
@@ -31,7 +30,7 @@ class Peer:
         """Starts the agent and sends it a plug-in with each of these source files: toy, toyb, ..."""
         self.agent.start()
         connection, hello = self.daemon.welcome()
-        assert (hello.plugins, hello.sources) == (INTERFACE_VERSION, {"python_stacks": ["python_function"]})
+        assert (hello.plugins, hello.sources) == (wire.PLUGIN_INTERFACE, {"python_stacks": ["python_function"]})
         self.send(connection, *sources)
         return connection
 

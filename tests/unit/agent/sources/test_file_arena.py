@@ -126,3 +126,22 @@ def test_an_empty_file_has_no_buffers(arena: FileArena, taker: Taker) -> None:
     arena.copy_from(b"")
     arena.finish()
     assert arena.counts() == (0, 0, 0)
+
+
+def test_a_file_of_the_program_under_the_arenas_number_is_not_written(
+    arena: FileArena, taker: Taker, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.write_bytes(b"of the program")
+    arena.copy_from(b"first, ")
+    with own.open("r+b") as file:
+        os.dup2(file.fileno(), arena.fd)  # the program has closed all descriptors and opened its file
+    number = arena.fd
+    try:
+        arena.copy_from(b"second")
+        arena.finish()
+        assert taker.file() == b"first, second"
+        assert own.read_bytes() == b"of the program"
+    finally:
+        arena.close()  # leaves the number alone
+        os.close(number)

@@ -7,8 +7,10 @@ from kineto_agent.protocol.plugin_bundle import Plugin, Signs
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
 from kineto_agent.sources.plugins.installed import InstalledPlugins
+from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
 from kineto_agent.system import env
 from support.agent.plugins import plugin, sealed
+from support.agent.python_child import run_python
 
 
 class Named:
@@ -214,6 +216,54 @@ def test_an_option_adds_a_type_that_is_recorded_on_request_only() -> None:
     assert chosen(registry.choose([STACKS, file], [])) == [("python_stacks", ["python_function"])]
     plan = registry.choose([STACKS, file], [], {"profile_memory": True})
     assert chosen(plan) == [("python_stacks", ["python_function"]), ("memory_events", ["cpu_instant_event"])]
+
+
+# ------------------------------------------------------------ what a process cannot have
+
+WITHOUT = """
+import os, sys
+os.path.exists = lambda path: False
+from kineto_agent.control import runner
+from kineto_agent.sources import registry
+runner.self_description.hello(registry.offers(registry.sources()), 0, "", iteration_ns=0)
+of_accelerators = ("kit", "jax", "pti", "rocprofiler", "plugins.")
+unwanted = ["kineto_agent.protocol.plugin_bundle", *("kineto_agent.sources." + name for name in of_accelerators)]
+unwanted.append("kineto_agent.protocol.schema")
+allowed = "kineto_agent.sources.plugins.installed"
+print([name for name in sys.modules if name.startswith(tuple(unwanted)) and name != allowed])
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_an_accelerator_loads_nothing_for_one() -> None:
+    ended = run_python(["-c", WITHOUT])
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "variable"),
+    [
+        ("pti.gpu_activities", "KINETO_PTI_LIBRARY"),
+        ("pti.gpu_activities", "ZE_ENABLE_ALT_DRIVERS"),
+        ("rocprofiler.gpu_activities", "KINETO_ROCPROFILER_LIBRARY"),
+    ],
+)
+def test_a_device_or_a_variable_makes_a_gpu_possible(
+    module: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = [row for row in registry.SOURCES if row.module == module]
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("os.path.exists", lambda _path: False)
+    assert not row.possible()
+    monkeypatch.setenv(variable, "/mine.so")
+    assert row.possible()
+    monkeypatch.delenv(variable)
+    monkeypatch.setattr("os.path.exists", lambda path: path in ("/dev/dri", "/dev/kfd"))
+    assert row.possible()
+
+
+def test_the_types_of_amds_library_are_no_misspellings() -> None:
+    assert set(rocm_kinds.KINDS) <= registry.ACTIVITY_TYPES
 
 
 # ------------------------------------------------------------ plug-ins

@@ -55,5 +55,48 @@ def test_where_a_link_leads_counts(package: Path, tmp_path: Path) -> None:
     assert problem_of([package], OWN).startswith(f"{tmp_path / 'elsewhere'} can be changed by others (mode 0777)")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_link_of_another_user_on_the_way_is_named(package: Path, tmp_path: Path) -> None:
+    home, link = tmp_path / "home", tmp_path / "linked"
+    home.mkdir()
+    (home / "link").symlink_to(package)
+    link.symlink_to(home / "link")
+    assert problem_of([link], OWN) == ""
+    os.chown(home / "link", 12345, 0, follow_symlinks=False)
+    assert problem_of([link], OWN) == f"{home / 'link'} belongs to uid 12345; run `chown root {home / 'link'}`"
+    os.chown(home, 12345, 0)
+    assert problem_of([link], OWN) == f"{home} belongs to uid 12345; run `chown root {home}`"
+
+
+@pytest.mark.parametrize("place", ["", "inner"])
+def test_a_package_to_which_anybody_can_add_is_named_although_nobody_can_remove(package: Path, place: str) -> None:
+    spoiled = package / place
+    spoiled.chmod(0o1777)
+    problem = problem_of([package], OWN)
+    assert problem == f"{spoiled} can be changed by others (mode 1777); run `chmod go-w {spoiled}`"
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "../../elsewhere"])
+def test_what_lies_in_a_linked_folder_counts(package: Path, tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir(mode=0o755)
+    (folder / "source.py").write_text("")
+    (folder / "source.py").chmod(0o666)
+    (package / "linked").symlink_to(target if target.startswith(".") else tmp_path / target)
+    assert problem_of([package], OWN).startswith(f"{folder / 'source.py'} can be changed by others (mode 0666)")
+
+
+def test_links_in_a_circle_end(package: Path) -> None:
+    (package / "inner" / "above").symlink_to("..")
+    assert problem_of([package], OWN) == ""
+    (package / "loop").symlink_to("loop")
+    assert problem_of([package], OWN) == f"{package / 'loop'} cannot be examined: Too many levels of symbolic links"
+
+
+def test_a_package_without_end_is_not_read_to_it(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetod.plugins.file_trust.MAX_FILES", 3)
+    assert problem_of([package], OWN) == f"{package} has more than 3 files"
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert problem_of([tmp_path / "none"], OWN) == f"{tmp_path / 'none'} cannot be examined: No such file or directory"

@@ -135,6 +135,28 @@ def test_sql_over_traces_of_which_one_has_the_table_finds_its_rows(trace: Trace,
     assert rows(kineto_trace.query("SELECT count(*) AS n FROM npu_wait", paths)) == [(2,)]
 
 
+def test_sql_over_traces_that_declare_a_table_differently_has_the_columns_of_the_first(tmp_path: Path) -> None:
+    wait = NPU.types["npu_wait"]
+    first = Activity(
+        (*wait.columns, Col("op", "u32", "A number."), Col("depth", "u32", "A number.")), "device", "Waits."
+    )
+    later = Activity((Col("why", "u16", "A number."), Col("load", "f64", "A share.")), "thread", "Waits.")
+    kinds = {2: NPU.records[2]._replace(device="", context="", stream="", constants={})}
+    paths = []
+    for number, activity in enumerate((first, later)):
+        schema = NPU._replace(
+            types={**NPU.types, "npu_wait": activity}, records={**NPU.records, **(kinds if number else {})}
+        )
+        paths.append(tmp_path / f"rank{number}")
+        target = write_target(tmp_path / f"target{number}", schema=schema, rank=number)
+        save_columns(load_target(target).trace, paths[number])
+    columns = "rank, why, load, op, depth, stream"
+    found = kineto_trace.query(f"SELECT {columns} FROM npu_wait WHERE load = 12.5 ORDER BY rank", paths)
+    assert rows(found) == [(0, "a lock", 12.5, 0, 0, 0), (1, None, 12.5, None, None, None)]
+    assert found.notes == ("rank1 does not declare stream, why, op, depth of npu_wait so: missing in its rows",)
+    assert rows(kineto_trace.query("SELECT count(*) FROM events WHERE kind = 'npu_wait'", paths)) == [(4,)]
+
+
 def test_columns_of_vendors_mean_what_is_declared_whatever_they_are_called(tmp_path: Path) -> None:
     names = (
         "id",

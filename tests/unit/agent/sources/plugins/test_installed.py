@@ -71,6 +71,17 @@ def test_one_that_was_given_up_stays_so_in_a_newer_version() -> None:
     assert (trouble.reason_code, trouble.reason) == ("PLUGIN_TIMEOUT", "start() did not return")
 
 
+def test_one_that_was_given_up_stays_so_although_another_daemon_did_not_have_it() -> None:
+    plugins = took(TOY)
+    worker = plugins.sources()[0].worker
+    worker.given_up = "start() did not return"
+    plugins.take(sealed([OTHER]), "second")
+    plugins.take(sealed([TOY]), "first")
+    (source,) = plugins.sources()
+    assert source.worker is worker
+    assert source.activity_types() == []
+
+
 def test_a_fork_forgets_them() -> None:
     from kineto_agent.sources.plugins.installed import PLUGINS
 

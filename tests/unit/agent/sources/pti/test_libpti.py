@@ -66,9 +66,3 @@ def test_a_process_whose_state_cannot_be_read_is_taken_to_be_forked(tmp_path: Pa
     assert libpti.is_forked(str(tmp_path / "missing"))
     (tmp_path / "stat").write_text("17 (a name) R 1")
     assert libpti.is_forked(str(tmp_path / "stat"))
-
-
-def test_an_intel_gpu_is_looked_for_where_a_device_or_a_variable_says_so() -> None:
-    assert libpti.may_be_here({"KINETO_PTI_LIBRARY": "/mine.so"})
-    assert libpti.may_be_here({"ZE_ENABLE_ALT_DRIVERS": "/fake.so"})
-    assert libpti.may_be_here({}) == any(map(os.path.exists, ("/dev/dri", "/dev/dxg")))

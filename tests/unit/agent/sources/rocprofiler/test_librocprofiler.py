@@ -46,10 +46,6 @@ def test_the_variable_names_one_where_none_is_loaded(tmp_path: Path) -> None:
     assert find(tmp_path, "/o/libamdhip64.so.7", variable="/mine/sdk.so") == "/mine/sdk.so"
 
 
-def test_the_variable_makes_an_amd_gpu_possible() -> None:
-    assert librocprofiler.may_be_here({"KINETO_ROCPROFILER_LIBRARY": "/mine/sdk.so"})
-
-
 def test_a_runtime_is_up_once_the_device_is_open(tmp_path: Path) -> None:
     assert not library_state.runtime_is_up(str(tmp_path))
     (tmp_path / "3").symlink_to("/dev/kfd")

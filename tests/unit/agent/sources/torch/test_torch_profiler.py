@@ -41,7 +41,7 @@ def test_a_piece_is_cut_to_half_of_what_may_stall() -> None:
 def test_ops_of_all_threads_are_those_that_torch_records_around_the_same_steps(tmp_path: Path) -> None:
     found = run(
         """
-import collections, tempfile, torch
+import collections, tempfile, threading, torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.utils.data import DataLoader, TensorDataset
 model = Model()
@@ -113,6 +113,7 @@ print(json.dumps({"calls": calls, "shapes": shapes, "way": outcome.metadata["way
 def test_the_program_goes_on_while_a_session_ends_and_memory_does_not_grow(tmp_path: Path) -> None:
     found = run(
         """
+import threading
 model = Model()
 def session(steps):
     recording = Recording()
@@ -226,7 +227,7 @@ print(json.dumps({
 def test_the_programs_own_profiler_goes_first_and_is_whole(tmp_path: Path) -> None:
     found = run(
         """
-import torch
+import threading, torch
 from kineto_agent.sources.interface import SourceError
 model = Model()
 model.step()

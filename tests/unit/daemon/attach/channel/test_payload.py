@@ -36,6 +36,17 @@ def test_every_module_that_a_live_agent_can_need_is_there() -> None:
     assert set(document(1)) == names
 
 
+def test_no_module_that_is_sent_needs_one_that_is_not() -> None:
+    names = set(document(0))
+    for name in names:
+        path = FOLDER.joinpath(*name.split(".")[1:])
+        text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+        nodes = list(ast.walk(ast.parse(text)))
+        needed = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+        needed |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        assert not {each for each in needed if each.startswith("kineto_agent")} - names, name
+
+
 def test_the_payload_is_made_once() -> None:
     assert payload.agent() is payload.agent()
 
