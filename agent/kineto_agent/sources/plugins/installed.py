@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Dict, List
 
 from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION, MAX_BUNDLE_BYTES, Plugin, unpack
 from kineto_agent.system.debuglog import log, log_exception
-from kineto_agent.system.descriptors import close_ours, identity
+from kineto_agent.system.descriptors import NOBODY, close_ours, received_memfd
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.plugins.guarded_source import PluginSource
+    from kineto_agent.sources.plugins.guarded_source import GuardedSource
 
 TAKES = INTERFACE_VERSION  # in our Hello
 _F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
@@ -26,7 +26,7 @@ class InstalledPlugins:
     """Those of one process. Used by the agent's thread."""
 
     def __init__(self) -> None:
-        self._sources: Dict[str, PluginSource] = {}  # by name
+        self._sources: Dict[str, GuardedSource] = {}  # by name
         self._digest = ""
         self._sent = False  # by the daemon that we are connected to
 
@@ -36,8 +36,10 @@ class InstalledPlugins:
 
     def take(self, descriptor: int, digest: str) -> None:
         """Take the plug-ins in this memfd, which becomes ours, instead of those before. Never raises."""
-        ours = identity(descriptor)
+        ours = received_memfd(descriptor)
         try:
+            if ours == NOBODY:
+                raise ValueError("the plug-ins do not come in sealed memory")
             if digest != self._digest:
                 plugins = unpack(_content(descriptor))
                 self._sources = {plugin.name: self._source(plugin) for plugin in plugins}
@@ -49,15 +51,15 @@ class InstalledPlugins:
         finally:
             close_ours(descriptor, ours)
 
-    def _source(self, plugin: Plugin) -> "PluginSource":
-        from kineto_agent.sources.plugins.guarded_source import PluginSource
+    def _source(self, plugin: Plugin) -> "GuardedSource":
+        from kineto_agent.sources.plugins.guarded_source import GuardedSource
 
         before = self._sources.get(plugin.name)
         if before is not None and before.plugin == plugin:
             return before
-        return PluginSource(plugin, before.worker if before is not None and before.worker.given_up else None)
+        return GuardedSource(plugin, before.worker if before is not None and before.worker.given_up else None)
 
-    def sources(self) -> "List[PluginSource]":
+    def sources(self) -> "List[GuardedSource]":
         """All of them, after a look for their accelerators."""
         if not self._sent or not self._sources:
             return []

@@ -11,6 +11,7 @@ from kineto_agent.sources.plugins.api import (
     SourceError,
     SourceOutcome,
     SourceRequest,
+    mapped_files,
     start_thread,
 )
 
@@ -21,11 +22,8 @@ STRINGS_BYTES = 4096  # the least: all names are in the schema
 
 def library() -> Any:
     """The library that the program has loaded. Raises SourceError."""
-    with open("/proc/self/maps") as maps:  # noqa: PTH123 - pathlib is not worth importing in a foreign process
-        for line in maps:
-            path = line.rstrip("\n").partition("/")[2]
-            if path.rpartition("/")[2].startswith("libpebble.so"):
-                return ctypes.CDLL("/" + path)
+    for path in mapped_files("libpebble.so"):
+        return ctypes.CDLL(path)
     raise SourceError("PEBBLE", "libpebble.so is no longer mapped")
 
 

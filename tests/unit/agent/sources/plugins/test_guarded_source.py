@@ -13,8 +13,9 @@ import pytest
 from kineto_agent.protocol.plugin_bundle import Plugin
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceRequest
-from kineto_agent.sources.plugins import guarded_source, worker
-from kineto_agent.sources.plugins.guarded_source import PluginSession, PluginSource
+from kineto_agent.sources.plugins import deadlines, worker
+from kineto_agent.sources.plugins.guarded_session import GuardedSession
+from kineto_agent.sources.plugins.guarded_source import GuardedSource
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import GOOD, NOWHERE, bad, one_piece, plugin
@@ -42,13 +43,13 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     until(lambda: threads() <= before, "the threads have ended")
 
 
-def seen(made: Plugin) -> PluginSource:
-    source = PluginSource(made)
+def seen(made: Plugin) -> GuardedSource:
+    source = GuardedSource(made)
     source.look(ProcessView())
     return source
 
 
-def failure(source: PluginSource) -> Tuple[str, str]:
+def failure(source: GuardedSource) -> Tuple[str, str]:
     """Why it offers nothing."""
     assert source.activity_types() == []
     trouble = source.trouble(NOTHING)
@@ -56,7 +57,7 @@ def failure(source: PluginSource) -> Tuple[str, str]:
     return trouble.reason_code, trouble.reason
 
 
-def recorded(source: PluginSource) -> List[Any]:
+def recorded(source: GuardedSource) -> List[Any]:
     """Every outcome of one recording with all calls: the code and the text of a SourceError, else "fine"."""
     steps: List[Any] = []
     assert source.activity_types() == ["toy_kernel"]
@@ -205,7 +206,7 @@ SPINS = "[None for _ in iter(int, 1)]"
 @pytest.mark.usefixtures("leave")
 @pytest.mark.parametrize("method", DEADLINES)
 def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_source, DEADLINES[method], SHORT_S)
+    monkeypatch.setattr(deadlines, DEADLINES[method], SHORT_S)
     source = seen(plugin(bad(method, HANGS)))
     if method == "activity_types":
         found = failure(source)
@@ -222,7 +223,7 @@ def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypat
 def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
+    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
     before = threads()
     source = seen(plugin(bad("start", SPINS)))
     assert recorded(source)[1][0] == "PLUGIN_TIMEOUT"
@@ -231,7 +232,7 @@ def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from
 
 def test_what_a_late_start_has_begun_is_undone(leave: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the vendor's library would record until the process ends."""
-    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
+    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
     source = GOOD.replace("    def start(self):", "    def start(self):\n        " + HANGS)
     source = source.replace("self.arena.close()", "self.arena.close(); import sys; sys.toy_closed.set()")
     closed, before = threading.Event(), descriptors()
@@ -263,7 +264,7 @@ def test_start_and_stop_come_from_the_same_thread(monkeypatch: pytest.MonkeyPatc
     text = text.replace('{"version": "7"}', '{"same": __import__("_thread").get_ident() == self.ident}')
     source = seen(plugin(text))
     source.activity_types()
-    session: PluginSession = source.prepare(REQUEST)
+    session: GuardedSession = source.prepare(REQUEST)
     session.start()
     time.sleep(0.1)  # longer than an idle thread stays
     assert session.stop().metadata == {"same": True}
