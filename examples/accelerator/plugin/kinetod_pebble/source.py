@@ -64,8 +64,8 @@ class Session:
         room = self.writer.room()
         assert room is not None
         with room:
-            place = (ctypes.c_char * len(room)).from_buffer(room)
-            records: int = self.pebble.pebble_read(place, len(room) // RECORD_BYTES)
+            place = ctypes.c_char.from_buffer(room)  # an array type of each length would stay for ever
+            records: int = self.pebble.pebble_read(ctypes.byref(place), ctypes.c_size_t(len(room) // RECORD_BYTES))
             del place
         if records:
             self.writer.filled(records * RECORD_BYTES, records)
