@@ -9,7 +9,8 @@ It prints one line of JSON, {"ready": true, "pid": …}, and then answers each l
     peer N          N copies between the first two GPUs
     kineto begin    with --torch: the program's own profiler begins to record
     kineto end      it ends; the answer has the records that it got, by kind, and foreign buffers
-    fork            a child process is forked that ends by exit(); the answer has its exit status, -1 if it hangs
+    fork            a child process is forked that launches some work and ends by exit(); the answer has its pid and its
+                    exit status, -1 if it hangs
     child           a child process is forked that stays until the program ends; the answer has its pid
     environ NAME    the value of a variable as C code sees it, or null
     usage           descriptors, threads, KiB of memory of its own, once garbage has been collected and given back
@@ -32,6 +33,7 @@ from types import ModuleType
 from typing import Any, Callable, Dict, List
 
 FORK_LIMIT_S = 20.0
+CHILD_STEPS = 4000  # more than PTI can hold without its thread
 KINDS = 16
 
 
@@ -133,20 +135,21 @@ class App:
         return self.torch.answer
 
     def fork(self, _words: List[str]) -> Dict[str, Any]:
-        """Fork a child that ends as a C program does, with all exit handlers."""
+        """Fork a child that works, and ends as a C program does, with all exit handlers."""
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            self.libc.exit(7)
+            code = self.program.program_steps(0, CHILD_STEPS, 10)
+            self.libc.exit(7 if code == 0 else 1)
         end = time.monotonic() + FORK_LIMIT_S
         while time.monotonic() < end:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
-                return {"status": os.waitstatus_to_exitcode(status)}
+                return {"child": pid, "status": os.waitstatus_to_exitcode(status)}
             time.sleep(0.01)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
-        return {"status": -1}
+        return {"child": pid, "status": -1}
 
     def child(self, _words: List[str]) -> Dict[str, Any]:
         """Fork a child that waits to be killed."""

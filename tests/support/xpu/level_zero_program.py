@@ -37,6 +37,7 @@ class Program:
         self.process = process
         self.pid = process.pid
         self._log = log
+        self._children: set[int] = set()
 
     def tell(self, line: str) -> dict[str, Any]:
         """Says one line, and returns the answer."""
@@ -47,11 +48,16 @@ class Program:
         answer = self.process.stdout.readline()
         assert answer, f"the program ended with {self.process.wait()} at {line!r}"
         found: dict[str, Any] = json.loads(answer)
+        self._children |= {found.pop("child")} if "child" in found else set()
         return found
 
     def launched(self) -> list[Launched]:
-        """All that the program has launched so far, without what PTI itself launches."""
-        return [each for each in read_log(self._log) if each.name != OF_PTI[0] and each[3:5] != (OF_PTI[1], FILL)]
+        """All that the program has launched so far, without what its forked children and PTI itself launch."""
+        return [
+            each
+            for each in read_log(self._log)
+            if each.name != OF_PTI[0] and each[3:5] != (OF_PTI[1], FILL) and each.thread not in self._children
+        ]
 
     def end(self) -> tuple[int, str]:
         """Ends it. Returns its exit status, and all that it wrote beside answers."""

@@ -21,16 +21,15 @@ from typing import Any, FrozenSet, List, Optional
 from kineto_agent.protocol.plugin_bundle import DETACH_NEVER, Plugin, Signs
 from kineto_agent.sources.interface import SourceError, SourceRequest
 from kineto_agent.sources.plugins import deadlines
-from kineto_agent.sources.plugins.beside_jax import SessionBesideJax
-from kineto_agent.sources.plugins.guarded_session import GuardedSession
 from kineto_agent.sources.plugins.namespace import Namespace
+from kineto_agent.sources.plugins.plugin_session import PluginSession
 from kineto_agent.sources.plugins.signs import ProcessView, is_set
 from kineto_agent.sources.plugins.worker import PluginLie, PluginWorker, plain_strings
 
 _MAX_TYPES = 64
 
 
-class GuardedSource:
+class PluginSource:
     """The source of one plug-in. Used by the agent's thread."""
 
     def __init__(self, plugin: Plugin, worker: Optional[PluginWorker] = None) -> None:
@@ -119,9 +118,11 @@ class GuardedSource:
         """As the plug-in declares."""
         return "torch" in self.plugin.conflicts
 
-    def prepare(self, request: SourceRequest) -> "GuardedSession":
+    def prepare(self, request: SourceRequest) -> PluginSession:
         """Let the plug-in make its arena, and check that. Raises SourceError."""
-        kind = SessionBesideJax if "jax" in self.plugin.conflicts else GuardedSession
+        kind = PluginSession
+        if "jax" in self.plugin.conflicts:
+            from kineto_agent.sources.plugins.beside_jax import SessionBesideJax as kind
         session = kind(self.plugin, self.worker, self._source)
         session.prepare(request)
         return session

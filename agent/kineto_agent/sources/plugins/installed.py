@@ -15,7 +15,7 @@ from kineto_agent.system.debuglog import log, log_exception
 from kineto_agent.system.descriptors import NOBODY, close_ours, received_memfd
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.plugins.guarded_source import GuardedSource
+    from kineto_agent.sources.plugins.guarded_source import PluginSource
 
 TAKES = INTERFACE_VERSION  # in our Hello
 _F_GET_SEALS = 1034  # Linux; named in fcntl only if its headers had it when Python was built
@@ -26,7 +26,7 @@ class InstalledPlugins:
     """Those of one process. Used by the agent's thread."""
 
     def __init__(self) -> None:
-        self._sources: Dict[str, GuardedSource] = {}  # by name
+        self._sources: Dict[str, PluginSource] = {}  # by name
         self._digest = ""
         self._sent = False  # by the daemon that we are connected to
 
@@ -51,15 +51,15 @@ class InstalledPlugins:
         finally:
             close_ours(descriptor, ours)
 
-    def _source(self, plugin: Plugin) -> "GuardedSource":
-        from kineto_agent.sources.plugins.guarded_source import GuardedSource
+    def _source(self, plugin: Plugin) -> "PluginSource":
+        from kineto_agent.sources.plugins.guarded_source import PluginSource
 
         before = self._sources.get(plugin.name)
         if before is not None and before.plugin == plugin:
             return before
-        return GuardedSource(plugin, before.worker if before is not None and before.worker.given_up else None)
+        return PluginSource(plugin, before.worker if before is not None and before.worker.given_up else None)
 
-    def sources(self) -> "List[GuardedSource]":
+    def sources(self) -> "List[PluginSource]":
         """All of them, after a look for their accelerators."""
         if not self._sent or not self._sources:
             return []

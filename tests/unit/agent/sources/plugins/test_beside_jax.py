@@ -7,7 +7,7 @@ from typing import Any, Iterator, List
 
 import pytest
 from kineto_agent.sources.interface import SourceError, SourceRequest
-from kineto_agent.sources.plugins.guarded_source import GuardedSource
+from kineto_agent.sources.plugins.guarded_source import PluginSource
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.plugins import GOOD, plugin
 
@@ -51,8 +51,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert found.ProfilerSession is Session
 
 
-def source() -> GuardedSource:
-    made = GuardedSource(plugin(NOTING, conflicts=frozenset(["jax"])))
+def source() -> PluginSource:
+    made = PluginSource(plugin(NOTING, conflicts=frozenset(["jax"])))
     made.look(ProcessView())
     assert made.activity_types() == ["toy_kernel"]
     assert not made.would_yield(REQUEST)  # to torch's

@@ -14,8 +14,8 @@ from kineto_agent.protocol.plugin_bundle import Plugin
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceRequest
 from kineto_agent.sources.plugins import deadlines, worker
-from kineto_agent.sources.plugins.guarded_session import GuardedSession
-from kineto_agent.sources.plugins.guarded_source import GuardedSource
+from kineto_agent.sources.plugins.guarded_source import PluginSource
+from kineto_agent.sources.plugins.plugin_session import PluginSession
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import GOOD, NOWHERE, bad, one_piece, plugin
@@ -43,13 +43,13 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     until(lambda: threads() <= before, "the threads have ended")
 
 
-def seen(made: Plugin) -> GuardedSource:
-    source = GuardedSource(made)
+def seen(made: Plugin) -> PluginSource:
+    source = PluginSource(made)
     source.look(ProcessView())
     return source
 
 
-def failure(source: GuardedSource) -> Tuple[str, str]:
+def failure(source: PluginSource) -> Tuple[str, str]:
     """Why it offers nothing."""
     assert source.activity_types() == []
     trouble = source.trouble(NOTHING)
@@ -57,7 +57,7 @@ def failure(source: GuardedSource) -> Tuple[str, str]:
     return trouble.reason_code, trouble.reason
 
 
-def recorded(source: GuardedSource) -> List[Any]:
+def recorded(source: PluginSource) -> List[Any]:
     """Every outcome of one recording with all calls: the code and the text of a SourceError, else "fine"."""
     steps: List[Any] = []
     assert source.activity_types() == ["toy_kernel"]
@@ -264,7 +264,7 @@ def test_start_and_stop_come_from_the_same_thread(monkeypatch: pytest.MonkeyPatc
     text = text.replace('{"version": "7"}', '{"same": __import__("_thread").get_ident() == self.ident}')
     source = seen(plugin(text))
     source.activity_types()
-    session: GuardedSession = source.prepare(REQUEST)
+    session: PluginSession = source.prepare(REQUEST)
     session.start()
     time.sleep(0.1)  # longer than an idle thread stays
     assert session.stop().metadata == {"same": True}

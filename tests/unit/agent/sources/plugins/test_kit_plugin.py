@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 import pytest
 from kineto_agent.sources.interface import SourceRequest
-from kineto_agent.sources.plugins.guarded_source import GuardedSource
+from kineto_agent.sources.plugins.guarded_source import PluginSource
 from kineto_agent.sources.plugins.libraries import PluginLibraries
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
@@ -41,7 +41,7 @@ def contents() -> Dict[str, bytes]:
 
 def test_its_records_reach_the_arena(contents: Dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "toy_library", None, raising=False)
-    source = GuardedSource(plugin(SOURCE, libraries=contents))
+    source = PluginSource(plugin(SOURCE, libraries=contents))
     source.look(ProcessView())
     assert source.activity_types() == ["toy_kernel"]
     for count in (1, 70):  # the library is loaded once
@@ -58,7 +58,7 @@ def test_its_records_reach_the_arena(contents: Dict[str, bytes], monkeypatch: py
 
 
 def test_what_the_library_refuses_is_the_plug_ins_reason(contents: Dict[str, bytes]) -> None:
-    source = GuardedSource(plugin(SOURCE.replace("libtoy_collector", "libother"), libraries=contents))
+    source = PluginSource(plugin(SOURCE.replace("libtoy_collector", "libother"), libraries=contents))
     source.look(ProcessView())
     source.activity_types()
     with pytest.raises(Exception, match=r"the plug-in has no file libother\.so"):

@@ -1,4 +1,4 @@
-"""One recording of a plug-in: guarded_source.py says how its calls are guarded and its answers checked."""
+"""One recording of a plug-in: its calls go to the plug-in's worker, and what it says is checked (guarded_source.py)."""
 
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Set
@@ -32,7 +32,7 @@ class _Stopped(NamedTuple):
     incomplete: str
 
 
-class GuardedSession:
+class PluginSession:
     """One recording of a plug-in."""
 
     def __init__(self, plugin: Plugin, worker: PluginWorker, source: Any) -> None:
@@ -164,7 +164,7 @@ class GuardedSession:
             session.close()
 
 
-_open: "Set[GuardedSession]" = set()
+_open: "Set[PluginSession]" = set()
 
 
 def _close_all_in_child() -> None:
