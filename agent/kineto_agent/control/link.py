@@ -9,8 +9,8 @@ Theory of operation
     `_socket` is what the socket module wraps. It takes 2 ms less to import, and it stays the real one when a
     program patches the socket module (gevent).
 
-    A frame may bring one descriptor (wire.WITH_DESCRIPTOR), which is the caller's once `descriptor` was asked for, and
-    is closed with the next frame otherwise.
+    A frame may bring one sealed memfd (wire.WITH_DESCRIPTOR), which is the caller's once `descriptor` was asked for,
+    and is closed with the next frame otherwise. A number that names anything else is the program's by now.
 
     After a live attach the link is the channel that the daemon has taken out of this process (`adopted`). There is
     nothing else to connect to, so the link ends with it.
@@ -44,7 +44,7 @@ from typing import Callable, Deque, NamedTuple, NoReturn, Optional, Sequence, Tu
 
 from kineto_agent.protocol import wire
 from kineto_agent.system.debuglog import log
-from kineto_agent.system.descriptors import NOBODY, Identity, close_ours, identity
+from kineto_agent.system.descriptors import NOBODY, Identity, close_ours, identity, received_memfd
 
 FIRST_BACKOFF_NS = 1_000_000_000
 MAX_BACKOFF_NS = 60_000_000_000
@@ -309,12 +309,12 @@ class Link:
 
     def _note_brought(self, ancillary: Sequence[Tuple[int, int, bytes]], flags: int) -> None:
         found = b"".join(data for level, kind, data in ancillary if (level, kind) == (SOL_SOCKET, SCM_RIGHTS))
-        numbers = [number for (number,) in _INT.iter_unpack(found)]
-        for number in numbers[1:]:
-            close_ours(number, identity(number))
-        if numbers:
-            self._brought = _Brought(numbers[0], identity(numbers[0]))
-        if flags & MSG_CTRUNC or len(numbers) > 1:
+        brought = [_Brought(number, received_memfd(number)) for (number,) in _INT.iter_unpack(found)]
+        for each in brought[1:]:
+            close_ours(each.descriptor, each.identity)
+        if brought and brought[0].identity != NOBODY:
+            self._brought = brought[0]
+        if flags & MSG_CTRUNC or len(brought) > 1:
             self._fail("the daemon sent more than one descriptor with a frame")
 
     def _checked(self) -> socket:

@@ -23,6 +23,7 @@ Identity = Tuple[int, int]
 NOBODY: Identity = (0, 0)
 _AT_FDCWD = -100
 _F_DUPFD_CLOEXEC = 1030
+_F_GET_SEALS, _F_SEAL_WRITE = 1034, 0x8
 _FUTEX_WAKE_PRIVATE = 0x81
 _STATUS_BYTES = 144  # struct stat begins with device and inode
 _FOLDER_BYTES = 32 * 1024
@@ -150,6 +151,13 @@ def read_on(descriptor: int, ours: Identity, times: int, most: int) -> List[byte
         data = bytes(most)
         pieces.append(data[: _call(_CALLS.read, descriptor, data, most)])
     return pieces
+
+
+def received_memfd(descriptor: int) -> Identity:
+    """The identity of a sealed memfd that we have just been sent; NOBODY if the number names something else by now."""
+    _begin_turn()
+    seals = _syscall(_CALLS.fcntl, descriptor, _F_GET_SEALS)
+    return identity(descriptor) if seals >= 0 and seals & _F_SEAL_WRITE else NOBODY
 
 
 def write_file(path: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ DECLARED_FORMAT  the format of a session whose records the plug-in's schema decl
 start_thread     starts a thread that the program does not see and that gets none of its signals
 close_ours, identity
                  closes a descriptor only if the program has not closed it and reused its number
+mapped_files     paths of mapped files by the beginning of their names: the copy of a library that the program uses
 load_library     opens a shared library of the plug-in
 kit_session      a session of a plug-in whose collector is in C (agent/native/kit/vendor.h)
 log              writes to the agent's debug log (KINETO_AGENT_LOG), if there is one
@@ -19,6 +20,7 @@ from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutc
 from kineto_agent.sources.kit import kit_session as kit
 from kineto_agent.system.debuglog import log
 from kineto_agent.system.descriptors import close_ours, identity
+from kineto_agent.system.mappings import mapped_files
 from kineto_agent.system.threads import start_thread
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "kit_session",
     "load_library",
     "log",
+    "mapped_files",
     "start_thread",
 ]
 

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Dict, List
 
 from kineto_agent.system.debuglog import log, log_exception
-from kineto_agent.system.descriptors import close_ours, identity
+from kineto_agent.system.descriptors import NOBODY, close_ours, received_memfd
 
 if TYPE_CHECKING:
     from kineto_agent.protocol.plugin_bundle import Plugin
@@ -38,8 +38,10 @@ class InstalledPlugins:
 
     def take(self, descriptor: int, digest: str) -> None:
         """Take the plug-ins in this memfd, which becomes ours, instead of those before. Never raises."""
-        ours = identity(descriptor)
+        ours = received_memfd(descriptor)
         try:
+            if ours == NOBODY:
+                raise ValueError("the plug-ins do not come in sealed memory")
             if digest != self._digest:
                 from kineto_agent.protocol.plugin_bundle import unpack
 

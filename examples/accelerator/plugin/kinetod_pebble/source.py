@@ -11,6 +11,7 @@ from kineto_agent.sources.plugins.api import (
     SourceError,
     SourceOutcome,
     SourceRequest,
+    mapped_files,
     start_thread,
 )
 
@@ -21,11 +22,8 @@ STRINGS_BYTES = 4096  # the least: all names are in the schema
 
 def library() -> Any:
     """The library that the program has loaded. Raises SourceError."""
-    with open("/proc/self/maps") as maps:  # noqa: PTH123 - pathlib is not worth importing in a foreign process
-        for line in maps:
-            path = line.rstrip("\n").partition("/")[2]
-            if path.rpartition("/")[2].startswith("libpebble.so"):
-                return ctypes.CDLL("/" + path)
+    for path in mapped_files("libpebble.so"):
+        return ctypes.CDLL(path)
     raise SourceError("PEBBLE", "libpebble.so is no longer mapped")
 
 
@@ -66,8 +64,8 @@ class Session:
         room = self.writer.room()
         assert room is not None
         with room:
-            place = (ctypes.c_char * len(room)).from_buffer(room)
-            records: int = self.pebble.pebble_read(place, len(room) // RECORD_BYTES)
+            place = ctypes.c_char.from_buffer(room)  # an array type of each length would stay for ever
+            records: int = self.pebble.pebble_read(ctypes.byref(place), ctypes.c_size_t(len(room) // RECORD_BYTES))
             del place
         if records:
             self.writer.filled(records * RECORD_BYTES, records)

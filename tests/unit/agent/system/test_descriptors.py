@@ -6,6 +6,7 @@ from typing import Iterator, Tuple
 
 import pytest
 from kineto_agent.system import descriptors
+from support.agent.plugins import sealed_bytes
 from support.agent.stack_recorder import Recorder, prepared
 
 Pipe = Tuple[int, int]
@@ -77,3 +78,14 @@ def test_a_file_and_a_folder_are_read_as_python_reads_them() -> None:
         descriptors.read_file("/nowhere", 64)
     with pytest.raises(NotADirectoryError):
         descriptors.list_folder("/proc/self/comm")
+
+
+def test_only_a_sealed_memfd_is_taken_for_what_we_were_sent() -> None:
+    sent, plain = sealed_bytes(b"sent"), descriptors.memfd("plain", 3)
+    reader, writer = os.pipe()
+    try:
+        assert descriptors.received_memfd(sent) == descriptors.identity(sent) != descriptors.NOBODY
+        assert [descriptors.received_memfd(number) for number in (plain, reader, 99999)] == [descriptors.NOBODY] * 3
+    finally:
+        for number in (sent, plain, reader, writer):
+            os.close(number)
