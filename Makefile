@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -128,11 +128,15 @@ campaign-attach: $(STAMP)
 
 # Traces of programs with sub-interpreters that have a GIL of their own, on every Python of this machine from 3.12 on.
 campaign-own-gil: $(STAMP)
-	$(BIN)/python tests/campaign/own_gil.py
+	$(BIN)/python tests/campaign/sources/own_gil.py
 
 # Captures of a training loop whose own torch.profiler runs all the time; with CUDA where torch (needed) has it.
 campaign-profiler: $(STAMP)
-	$(BIN)/python tests/campaign/user_profiler.py
+	$(BIN)/python tests/campaign/sources/user_profiler.py
+
+# Captures of a JAX training loop on the CPU whose own jax.profiler runs all the time: five minutes. Needs JAX.
+campaign-jax: $(STAMP)
+	$(BIN)/python tests/campaign/sources/jax_profiler.py
 
 # The Debian package under a real systemd, in a throw-away copy of this machine: root, systemd-container.
 campaign-systemd: $(STAMP)
@@ -142,7 +146,7 @@ campaign-systemd: $(STAMP)
 # libpti_view (`make level-zero` gets them): five minutes a version.
 campaign-xpu: $(STAMP)
 	cd tests && ../$(BIN)/python -m support.xpu.level_zero
-	$(BIN)/python tests/campaign/xpu.py
+	$(BIN)/python tests/campaign/sources/xpu.py
 
 # The reference of all views and tables, and the stub by which editors complete views, from the code.
 views: $(STAMP)

@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.fuzz import agent, calls, link, records
+from support.fuzz import agent, calls, link, records, xla_sources
 from support.fuzz.loop import Door, Failure, kept, run
 
 DOORS: dict[str, Callable[[Path], AbstractContextManager[Door]]] = {
-    "raw": records.opened,
+    "raw": lambda folder: records.opened(folder, [xla_sources.profiled()]),
     "link": link.opened,
     "agent": agent.opened,
     "calls": calls.opened,

@@ -5,6 +5,7 @@ The kernel returns at most one page at a time. Python releases the GIL for each 
 some 20 us each, and the GIL is released once in a while.
 """
 
+import os
 from typing import List
 
 from kineto_agent.system.descriptors import close_ours, identity, open_kept, read_on
@@ -24,3 +25,24 @@ def read(path: str = "/proc/self/maps") -> bytes:
     finally:
         close_ours(descriptor, ours)
     return b"".join(pieces)
+
+
+def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
+    """Paths of the mapped files whose name begins with `stem` (such as "libcupti.so"), each once, in order."""
+    found: List[str] = []
+    needle = b"/" + stem.encode()
+    try:
+        content = read(maps)
+    except OSError:
+        return found
+    if needle not in content:
+        return found
+    for line in content.split(b"\n"):  # a path may contain \r, at which bytes.splitlines() would split
+        if needle not in line:
+            continue
+        path = os.fsdecode(line[line.index(b"/") :])
+        if path.endswith(" (deleted)"):
+            path = path[: -len(" (deleted)")]
+        if os.path.basename(path).startswith(stem) and path not in found:
+            found.append(path)
+    return found

@@ -2,6 +2,7 @@
 
 open_trace("trace.json.gz")         a Chrome trace of Kineto, PyTorch or others, compressed or not
 open_trace("trace.pftrace")         a Perfetto trace
+open_trace("host.xplane.pb")        a profile that XLA wrote: jax.profiler, TensorFlow
 open_trace("captures/…/targets/…")  a target of the daemon, finished or raw
 open_trace("training.kineto")       a folder of columns
 """
@@ -11,6 +12,7 @@ from enum import Enum
 from os import PathLike
 from pathlib import Path
 
+from kineto_trace.decode.xplane.xspace import is_xspace
 from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
@@ -45,6 +47,7 @@ class Form(Enum):
     TARGET = "target of the daemon"
     CHROME = "Chrome trace"
     PERFETTO = "Perfetto trace"
+    XPLANE = "profile of XLA"
 
 
 def open_trace(path: str | PathLike[str]) -> Trace:
@@ -66,6 +69,10 @@ def open_trace(path: str | PathLike[str]) -> Trace:
             from kineto_trace.formats.perfetto.perfetto_reader import load_perfetto
 
             return load_perfetto(place)
+        if form is Form.XPLANE:
+            from kineto_trace.open.xplane_file import load_xplane
+
+            return load_xplane(place)
         from kineto_trace.formats.chrome.chrome_reader import load_chrome
 
         return load_chrome(place)
@@ -87,7 +94,7 @@ def detect(path: Path) -> Form:
     if not packed:
         raise FileError(f"{path} is empty: the profiler that wrote it has not finished, or its disk was full")
     head = unpacked_head(path, packed)
-    form = _json_or_perfetto(head)
+    form = _form_of(head)
     if form is not None:
         return form
     for place, magic, what, advice in _OTHERS:
@@ -95,14 +102,17 @@ def detect(path: Path) -> Form:
             raise FileError(f"{path} is {what}, not a trace: {advice}")
     raise FileError(
         f"{path} is not a trace: it begins with {head[:16]!r}; "
-        "supported are Chrome traces (.json, .json.gz), Perfetto traces and folders of columns"
+        "supported are Chrome traces (.json, .json.gz), Perfetto traces, profiles of XLA (.xplane.pb) and folders of "
+        "columns"
     )
 
 
-def _json_or_perfetto(head: bytes) -> Form | None:
+def _form_of(head: bytes) -> Form | None:
     text = head.lstrip(b" \t\r\n")
     if text[:1] in (b"{", b"["):
         return Form.CHROME
+    if is_xspace(head):
+        return Form.XPLANE
     if head[:1] == b"\x0a" and _is_packet(head):
         return Form.PERFETTO
     return None

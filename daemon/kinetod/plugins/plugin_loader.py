@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 COMMAND = child.python("kinetod.plugins.load_process")
 DEADLINE_S = 10.0  # half a second is usual
 _MAX_ERRORS = 300
+_MAX_REASON = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +87,22 @@ async def load(
 
 def _taken(name: str, answer: LoadAnswer, packed: list[Plugin]) -> LoadedPlugin:
     """Adds the plug-in to those that agents get, unless it is refused."""
-    loaded = LoadedPlugin(name=name, package=answer.package, version=answer.version, refused=answer.refused)
-    if answer.refused:
+    loaded = LoadedPlugin(
+        name=name,
+        package=clean(answer.package, 80),
+        version=clean(answer.version, 40),
+        refused=clean(answer.refused, _MAX_REASON),
+    )
+    if loaded.refused:
         return loaded
-    plugin = _for_agents(answer)
     try:
+        plugin = _for_agents(answer)
         pack([*packed, plugin])
-    except ValueError as exc:
-        return replace(loaded, refused=str(exc))
+        types = tuple(sorted(plugin.activity_types))
+    except (KeyError, TypeError, ValueError) as exc:
+        return replace(loaded, refused=f"it cannot be sent to agents: {clean(str(exc), _MAX_REASON)}")
     packed.append(plugin)
-    return replace(loaded, activity_types=tuple(sorted(plugin.activity_types)))
+    return replace(loaded, activity_types=types)
 
 
 async def _ask(name: str, command: Sequence[str], deadline_s: float) -> LoadAnswer:

@@ -14,7 +14,7 @@ from kineto_agent.protocol.schema import HEADED, SCHEMA_KEY, to_json
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.spool.raw_records import BUFFERS_FILE, SOURCE_FILE, STRINGS_FILE
-from support.fuzz import mutate, records
+from support.fuzz import mutate, records, xla_sources
 from support.rocm import records as rocm
 from support.trace_files.declared import NAMES, NPU, a_record_of_each_kind
 from support.trace_files.h200 import RECORDINGS, string_entry
@@ -24,7 +24,7 @@ from fuzz.parts import changed_json, joined, parted
 SOURCES = 2
 FORMATS = ("chrome-json", "perfetto")
 EXPECTED = ("SPOOL_INVALID", "CUPTI_UNKNOWN_VERSION", "ROCPROFILER_UNKNOWN_VERSION", "UNKNOWN_LAYOUT")
-SEED_BYTES = 1500  # of each buffer
+SEED_BYTES = 1300  # of each buffer
 _folder = Path(tempfile.mkdtemp(prefix="fuzz-spool-"))
 
 
@@ -68,7 +68,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def seeds() -> Iterator[bytes]:
     """Every pair of sources that there is, small."""
-    for original in (records.recorded(RECORDINGS[0]), records.documents()):
+    for original in (records.recorded(RECORDINGS[0]), records.documents(), xla_sources.profiled()):
         info = json.dumps(original.info).encode()
         for source in original.sources:
             yield joined(info, *_files(source), b"", b"", b"")

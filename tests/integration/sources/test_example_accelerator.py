@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.machine.descriptors import open_files
 from support.machine.kernel import allowed_to_trace
-from support.service.cli import Result, run_process
+from support.service.cli import Result, run_process, wait_for_agent
 from support.service.daemon import REPOSITORY, Daemon, running_daemon
 from support.service.plugin_packages import EXAMPLE, beside_kinetod, install_example, replace_method, rewrite
 from support.waiting import until
@@ -166,7 +166,16 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "hangs at stop",
+        "crashes",
+        "lies",
+        pytest.param("hangs at start", marks=pytest.mark.slow),
+        pytest.param("is broken", marks=pytest.mark.slow),
+    ],
+)
 def test_a_bad_plug_in_is_named_and_the_program_goes_on(kind: str, library: Path, site: Path, tmp_path: Path) -> None:
     spoil, code, text, recorded = BAD[kind]
     spoil(install_example(site) / "source.py")
@@ -176,8 +185,31 @@ def test_a_bad_plug_in_is_named_and_the_program_goes_on(kind: str, library: Path
         assert target["reason"].startswith(text)
         assert events(target, "python_function")  # the capture went on without it
         assert bool(events(target, "kernel")) == recorded
-        before = steps(process.pid)
+        before, files = steps(process.pid), set(open_files(process.pid).values())
+        again = trace(daemon, process.pid, tmp_path / "again")
+        assert again["reason_code"] == code
+        until(lambda: set(open_files(process.pid).values()) <= files, "nothing more stays open")
         until(lambda: steps(process.pid) > before + 50, "the program goes on")
+
+
+def test_an_agent_that_came_with_the_program_gets_the_plug_in_too(library: Path, site: Path, tmp_path: Path) -> None:
+    install_example(site)
+    with daemon_with(site, tmp_path) as daemon:
+        command = [sys.executable, "-m", "kineto_agent", str(EXAMPLE / "device" / "program.py"), str(library)]
+        environ = daemon.client_environ()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            wait_for_agent(daemon, process.pid)
+            target = trace(daemon, process.pid, tmp_path / "out", "--activities", "kernel")
+            assert (target["verdict"], target["attach"]) == ("VERDICT_DONE", None)
+            assert {event["name"] for event in events(target, "kernel")} == set(KERNELS)
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 @pytest.mark.slow

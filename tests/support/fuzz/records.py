@@ -5,7 +5,7 @@ import json
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,10 +205,12 @@ class Records:
 
     name = "raw"
 
-    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, pool: WorkerPool) -> None:
+    def __init__(
+        self, folder: Path, loop: asyncio.AbstractEventLoop, pool: WorkerPool, originals: Sequence[Original] = ()
+    ) -> None:
         self._target_dir = folder / "target"
         self._loop, self._pool = loop, pool
-        self._originals = [*(recorded(name) for name in RECORDINGS), documents()]
+        self._originals = [*(recorded(name) for name in RECORDINGS), documents(), *originals]
 
     def case(self, rng: random.Random) -> Case:
         """target.json, and source.json, buffers.bin and strings.bin of every source."""
@@ -294,13 +296,13 @@ def _no_constant(text: str) -> NoReturn:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Records]:
-    """The door, opened with a decode worker."""
+def opened(folder: Path, originals: Sequence[Original] = ()) -> Iterator[Records]:
+    """The door, opened with a decode worker. originals: more of what targets recorded."""
     loop = asyncio.new_event_loop()
     pool = WorkerPool(1)
     loop.run_until_complete(pool.start())
     try:
-        yield Records(folder, loop, pool)
+        yield Records(folder, loop, pool, originals)
     finally:
         loop.run_until_complete(pool.stop())
         loop.close()

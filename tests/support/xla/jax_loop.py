@@ -1,11 +1,12 @@
-"""A JAX training loop on the CPU that nobody prepared. It trains until its standard input ends, and does as it is told.
+"""A JAX training loop that nobody prepared. It trains until its standard input ends, and does as it is told.
 
     python jax_loop.py [--profile-all-the-time]
 
 Commands, one a line, each answered by a line of JSON:
 
     profile     take a trace of its own of STEPS steps: {"train": how many steps are in it, "operations": likewise,
-                "open_ns", "close_ns": between these (Unix) its session is surely open}
+                "device": events of devices, "names": [module and name of each HLO operation], "open_ns", "close_ns":
+                between these (Unix) its session is surely open}
     server      start a profiler server: {"port"}
     fork        fork a child that trains nothing and ends: {"status"}
     exit        end as a script does
@@ -71,7 +72,7 @@ def train_step(weights: Any, batch: Any) -> Any:
     return jax.tree_util.tree_map(lambda weight, slope: weight - 0.01 * slope, weights, jax.grad(loss)(weights))
 
 
-def own_trace(training: Training) -> dict[str, int]:
+def own_trace(training: Training) -> dict[str, Any]:
     """What a trace of its own has. Raises what jax.profiler raises."""
     with tempfile.TemporaryDirectory() as folder:
         jax.profiler.start_trace(folder)
@@ -82,12 +83,20 @@ def own_trace(training: Training) -> dict[str, int]:
         jax.profiler.stop_trace()
         (path,) = Path(folder).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    names = [event["name"] for event in events if event.get("ph") == "X"]
-    operations = sum("hlo_op" in event.get("args", {}) for event in events)
-    return {"train": names.count("train"), "operations": operations, "open_ns": open_ns, "close_ns": close_ns}
+    processes = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
+    rows = [event for event in events if event.get("ph") == "X"]
+    operations = [event["args"] for event in rows if "hlo_op" in event.get("args", {})]
+    return {
+        "train": sum(event["name"] == "train" and "device" not in processes[event["pid"]] for event in rows),
+        "operations": len(operations),
+        "device": sum("/device:" in processes[event["pid"]] for event in rows),
+        "names": sorted({(args.get("hlo_module", ""), args["hlo_op"]) for args in operations}),
+        "open_ns": open_ns,
+        "close_ns": close_ns,
+    }
 
 
-def do(command: str, training: Training) -> dict[str, int]:
+def do(command: str, training: Training) -> dict[str, Any]:
     """Carry out a command."""
     if command == "profile":
         return own_trace(training)

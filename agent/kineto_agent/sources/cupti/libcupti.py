@@ -5,7 +5,8 @@ import os
 import sys
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from kineto_agent.system import env, mappings
+from kineto_agent.system import env
+from kineto_agent.system.mappings import mapped_files
 
 # Below an entry of sys.path: where NVIDIA's wheels put the library. Newest first.
 _WHEEL_PATTERNS = ("nvidia/cu[0-9]*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/libcupti.so.*")
@@ -13,27 +14,6 @@ _WHEEL_PATTERNS = ("nvidia/cu[0-9]*/lib/libcupti.so.*", "nvidia/cuda_cupti/lib/l
 _TOOLKIT_PATTERNS = ("extras/CUPTI/lib64/libcupti.so.*", "targets/*/lib/libcupti.so.*", "lib64/libcupti.so.*")
 _TOOLKIT_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _TOOLKIT_DEFAULT = "/usr/local/cuda"
-
-
-def mapped_files(stem: str, maps: str = "/proc/self/maps") -> List[str]:
-    """Paths of the mapped files whose name begins with `stem` (such as "libcupti.so"), each once, in order."""
-    found: List[str] = []
-    needle = b"/" + stem.encode()
-    try:
-        content = mappings.read(maps)
-    except OSError:
-        return found
-    if needle not in content:
-        return found
-    for line in content.split(b"\n"):  # a path may contain \r, at which bytes.splitlines() would split
-        if needle not in line:
-            continue
-        path = os.fsdecode(line[line.index(b"/") :])
-        if path.endswith(" (deleted)"):
-            path = path[: -len(" (deleted)")]
-        if os.path.basename(path).startswith(stem) and path not in found:
-            found.append(path)
-    return found
 
 
 def installed(path: Sequence[str], environ: Mapping[str, str], root: str = "") -> Optional[str]:

@@ -3,8 +3,8 @@
 import os
 from typing import List
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import mappings
+from kineto_agent.system.mappings import mapped_files
 
 _KINETO = "libtorch_cpu.so"  # keeps CUPTI's subscriber for good once it has been used
 # Libraries that keep it for the length of a session.

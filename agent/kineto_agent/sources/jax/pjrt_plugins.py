@@ -25,7 +25,7 @@ _TYPES = ["kernel"]
 _GPUS = ("cuda", "rocm")
 
 
-class PluginSession:
+class PjrtSession:
     """One recording."""
 
     format = XPLANE_FORMAT
@@ -109,7 +109,7 @@ class PluginsSource:
         """No: torch.profiler does not use plug-ins."""
         return False
 
-    def prepare(self, request: SourceRequest) -> PluginSession:
+    def prepare(self, request: SourceRequest) -> PjrtSession:
         """Find the profiler and make the arena. Raises SourceError."""
         refusals = []
         for path in self._paths():
@@ -121,7 +121,7 @@ class PluginsSource:
             name = os.path.basename(path)
             metadata: Dict[str, Any] = {"plugin": name, "activity_types": sorted(request.activity_types)}
             arena = FileArena(self.name, request.buffer_limit_bytes)
-            return PluginSession(pjrt_api.PluginProfiler(functions, name), arena, metadata)
+            return PjrtSession(pjrt_api.PluginProfiler(functions, name), arena, metadata)
         raise SourceError("PJRT_PROFILER_UNAVAILABLE", "; ".join(refusals) or "the process has no PJRT plug-in")
 
     def _paths(self) -> List[str]:

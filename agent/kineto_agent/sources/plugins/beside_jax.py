@@ -12,7 +12,7 @@ from kineto_agent.protocol.plugin_bundle import Plugin
 from kineto_agent.sources.interface import SourceError, SourceOutcome, SourceRequest, Takeover
 from kineto_agent.sources.jax import jax_runtime
 from kineto_agent.sources.jax.session_guard import SessionGuard, refuse_if_used
-from kineto_agent.sources.plugins.guarded_source import PluginSession
+from kineto_agent.sources.plugins.plugin_session import PluginSession
 from kineto_agent.sources.plugins.worker import PluginWorker
 
 

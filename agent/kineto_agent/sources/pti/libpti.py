@@ -3,8 +3,8 @@
 import os
 from typing import List, Mapping, Optional
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import env
+from kineto_agent.system.mappings import mapped_files
 
 _LOADER, _SYCL, _FRONT, _CORE, _TORCH = (
     "libze_loader.so",

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, Dict, NamedTuple, Optional
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
+from kineto_agent.system.mappings import mapped_files
 
 _MARKER = "kineto_agent_rocprofiler"  # attribute of sys: the process in which our client has been configured
 _TOOL = "libkineto_rocprofiler.so"  # what `kinetoctl run` names: rocprofiler has asked it for a client

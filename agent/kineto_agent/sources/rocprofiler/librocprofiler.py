@@ -3,8 +3,8 @@
 import os
 from typing import Mapping, Optional
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import env
+from kineto_agent.system.mappings import mapped_files
 
 _SDK, _HIP = "librocprofiler-sdk.so", "libamdhip64.so"
 _NAMES = ("librocprofiler-sdk.so.1", _SDK)  # of an installation; of torch's wheels

@@ -6,10 +6,10 @@ import os
 from typing import Iterator, Optional
 
 from kineto_agent.sources import collector_library
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.native_interface import ErrorText
 from kineto_agent.system.debuglog import log
+from kineto_agent.system.mappings import mapped_files
 
 LIBRARY = "libtorch_cpu.so"  # Kineto is linked into it
 _NOTHING = 1  # KC_GATE_NOTHING

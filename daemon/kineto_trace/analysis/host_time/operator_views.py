@@ -10,9 +10,11 @@ from kineto_trace.analysis.host_time.op_inputs import input_shapes
 from kineto_trace.analysis.host_time.op_times import op_times, tensor_times
 from kineto_trace.arrays.row_groups import Groups, group
 from kineto_trace.kernel_traits.operator_types import OPERATOR_TYPES, operator_types
+from kineto_trace.kernel_traits.tensor_cores import names_tell
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import captured_ops, gpu, inside_equals
 from kineto_trace.structure.call_stacks import NO_STACK, call_stacks
+from kineto_trace.structure.gpu_devices import gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -119,6 +121,8 @@ def operators(context: Context, *, group_by: GroupBy = "name", stacks: bool = Fa
     values = {**answer.values, "cumulative_pct": np.minimum(np.cumsum(shares), 100)}
     if kinds is not None:
         values["name"] = [OPERATOR_TYPES[number] for number in kinds[groups.first[order]].tolist()]
+    if not names_tell(context.get(gpu_vendor)):
+        values |= {name: [None] * len(order) for name in ("tensor_core_self_pct", "tensor_core_total_pct")}
     told = Answer(values, answer.notes)
     return told if on_gpu else without_gpu(told)
 

@@ -17,11 +17,11 @@ from kineto_trace.analysis.kernels.kernel_groups import (
 )
 from kineto_trace.analysis.kernels.launch_occupancy import launch_figures
 from kineto_trace.analysis.kernels.tensor_core_use import TensorUse, tensor_use
-from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import eligible_op_names, names_tell, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.model.trace import Table
 from kineto_trace.structure.event_arguments import has_column
-from kineto_trace.structure.gpu_devices import device_properties, vendor_words
+from kineto_trace.structure.gpu_devices import device_properties, gpu_vendor, vendor_words
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -51,7 +51,7 @@ _NO_OCCUPANCY = "occupancy is unknown: the trace does not state the registers of
     "kernels",
     columns(
         ("name", "text", "", "name of the kernel"),
-        ("tensor_cores", "bool", "", "whether it uses tensor cores, judged by its name"),
+        ("tensor_cores", "bool", "", "whether it uses tensor cores, judged by its name; missing if that does not tell"),
         *_FIGURES,  # type: ignore[arg-type]
     ),
 )
@@ -71,7 +71,7 @@ def kernel_columns(context: Context, found: KernelGroups, uses: Flags) -> Answer
     name = context.trace.table("kernel")["name"][found.first]
     values = {
         "name": [context.trace.strings[number] for number in name.tolist()],
-        "tensor_cores": uses[name],
+        "tensor_cores": _told(context, uses[name]),
         **_figures(context, found),
     }
     return Answer(values, _notes(context, found))
@@ -131,11 +131,16 @@ def op_columns(
         **{key: _triples(table, key) for key in SHAPES},
         "registers": table["registers"],
         "shared_memory_bytes": sum(table[f"{kind}_shared_memory"].astype(np.int64) for kind in ("static", "dynamic")),
-        "tensor_cores": uses[table["name"]],
+        "tensor_cores": _told(context, uses[table["name"]]),
         "op_eligible": eligible,
         **_figures(context, found),
     }
     return Answer(values, _notes(context, found))
+
+
+def _told(context: Context, uses: Flags) -> Any:
+    """Whether kernels use tensor cores; None where names do not tell on these GPUs."""
+    return uses if names_tell(context.get(gpu_vendor)) else [True if each else None for each in uses.tolist()]
 
 
 def _figures(context: Context, found: KernelGroups) -> dict[str, npt.NDArray[Any]]:

@@ -12,10 +12,11 @@ from kineto_trace.kernel_traits.precisions import (
     precision_of_name,
     precision_of_types,
 )
-from kineto_trace.kernel_traits.tensor_cores import uses_tensor_cores
+from kineto_trace.kernel_traits.tensor_cores import names_tell, uses_tensor_cores
 from kineto_trace.model.context import Context
 from kineto_trace.structure.activity_links import KERNEL, gpu
 from kineto_trace.structure.event_arguments import NOTHING, argument_objects
+from kineto_trace.structure.gpu_devices import gpu_vendor
 from kineto_trace.view_api.result import columns
 from kineto_trace.view_api.view import Answer, view
 
@@ -50,6 +51,8 @@ def kernel_precision(context: Context) -> Answer:
     groups = group([number])
     total = groups.sums(took)
     order = np.argsort(-total, kind="stable")
+    told_by_names = names_tell(context.get(gpu_vendor))
+    on_tensor_cores = groups.sums(took * context.get(uses_tensor_cores)[activity.name[rows]])
     names = [precision_name(at) for at in number[groups.first[order]].tolist()]
     return Answer(
         {
@@ -58,7 +61,7 @@ def kernel_precision(context: Context) -> Answer:
             "calls": groups.sizes()[order],
             "total_us": total[order] / 1000,
             "share_pct": 100 * total[order] / max(int(total.sum()), 1),
-            "tensor_core_us": groups.sums(took * context.get(uses_tensor_cores)[activity.name[rows]])[order] / 1000,
+            "tensor_core_us": on_tensor_cores[order] / 1000 if told_by_names else [None] * len(order),
         },
         [] if len(rows) else [NO_GPU if not len(activity) else "the trace has no kernels"],
     )

@@ -11,7 +11,8 @@ class ProfileTimes:
     """start_ns: when the profile began, in Unix ns, as it says; anything else: unknown."""
 
     def __init__(self, start_ns: object) -> None:
-        self._start_ns = start_ns if isinstance(start_ns, int) and _UNIX_NS <= start_ns < _MOST_NS else 0
+        self.known = isinstance(start_ns, int) and _UNIX_NS <= start_ns < _MOST_NS
+        self._start_ns = start_ns if isinstance(start_ns, int) and self.known else 0
 
     def of(self, line: ProfileLine, event: Event) -> tuple[int, int]:
         """Returns start and duration in ns. Both borders are rounded down, so that rows nest as they did."""

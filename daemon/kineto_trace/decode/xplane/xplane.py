@@ -19,6 +19,7 @@ Threads
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,10 @@ def decode(source: RawSource, strings: StringTable, _window: DecodeWindow = EVER
 
 
 class Profiles:
-    """Collects the rows of profiles. metadata: of the source; `threads` has ids of Python threads by name."""
+    """Collects the rows of profiles. metadata: of the source; `threads` has ids of Python threads by name.
+
+    process_id: of the process, as the profile says; 0: it does not.
+    """
 
     def __init__(self, strings: StringTable, metadata: Mapping[str, Any]) -> None:
         self._strings = strings
@@ -72,16 +76,22 @@ class Profiles:
         self._devices = DevicePlanes(strings, self._arguments)
         self._threads: dict[str, int] = {}  # by the name of the line
         self._names: dict[int, str] = {}
+        self._undated = 0
+        self.process_id = 0
         self._known = _known_threads(metadata.get("threads"))
 
     def read(self, data: bytes) -> None:
         """Reads one serialised XSpace; the rows before a damaged place are kept. Raises Damaged."""
         times = ProfileTimes(self._metadata.get("started_ns"))
-        for plane in planes(data, _nothing_wanted):
-            if plane.name == _TASK:
-                times = ProfileTimes(plane.stats.get("profile_start_time"))
+        with suppress(Damaged):  # it comes last
+            for plane in planes(data, _nothing_wanted):
+                if plane.name == _TASK:
+                    times = ProfileTimes(plane.stats.get("profile_start_time"))
+        self._undated += not times.known
         for plane in planes(data, _wanted):
             if plane.name == _HOST:
+                number = plane.stats.get("process_id")
+                self.process_id = number if isinstance(number, int) and 0 < number < FIRST_THREAD else 0
                 self._read_host(plane, times)
             else:
                 self._devices.read(plane, times)
@@ -96,6 +106,8 @@ class Profiles:
         warnings = []
         if damaged:
             warnings.append(f"{damaged} of XLA's profiles are truncated or damaged")
+        if self._undated:
+            warnings.append(f"when {self._undated} of XLA's profiles began is not known: their times count from there")
         if self._arguments.full:
             warnings.append("some HLO operations have no arguments: there are too many different ones")
         return Decoded(

@@ -13,9 +13,10 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kineto_trace.decode.xplane.protobuf import BYTES, FIXED64, VARINT, Damaged, fields, signed, step_over
+from kineto_trace.decode.xplane.protobuf import BYTES, FIXED64, VARINT, Damaged, fields, signed, step_over, varint
 
 MOST_TEXT = 4096  # characters of a name or value
+_PLANES_TAG, _ID_TAG, _NAME_TAG = 0x0A, 0x08, 0x12  # first bytes of the fields planes, and of a plane's id and name
 _METADATA, _OFFSET, _DURATION, _STAT = 0x08, 0x10, 0x18, 0x22  # first bytes of an event's fields
 _EVENT_TAGS = frozenset((_METADATA, _OFFSET, _DURATION, _STAT))
 _SHORT, _MOST_KNOWN = 16, 1 << 16  # bytes of a statistic that is worth keeping, and how many
@@ -50,6 +51,25 @@ class Plane:
     name: str
     stats: dict[str, Value]
     lines: Iterator[ProfileLine]  # may raise Damaged
+
+
+def is_xspace(head: bytes) -> bool:
+    """Tells whether a file that begins like this is a serialised XSpace: its first plane is called "/host:CPU" or so.
+
+    Files of Perfetto begin with a message, too, but none of its packets has a text with a slash in this place.
+    """
+    try:
+        if head[:1] != bytes([_PLANES_TAG]):
+            return False
+        _size, at = varint(head, 1, len(head))
+        if head[at : at + 1] == bytes([_ID_TAG]):
+            _number, at = varint(head, at + 1, len(head))
+        if head[at : at + 1] != bytes([_NAME_TAG]):
+            return False
+        _size, at = varint(head, at + 1, len(head))
+    except Damaged:
+        return False
+    return head[at : at + 1] == b"/"
 
 
 def planes(data: bytes, wanted: Callable[[str, str], bool]) -> Iterator[Plane]:

@@ -26,6 +26,7 @@ from kineto_trace.structure.hlo.launch_orders import COLLECTIVE, COPY, LIBRARY, 
 
 _DRIVERS_OWN = re.compile(r"mem(?:cpy|set)\w*$")  # copies of a CUDA graph that was instantiated before CUPTI came
 _COLLECTIVE = re.compile(r"(?:nccl|rccl|.*nvshmem)", re.IGNORECASE)
+MOST_POSSIBLE = 5000  # instructions that a kernel may have run: with more, nothing is said
 Ints = npt.NDArray[np.int64]
 States = frozenset[int]
 
@@ -142,6 +143,8 @@ def _explained(tokens: Sequence[str], orders: LaunchOrders, numbers: _Numbers) -
     states: States = frozenset()
     for token in tokens:
         states = steps.forward(states, token) or orders.accepting(token)
+        if len(states) > MOST_POSSIBLE:
+            states = frozenset()
         possible.append(states)
     later: States = frozenset()
     for place in range(len(tokens) - 1, -1, -1):

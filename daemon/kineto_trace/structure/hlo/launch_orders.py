@@ -12,6 +12,7 @@ Theory of operation
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kineto_trace.model.hlo_module import HloInstruction, HloModule, Launch
@@ -25,6 +26,8 @@ _SORTS = {
 }
 MOST_AHEAD = 300  # instructions that may come next
 MOST_STATES = 300_000
+_MOST_STEPS = 20 * MOST_AHEAD  # of a walk to them, over loops and calls
+_MOST_FOLLOWING = 3_000_000  # in all
 _CONTROL = (Launch.CALL, Launch.LOOP, Launch.BRANCH)
 
 
@@ -50,13 +53,11 @@ class LaunchOrders:
         self._next: list[tuple[frozenset[int], bool]] = []  # states that may follow; whether the module may be over
         self._starts: dict[str, set[int]] = {}
         self._accepting: dict[str, set[int]] = {}
-        self.left_out = 0  # modules
+        self._following = 0
         seen = frozenset(names)
         for module in modules:
-            try:
+            with suppress(TooManyOrders):
                 self._add(module, seen)
-            except TooManyOrders:
-                self.left_out += 1
         for number, state in enumerate(self.states):
             for token in state.tokens:
                 self._accepting.setdefault(token, set()).add(number)
@@ -88,7 +89,12 @@ class LaunchOrders:
         def exactly(node: int) -> bool:
             return states[node].exactly
 
-        following = [flow.reach(node, exactly) for node in states]
+        following = []
+        for node in states:
+            following.append(flow.reach(node, exactly))
+            self._following += len(following[-1][0])
+            if self._following > _MOST_FOLLOWING:
+                raise TooManyOrders
         begins, _empty = flow.reach(flow.begin, exactly)
         numbers = {node: len(self.states) + place for place, node in enumerate(states)}
         self.states += states.values()
@@ -176,5 +182,7 @@ class _Flow:
                     raise TooManyOrders
                 if exactly(each):
                     continue
+            if len(seen) > _MOST_STEPS:
+                raise TooManyOrders
             todo += self._edges[each]
         return found, self.end in seen

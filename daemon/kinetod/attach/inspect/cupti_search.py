@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from kineto_agent.sources.cupti.libcupti import mapped_files
 from kineto_agent.system import env
+from kineto_agent.system.mappings import mapped_files
 
 _PROC = Path("/proc")
 _FILES = "libcupti.so.[0-9]*"

@@ -11,7 +11,7 @@ from kineto_agent.protocol import wire
 from kineto_agent.protocol.plugin_bundle import INTERFACE_VERSION
 from kineto_agent.protocol.records import DECLARED_FORMAT, PYTHON_STACKS_FORMAT
 from kineto_agent.sources import registry
-from kineto_agent.sources.plugins import guarded_source
+from kineto_agent.sources.plugins import deadlines
 from kineto_agent.sources.plugins.installed import PLUGINS
 from kineto_agent.sources.python.stack_sampling import PythonStacksSource
 from kineto_agent.steps.counting import StepCounter
@@ -104,7 +104,7 @@ def test_a_type_of_a_plug_in_can_be_named(peer: Peer) -> None:
 def test_the_capture_goes_on_without_one_that_hangs(
     peer: Peer, leave: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_source, "STOP_S", 0.2)
+    monkeypatch.setattr(deadlines, "STOP_S", 0.2)
     connection = peer.connect(bad("stop", HANGS), GOOD)
     result = recorded(connection, everything())
     text = "toy: stop(): did not return within 0.2 s; this plug-in is not used again in this process"

@@ -29,3 +29,26 @@ def test_the_mappings_of_this_process_name_its_c_library() -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         mappings.read(str(tmp_path / "missing"))
+
+
+LINE = "7f00000000-7f00001000 r-xp 00000000 fe:00 1234   "
+
+
+def maps(tmp_path: Path, path: str) -> str:
+    file = tmp_path / "maps"
+    file.write_text("".join(f"{LINE}{each}\n" for each in ("/lib/libc.so.6", "[heap]", path)))
+    return str(file)
+
+
+def test_a_path_with_spaces_and_a_deleted_file_are_understood(tmp_path: Path) -> None:
+    file = maps(tmp_path, "/my venv/libcupti.so.12 (deleted)")
+    assert mappings.mapped_files("libcupti.so", file) == ["/my venv/libcupti.so.12"]
+
+
+def test_a_file_in_a_folder_of_that_name_is_not_taken(tmp_path: Path) -> None:
+    file = maps(tmp_path, "/opt/libcupti.so.13.d/other.so")
+    assert mappings.mapped_files("libcupti.so", file) == []
+
+
+def test_an_unreadable_maps_file_means_nothing_found(tmp_path: Path) -> None:
+    assert mappings.mapped_files("libcupti.so", str(tmp_path / "missing")) == []

@@ -142,6 +142,7 @@ def test_an_entry_point_must_have_the_name_of_its_plug_in(site: Path) -> None:
 
 def test_the_process_that_loads_may_be_missing() -> None:
     assert refusal(loaded("toy", command=["/no/such/program"])).startswith("the process that loads it failed: ")
+    assert refusal(loaded("toy", command=["echo", "{}"])).startswith("it cannot be sent to agents: ")
     assert refusal(loaded("toy", command=["echo", "nonsense"])).startswith("the process that loads it gave no valid")
 
 

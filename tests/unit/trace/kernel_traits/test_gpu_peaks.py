@@ -17,6 +17,14 @@ from kineto_trace.kernel_traits.gpu_peaks import gpu_peaks
         ("NVIDIA L4", 121, 300),
         ("NVIDIA L40S", 362, 864),
         ("AMD Instinct MI300X", 1307.4, 5300),
+        ("AMD Instinct MI300X VF", 1307.4, 5300),
+        ("AMD Instinct MI250X/MI250", 191.5, 1638),
+        ("AMD Instinct MI355X", 2516.6, 8000),
+        ("AMD Instinct MI100", 92.3, 1229),
+        ("Intel(R) Data Center GPU Max 1550", 419.4, 1638),
+        ("Intel(R) Data Center GPU Max 1100", 355.5, 1229),
+        ("Intel(R) Arc(TM) B580 Graphics", 116.5, 456),
+        ("Intel(R) Arc(TM) Pro B60 Graphics", 98.5, 456),
     ],
 )
 def test_the_peaks_are_those_of_the_data_sheets(name: str, bf16: float, memory: float) -> None:
@@ -29,6 +37,13 @@ def test_a_gpu_without_a_precision_has_no_peak_in_it() -> None:
     peaks = gpu_peaks("Tesla V100-SXM2-32GB")
     assert peaks is not None
     assert not {"bf16", "tf32", "fp8"} & set(peaks.tflops)
+
+
+@pytest.mark.parametrize(("gib", "bf16"), [(None, 419.4), (64, 419.4), (128, 838.8)])
+def test_a_device_with_the_memory_of_both_parts_has_the_peaks_of_both(gib: int | None, bf16: float) -> None:
+    peaks = gpu_peaks("Intel(R) Data Center GPU Max 1550", None if gib is None else gib << 30)
+    assert peaks is not None
+    assert peaks.tflops["bf16"] == pytest.approx(bf16)
 
 
 @pytest.mark.parametrize("name", [None, "", "NVIDIA GeForce RTX 4090", "NVIDIA L40", "Quadro T400"])

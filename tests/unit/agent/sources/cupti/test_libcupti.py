@@ -18,16 +18,6 @@ def test_the_loaded_copy_is_used_by_its_full_path(tmp_path: Path) -> None:
     assert libcupti.find({}, file, []) == "/site/nvidia/cu13/lib/libcupti.so.13"
 
 
-def test_a_path_with_spaces_and_a_deleted_file_are_understood(tmp_path: Path) -> None:
-    file = maps(tmp_path, "/my venv/libcupti.so.12 (deleted)")
-    assert libcupti.mapped_files("libcupti.so", file) == ["/my venv/libcupti.so.12"]
-
-
-def test_a_file_in_a_folder_of_that_name_is_not_taken(tmp_path: Path) -> None:
-    file = maps(tmp_path, "/opt/libcupti.so.13.d/other.so")
-    assert libcupti.mapped_files("libcupti.so", file) == []
-
-
 def test_without_cuda_there_is_nothing_to_trace(tmp_path: Path) -> None:
     wheel = tmp_path / "nvidia/cuda_cupti/lib"
     wheel.mkdir(parents=True)
@@ -62,7 +52,3 @@ def test_a_toolkit_is_found_by_its_variable(tmp_path: Path) -> None:
 def test_the_variable_overrides_everything(tmp_path: Path) -> None:
     file = maps(tmp_path, "/site/libcupti.so.13")
     assert libcupti.find({"KINETO_CUPTI_LIBRARY": "/mine/libcupti.so"}, file, []) == "/mine/libcupti.so"
-
-
-def test_an_unreadable_maps_file_means_nothing_found(tmp_path: Path) -> None:
-    assert libcupti.mapped_files("libcupti.so", str(tmp_path / "missing")) == []

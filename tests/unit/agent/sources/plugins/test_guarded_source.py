@@ -13,8 +13,9 @@ import pytest
 from kineto_agent.protocol.plugin_bundle import Plugin
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.sources.interface import SourceCounts, SourceError, SourceRequest
-from kineto_agent.sources.plugins import guarded_source, worker
-from kineto_agent.sources.plugins.guarded_source import PluginSession, PluginSource
+from kineto_agent.sources.plugins import deadlines, worker
+from kineto_agent.sources.plugins.guarded_source import PluginSource
+from kineto_agent.sources.plugins.plugin_session import PluginSession
 from kineto_agent.sources.plugins.signs import ProcessView
 from support.agent.agent_daemon import ArenaReader
 from support.agent.plugins import GOOD, NOWHERE, bad, one_piece, plugin
@@ -180,7 +181,7 @@ LIES = {
     "import os; self.arena_fd = os.open('/dev/null', 0)": "which is no memfd",
     "import os; self.arena_fd = os.memfd_create('x')": "announced memory whose size is not sealed",
     "import os; os.pwrite(self.arena.fd, b'x' * 64, 0)": "announced memory whose header is not that of an arena",
-    "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes of m",
+    "self.arena.close(); self.arena = ArenaWriter('x', 1 << 28, 9, 4 << 20); self.arena_fd = self.arena.fd": "bytes",
     "self.format = 'cupti/1'": "announced records of the format 'cupti/1', not declared/1",
     "self.metadata = [1]": "returned metadata that are not a JSON object",
 }  # fmt: skip
@@ -205,7 +206,7 @@ SPINS = "[None for _ in iter(int, 1)]"
 @pytest.mark.usefixtures("leave")
 @pytest.mark.parametrize("method", DEADLINES)
 def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_source, DEADLINES[method], SHORT_S)
+    monkeypatch.setattr(deadlines, DEADLINES[method], SHORT_S)
     source = seen(plugin(bad(method, HANGS)))
     if method == "activity_types":
         found = failure(source)
@@ -222,7 +223,7 @@ def test_one_that_hangs_is_given_up_and_never_asked_again(method: str, monkeypat
 def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
+    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
     before = threads()
     source = seen(plugin(bad("start", SPINS)))
     assert recorded(source)[1][0] == "PLUGIN_TIMEOUT"
@@ -231,7 +232,7 @@ def test_one_that_computes_for_ever_is_interrupted_so_that_it_takes_no_time_from
 
 def test_what_a_late_start_has_begun_is_undone(leave: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the vendor's library would record until the process ends."""
-    monkeypatch.setattr(guarded_source, "START_S", SHORT_S)
+    monkeypatch.setattr(deadlines, "START_S", SHORT_S)
     source = GOOD.replace("    def start(self):", "    def start(self):\n        " + HANGS)
     source = source.replace("self.arena.close()", "self.arena.close(); import sys; sys.toy_closed.set()")
     closed, before = threading.Event(), descriptors()

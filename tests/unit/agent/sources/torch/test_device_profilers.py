@@ -29,9 +29,10 @@ def torch_with(
     backend: str = "privateuseone",
     registry: Optional[Registry] = None,
     xpu: Any = None,
+    hip: Any = None,
 ) -> None:
     core = SimpleNamespace(_get_privateuse1_backend_name=lambda: backend)
-    torch = SimpleNamespace(_C=core, version=SimpleNamespace(xpu=xpu), __version__="2.13.0")
+    torch = SimpleNamespace(_C=core, version=SimpleNamespace(xpu=xpu, hip=hip), __version__="2.13.0")
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch._C", core)
     monkeypatch.setattr(device_profilers, "_registry", [registry])
@@ -77,6 +78,19 @@ def test_intels_gpus_are_offered_once_the_program_uses_them(
         True,
         ("xpu_runtime", "xpu_driver"),
     )
+
+
+@pytest.mark.parametrize(
+    ("built", "initialised", "found"), [("7.0.1", True, True), ("7.0.1", False, False), (None, True, False)]
+)
+def test_amds_gpus_are_offered_likewise_under_cudas_names(
+    built: Optional[str], initialised: bool, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_with(monkeypatch, hip=built)
+    monkeypatch.setitem(sys.modules, "torch.cuda", SimpleNamespace(_initialized=initialised))
+    device = device_profilers.find()
+    assert (device is not None) is found
+    assert device is None or (device.activity, device.last_resort, device.types[-1]) == ("CUDA", True, "cuda_runtime")
 
 
 @pytest.mark.parametrize(("types", "yields"), [({"kernel", "cpu_op"}, True), ({"cpu_op"}, False)])

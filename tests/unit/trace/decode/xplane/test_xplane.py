@@ -92,10 +92,17 @@ def test_only_the_wanted_types_are_kept() -> None:
 
 
 def test_what_follows_a_damaged_place_is_lost_and_counted() -> None:
-    good = space(host(("f", 0, 1, {})), begun_at(BEGIN))
+    good = space(begun_at(BEGIN), host(("f", 0, 1, {})), host(("g", 0, 1, {})))
     found, strings = decoded(good, good[:-5], b"\xff" * 20)
-    assert (found.undecoded, found.warnings) == (2, ("2 of XLA's profiles are truncated or damaged",))
-    assert [name for (name,) in rows(found, strings, "user_annotation")] == ["f"]
+    assert found.undecoded == 2
+    assert found.warnings[0] == "2 of XLA's profiles are truncated or damaged"
+    assert sorted(rows(found, strings, "user_annotation")) == [("f",), ("f",), ("g",)]
+
+
+def test_a_profile_that_does_not_say_when_it_began_is_told() -> None:
+    found, _strings = decoded(space(host(("f", 0, 1, {}))))
+    assert found.warnings == ("when 1 of XLA's profiles began is not known: their times count from there",)
+    assert found.tables["user_annotation"]["start"].tolist() == [10]
 
 
 def test_absurd_times_stay_within_what_a_trace_can_hold() -> None:

@@ -1,6 +1,6 @@
 """Captures of Intel GPU work by the real libpti_view, every version of it that `make level-zero` has fetched.
 
-    python tests/campaign/xpu.py [--launches 1000000] [--cycles 200] [VERSION ...]
+    python tests/campaign/sources/xpu.py [--launches 1000000] [--cycles 200] [VERSION ...]
 
 For each version: a program that nobody prepared launches so many kernels while it is traced by a live attach, and the
 trace is compared with the log of the fake driver, launch by launch. Then an agent records so many times, and so many
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
 from support.service.daemon import Daemon, running_daemon  # noqa: E402

@@ -1,6 +1,6 @@
 """Live traces of programs whose threads run in interpreters with a GIL of their own, on every Python that has them.
 
-    python tests/campaign/own_gil.py [--count 20]
+    python tests/campaign/sources/own_gil.py [--count 20]
 
 Prints a line for each Python and kind of trace. The exit status is 1 if a program was lost or changed, or if a
 sampled trace lacks the stacks of an interpreter. Each Python takes some two minutes.
@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "agent", "daemon", "protos")]
 
 from support.campaigns.attach_harness import version_of  # noqa: E402

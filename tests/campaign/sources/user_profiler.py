@@ -1,6 +1,6 @@
 """200 captures in a row of a training loop whose own torch.profiler schedule runs all the time.
 
-    .venv/bin/python tests/campaign/user_profiler.py [--captures 200] [--kind NAME]... [--mode FAKE | CPU | CUDA]
+    python tests/campaign/sources/user_profiler.py [--captures 200] [--kind NAME]... [--mode FAKE | CPU | CUDA]
 
 Prints each capture and a summary; exit status 1 if anything crashed, one of the loop's own traces was not whole, or a
 verdict was untrue. Without --mode, it uses CUDA if torch has it, else the fake libcupti.
@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 from support.campaigns.profiler_stress import KINDS, stress

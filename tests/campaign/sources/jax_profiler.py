@@ -1,6 +1,6 @@
 """200 captures in a row of a JAX training loop that takes traces of itself with jax.profiler all the time.
 
-    .venv/bin/python tests/campaign/jax_profiler.py [--captures 200]
+    .venv/bin/python tests/campaign/sources/jax_profiler.py [--captures 200]
 
 Prints each capture and a summary; exit status 1 if the loop failed or wrote anything, one of its own traces was not
 whole, or a verdict was untrue. It needs JAX (`pip install jax`), and no GPU.
@@ -13,7 +13,7 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from support.service.daemon import running_daemon
 from support.xla.profiler_stress import stress

@@ -1,0 +1,176 @@
+"""One recording of a plug-in: its calls go to the plug-in's worker, and what it says is checked (guarded_source.py)."""
+
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Set
+
+from kineto_agent.protocol.plugin_bundle import DETACH_FULL, DETACH_NEVER, Plugin
+from kineto_agent.protocol.records import DECLARED_FORMAT
+from kineto_agent.sources.arena_writer import close_left
+from kineto_agent.sources.interface import SourceCounts, SourceError, SourceOutcome, SourceRequest
+from kineto_agent.sources.plugins import deadlines
+from kineto_agent.sources.plugins.arena_check import check_arena, counts_in
+from kineto_agent.sources.plugins.worker import PluginLie, PluginWorker, plain_int, plain_json, plain_strings
+from kineto_agent.system.debuglog import log
+from kineto_agent.system.descriptors import NOBODY, close_ours, identity
+
+_MAX_METADATA_BYTES = 8 * 1024  # the schema comes beside it, and both fit into a frame
+_MAX_WARNINGS = 16
+_HOUR_NS = 3600 * 10**9
+_TEXT_CHARS = 300
+_IDLE = "the accelerator's library stays attached to the process, without recording"
+_NEVER = "the accelerator's library goes on recording in the process: its plug-in cannot end that"
+
+
+class _Stopped(NamedTuple):
+    """What stop() returned, as plain values."""
+
+    counts: "tuple[int, int, int]"
+    metadata: Dict[str, Any]
+    warnings: List[str]
+    detach_ns: int
+    cpu_ns: int
+    incomplete: str
+
+
+class PluginSession:
+    """One recording of a plug-in."""
+
+    def __init__(self, plugin: Plugin, worker: PluginWorker, source: Any) -> None:
+        self._plugin = plugin
+        self._worker = worker
+        self._source = source
+        self._session: Any = None
+        self._started = False
+        self._failed: Optional[SourceError] = None  # while it gave way
+        self._identity = NOBODY
+        self.arena_fd = -1
+        self.format = DECLARED_FORMAT
+        self.yields = "torch" in plugin.conflicts
+        self.metadata: Dict[str, Any] = {}
+
+    def prepare(self, request: SourceRequest) -> None:
+        """Raises SourceError; then nothing is left to close."""
+        self._worker.keep(True)
+        self._worker.late = self._undo
+        try:
+            prepared = self._worker.call("prepare()", lambda: self._prepare(request), deadlines.PREPARE_S)
+        except SourceError:
+            self._end()
+            raise
+        self.arena_fd, self.metadata = prepared
+        self._identity = identity(self.arena_fd)
+        _open.add(self)
+
+    def _prepare(self, request: SourceRequest) -> Any:
+        session = self._source.prepare(request)
+        try:
+            arena_fd = check_arena(session.arena_fd, request.buffer_limit_bytes)
+            if session.format != DECLARED_FORMAT:
+                raise PluginLie("announced records of the format %.40r, not %s" % (session.format, DECLARED_FORMAT))
+            metadata = plain_json(session.metadata, _MAX_METADATA_BYTES, "metadata")
+        except BaseException:
+            session.close()
+            raise
+        self._session = session
+        return arena_fd, {"way": "by the plug-in %s" % self._plugin.name, **metadata, "schema": self._plugin.schema}
+
+    def start(self) -> None:
+        """Begin to record. Raises SourceError."""
+        self._started = True
+        self._worker.call("start()", self._start, deadlines.START_S)
+
+    def _start(self) -> None:
+        self._session.start()
+
+    def counts(self) -> SourceCounts:
+        """What its arena says to hold."""
+        try:
+            return counts_in(self.arena_fd)
+        except (PluginLie, OSError) as exc:
+            raise SourceError("PLUGIN_INVALID", "counts(): %s" % exc) from exc
+
+    def stop(self) -> SourceOutcome:
+        """End recording. Raises SourceError."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        found: _Stopped = self._worker.call("stop()", self._stop, deadlines.STOP_S)
+        self._started = False
+        counts = self.counts()
+        if found.counts[:2] != counts[:2]:
+            reason = "stop(): said that it recorded %d records in %d bytes; its arena has %d in %d"
+            raise SourceError("PLUGIN_INVALID", reason % (*found.counts[:2], *counts[:2]))
+        warnings = found.warnings
+        if self._plugin.detach != DETACH_FULL:
+            warnings = [*warnings, _NEVER if self._plugin.detach == DETACH_NEVER else _IDLE]
+        named = ["%s: %s" % (self._plugin.name, warning) for warning in warnings]
+        return SourceOutcome(counts, found.metadata, named, found.detach_ns, found.cpu_ns, found.incomplete)
+
+    def _stop(self) -> _Stopped:
+        found = self._session.stop()
+        counts = [plain_int(each, "a count") for each in found.counts]
+        if len(counts) != len(SourceCounts._fields):
+            raise PluginLie("returned %d counts, not records, bytes and dropped" % len(counts))
+        incomplete = found.incomplete
+        if type(incomplete) is not str:
+            raise PluginLie("returned %.60r as `incomplete`, which is a text" % (incomplete,))
+        return _Stopped(
+            (counts[0], counts[1], counts[2]),
+            plain_json(found.metadata, _MAX_METADATA_BYTES, "metadata"),
+            plain_strings(found.warnings, _MAX_WARNINGS, "warnings"),
+            min(plain_int(found.detach_ns, "detach_ns"), _HOUR_NS),
+            min(plain_int(found.cpu_ns, "cpu_ns"), _HOUR_NS),
+            incomplete[:_TEXT_CHARS],
+        )
+
+    def give_way(self) -> None:
+        """The program's own torch.profiler begins. Never raises."""
+        if self.yields:
+            self.make_way()
+
+    def make_way(self) -> None:
+        """On the thread of the program that is about to begin its own profiler. Never raises."""
+        try:
+            self._worker.call("give_way()", self._session.give_way, deadlines.GIVE_WAY_S)
+        except SourceError as exc:
+            self._failed = exc
+
+    def close(self) -> None:
+        """Let the plug-in free its arena. Raises SourceError."""
+        try:
+            if not self._worker.given_up:
+                self._worker.call("close()", self._session.close, deadlines.CLOSE_S)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        _open.discard(self)
+        # One that was given up may still write through its number, which must not become a file of the program's.
+        if not self._worker.given_up and identity(self.arena_fd) == self._identity != NOBODY:
+            log("plug-in %s has not closed its arena", self._plugin.name)
+            close_left(self.arena_fd)
+            close_ours(self.arena_fd, self._identity)
+        self._worker.keep(False)
+
+    def _undo(self) -> None:
+        """On the worker's thread: a call has returned after it was given up."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            if self._started:
+                session.stop()
+        finally:
+            session.close()
+
+
+_open: "Set[PluginSession]" = set()
+
+
+def _close_all_in_child() -> None:
+    for session in list(_open):
+        close_ours(session.arena_fd, session._identity)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
