@@ -81,12 +81,18 @@ int xpupti_begin(const char *path) {
     return result;
 }
 
-// It ends; the records by their kind.
-int xpupti_end(uint64_t *counts, uint32_t kinds) {
+// It ends, and leaves its buffers with PTI, as one that is dropped does.
+int xpupti_leave(void) {
     int result = 0;
     for (uint32_t i = 0; i < sizeof views / sizeof views[0]; i++) {
         result = result != 0 ? result : self.disable(views[i]);
     }
+    return result;
+}
+
+// It ends; the records by their kind.
+int xpupti_end(uint64_t *counts, uint32_t kinds) {
+    int result = xpupti_leave();
     result = result != 0 ? result : self.flush();
     memcpy(counts, self.counts, sizeof counts[0] * (kinds < KINDS ? kinds : KINDS));
     return result;
@@ -94,3 +100,14 @@ int xpupti_end(uint64_t *counts, uint32_t kinds) {
 
 // Buffers that came back and were not lent by a session.
 int xpupti_foreign(void) { return self.foreign; }
+
+// Buffers that have not come back.
+int xpupti_lent(void) {
+    int count = 0;
+    pthread_mutex_lock(&self.lock);
+    for (uint32_t i = 0; i < BUFFERS_MOST; i++) {
+        count += self.lent[i] != NULL;
+    }
+    pthread_mutex_unlock(&self.lock);
+    return count;
+}

@@ -9,6 +9,8 @@ It prints one line of JSON, {"ready": true, "pid": …}, and then answers each l
     peer N          N copies between the first two GPUs
     kineto begin    with --torch: the program's own profiler begins to record
     kineto end      it ends; the answer has the records that it got, by kind, and foreign buffers
+    kineto end now  it ends without taking its records
+    kineto lent     the answer has the number of its buffers that have not come back
     fork            a child process is forked that launches some work and ends by exit(); the answer has its pid and its
                     exit status, -1 if it hangs
     child           a child process is forked that stays until the program ends; the answer has its pid
@@ -56,7 +58,11 @@ class FakeTorch:
                 fake.answer = {"code": fake.kineto.xpupti_begin(os.environ["KINETO_PTI_LIBRARY"].encode())}
                 profiler._is_profiler_enabled = True  # type: ignore[attr-defined]
 
-            def __exit__(self, *_: Any) -> None:
+            def __exit__(self, *how: Any) -> None:
+                if how:
+                    profiler._is_profiler_enabled = False  # type: ignore[attr-defined]
+                    fake.answer = {"code": fake.kineto.xpupti_leave()}
+                    return
                 counts = (ctypes.c_uint64 * KINDS)()
                 code = fake.kineto.xpupti_end(counts, KINDS)
                 profiler._is_profiler_enabled = False  # type: ignore[attr-defined]
@@ -130,8 +136,10 @@ class App:
         session: Any = self.torch.session
         if words[0] == "begin":
             session._prepare_trace()
+        elif words[0] == "lent":
+            return {"lent": self.torch.kineto.xpupti_lent()}
         else:
-            session.__exit__()
+            session.__exit__(*words[1:])
         return self.torch.answer
 
     def fork(self, _words: List[str]) -> Dict[str, Any]:

@@ -128,6 +128,25 @@ def test_the_programs_own_profiler_gets_its_records_before_and_after_captures(
 
 
 @pytest.mark.parametrize("version", SOME)
+def test_buffers_that_the_programs_profiler_has_left_behind_go_back_to_it(
+    version: str, daemon: Daemon, tmp_path: Path
+) -> None:
+    mapped = ["--torch", "--map", str(level_zero.required(version).libpti_view)]
+    with running(level_zero.required(version), tmp_path, *mapped) as program:
+        program.tell("kineto begin")
+        program.tell("steps 5 10 3")
+        assert program.tell("kineto end now") == {"code": 0}
+        assert program.tell("kineto lent")["lent"] > 0
+        found = capture(daemon, program.pid, WORK, during=lambda: program.tell("steps 5 10 3"))
+        assert found.verdict == STOPPED
+        assert counts(found.trace) == {"kernel": 150, "gpu_memcpy": 30, "gpu_memset": 15}
+        assert program.tell("kineto lent") == {"lent": 0}
+        program.tell("kineto begin")
+        assert program.tell("kineto end")["foreign"] == 0
+        assert program.end() == (0, "")
+
+
+@pytest.mark.parametrize("version", SOME)
 def test_a_capture_gives_way_to_the_programs_own_profiler_which_gets_all(
     version: str, daemon: Daemon, tmp_path: Path
 ) -> None:
