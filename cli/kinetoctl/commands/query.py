@@ -33,7 +33,7 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
     kinetoctl query "SELECT args->>'Collective name', count(*) FROM kernel GROUP BY 1" 'rank*.json'
     kinetoctl query --schema
     kinetoctl query --schema kernel
-    kinetoctl query --schema npu_wait trace.json.gz
+    kinetoctl query --schema npu_wait CAPTURE
 
     There is a table for each kind of activity (kernel, cpu_op, …; `events` has all), one of the traces themselves, and
     one for every view of `kinetoctl report`, which is computed when a query names it. Captures of a

@@ -25,7 +25,16 @@ from kineto_trace.catalog.view_catalog import VIEWS
 from kineto_trace.errors import QueryError, TraceError
 from kineto_trace.sql.arrow_tables import SqlSource, activity_column, constant, event_column, event_counts
 from kineto_trace.sql.lazy_tables import LazyTable
-from kineto_trace.sql.schema import DEVICES, TRACES, WHICH, SqlTable, declared_tables, declares, sql_tables
+from kineto_trace.sql.schema import (
+    DEVICES,
+    TRACES,
+    WHICH,
+    SqlTable,
+    declared_tables,
+    declares,
+    sql_tables,
+    where_rows_are,
+)
 from kineto_trace.view_api.result import Result, ResultColumn
 from kineto_trace.view_api.result import Type as ResultType
 from kineto_trace.view_api.view import View
@@ -145,9 +154,9 @@ class Database:
         unknown = _UNKNOWN_TABLE.search(text)
         if unknown is not None:
             position = text.partition("\n\n")[2]
-            return QueryError(
-                "\n".join(filter(None, (f"no table {unknown[1]!r}; there are: {', '.join(self._tables)}", position)))
-            )
+            hint = where_rows_are(unknown[1], (source.context.trace for source in self._sources))
+            there = f"no table {unknown[1]!r}; there are: {', '.join(self._tables)}"
+            return QueryError("\n".join(filter(None, (there, hint, position))))
         return QueryError(text)
 
     def _register(self, table: SqlTable) -> LazyTable:

@@ -298,6 +298,25 @@ def declared_tables(traces: Iterable[Trace]) -> list[ActivityTable]:
     return list(found.values())
 
 
+def where_rows_are(name: str, traces: Iterable[Trace]) -> str:
+    """Which table has the rows that files call `name`, for people; "" if the traces have none of them.
+
+    Calls and synchronizations of every vendor are in Kineto's tables. A file does not say how a vendor's own types are
+    declared, so that their rows are in `other` once they are read from one.
+    """
+    shared = f"cuda_{name.rpartition('_')[2]}"
+    if shared in ("cuda_runtime", "cuda_driver", "cuda_sync"):
+        return f"calls and synchronizations of every vendor are in the tables of CUDA's: query {shared}"
+    for trace in traces:
+        numbers = trace.table("other")["category"]
+        if name in trace.strings and (numbers == trace.strings.index(name)).any():
+            return (
+                f"a file does not declare a vendor's own types: its rows are in `other` (WHERE category = '{name}'); "
+                "the capture, by its id or as a folder of columns, has the table"
+            )
+    return ""
+
+
 def sql_tables(declared: Iterable[ActivityTable] = ()) -> dict[str, SqlTable]:
     """Returns all tables by name: activities, traces, then views by name. declared: by the traces themselves."""
     own = [_activities(table) for table in declared]

@@ -77,7 +77,7 @@ def check(value: Any) -> Accelerator:
             % (version, PLUGIN_INTERFACE)
         )
     if not isinstance(value, Accelerator):
-        raise ValueError("it is a %s, not a kineto_agent.protocol.accelerator.Accelerator" % type(value).__name__)
+        raise ValueError("it is a %s, not a kinetod.plugins.accelerator.Accelerator" % type(value).__name__)
     for problem in _problems(value):
         raise ValueError(problem)
     value.schema.check()
@@ -120,7 +120,7 @@ def _problems(value: Accelerator) -> Iterator[str]:
 
 def _sign_problems(signs: Signs) -> Iterator[str]:
     if not isinstance(signs, Signs):
-        yield ": it is a %s, not a kineto_agent.protocol.accelerator.Signs" % type(signs).__name__
+        yield ": it is a %s, not a kinetod.plugins.accelerator.Signs" % type(signs).__name__
         return
     for name, patterns in signs._asdict().items():
         if not isinstance(patterns, tuple) or len(patterns) > MAX_PATTERNS:

@@ -58,6 +58,7 @@ def find(name: str) -> InstalledEntry:
     if not distinct:
         names = ", ".join(dict.fromkeys(entry.name for entry in entries)) or "none"
         raise NoSuchPlugin(
-            f"no package installed beside kinetod has an entry point {name!r} of {GROUP}; there are: {names}"
+            f"no package installed beside kinetod has an entry point {name!r} of {GROUP}; there are: {names}; "
+            "install it, or correct its name"
         )
     return next(iter(distinct.values()))

@@ -72,7 +72,9 @@ def _in_project(folder: Path) -> _Found:
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         ((name, value),) = project["entry-points"][GROUP].items()
-    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as exc:
+    except OSError as exc:
+        raise PluginNotUsed(f"{folder / 'pyproject.toml'} cannot be read: {exc.strerror}") from exc
+    except (UnicodeError, tomllib.TOMLDecodeError) as exc:
         raise PluginNotUsed(f"{folder / 'pyproject.toml'} cannot be read: {exc}") from exc
     except (KeyError, ValueError, AttributeError):
         raise PluginNotUsed(

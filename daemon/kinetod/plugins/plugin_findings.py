@@ -11,7 +11,10 @@ def findings(plugins: KnownPlugins) -> Iterator[Finding]:
     name = "plugins"
     for plugin in plugins.known:
         if plugin.refused:
-            advice = f"`kinetoctl plugin check {plugin.name}` on this host, then restart kinetod"
+            advice = (
+                f"correct that until `kinetoctl plugin check {plugin.name}` accepts it on this host, or take it out of "
+                "plugins.sources; then restart kinetod"
+            )
             yield Finding(name, Status.PROBLEM, f"{plugin.name} is not used: {plugin.refused}", advice)
     used = [_named(plugin) for plugin in plugins.known if plugin.is_allowed and not plugin.refused]
     off = [plugin.name for plugin in plugins.known if not plugin.is_allowed]

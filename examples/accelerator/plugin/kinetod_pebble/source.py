@@ -7,7 +7,6 @@ from typing import Any, FrozenSet, List
 from kineto_agent.sources.plugins.api import (
     DECLARED_FORMAT,
     ArenaWriter,
-    SourceCounts,
     SourceError,
     SourceOutcome,
     SourceRequest,
@@ -31,7 +30,6 @@ class Session:
     """One recording. A thread copies what the library has recorded into the arena, with no Python code per record."""
 
     format = DECLARED_FORMAT
-    yields = False
 
     def __init__(self, request: SourceRequest) -> None:
         self.pebble = library()
@@ -71,10 +69,6 @@ class Session:
             self.writer.filled(records * RECORD_BYTES, records)
         return records > 0
 
-    def counts(self) -> SourceCounts:
-        """What the daemon can copy so far."""
-        return self.writer.counts()
-
     def stop(self) -> SourceOutcome:
         """Switch tracing off and copy the rest."""
         self.pebble.pebble_trace(0)
@@ -86,9 +80,6 @@ class Session:
             self.writer.drop()
         self.writer.finish()
         return SourceOutcome(self.writer.counts(), {}, [], detach_ns=0, cpu_ns=self.cpu_ns)
-
-    def give_way(self) -> None:
-        """Nothing conflicts with it."""
 
     def close(self) -> None:
         """Free the memory."""

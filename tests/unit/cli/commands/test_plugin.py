@@ -131,7 +131,8 @@ def test_a_process_that_does_not_answer_is_an_answer(command: list[str], text: s
 
 
 def test_a_folder_without_a_plug_in_says_what_it_lacks(run: Run, tmp_path: Path) -> None:
-    assert f"{tmp_path / 'pyproject.toml'} cannot be read: " in run("plugin", "check", str(tmp_path)).stderr
+    missing = run("plugin", "check", str(tmp_path)).stderr
+    assert f"{tmp_path / 'pyproject.toml'} cannot be read: No such file or directory\n" in missing
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert "declares no single plug-in; it needs one line" in run("plugin", "check", str(tmp_path)).stderr
 

@@ -37,7 +37,7 @@ def test_a_good_one_is_taken() -> None:
         (accelerator(name="other"), "schema.name: 'toy' differs from the plug-in's name 'other'"),
         (accelerator(schema=None), "schema: it is a NoneType, not a kineto_agent.protocol.schema.Schema"),
         (accelerator(schema=toy_schema()._replace(clock="sun")), "there is no clock 'sun'"),
-        (accelerator(signs=()), "signs: it is a tuple, not a kineto_agent.protocol.accelerator.Signs"),
+        (accelerator(signs=()), "signs: it is a tuple, not a kinetod.plugins.accelerator.Signs"),
         (accelerator(signs=Signs()), "signs: there are none, so that it would run in every process"),
         (accelerator(signs=LIST), "signs.libraries: it must be a tuple of at most 16 patterns"),
         (accelerator(signs=Signs(libraries=("",))), "signs.libraries: '' is not a text of 1 to 200 characters"),

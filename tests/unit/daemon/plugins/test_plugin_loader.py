@@ -156,4 +156,8 @@ def test_what_doctor_says() -> None:
         ("PROBLEM", "tan is not used: it is broken"),
         ("OK", "toy 1.5 (kernel, toy_sync); installed, but not in plugins.sources: tin"),
     ]
+    assert [each.advice for each in findings(KnownPlugins(known=known[2:]))] == [
+        "correct that until `kinetoctl plugin check tan` accepts it on this host, or take it out of plugins.sources; "
+        "then restart kinetod"
+    ]
     assert [each.detail for each in findings(KnownPlugins())] == ["none are installed"]

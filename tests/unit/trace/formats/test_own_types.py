@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kineto_agent.protocol.records import DECLARED_FORMAT
 from kineto_agent.protocol.schema import SCHEMA_KEY, Activity, Col, to_json
-from kineto_trace.errors import SpoolError
+from kineto_trace.errors import QueryError, SpoolError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.shared.text_sinks import TextSink
 from kineto_trace.merge.merged_export import merge_traces
@@ -125,6 +125,21 @@ def test_sql_has_the_tables_with_their_meanings(trace: Trace, tmp_path: Path, fr
     assert rows(found)[0] == ("wait", "a lock", 'first "batch"', 12.5, 0)
     counts = kineto_trace.query("SELECT kind, count(*) AS n FROM events GROUP BY 1 ORDER BY 1", source)
     assert rows(counts) == [("cuda_runtime", 2), ("kernel", 2), ("npu_mark", 1), ("npu_wait", 2)]
+
+
+@pytest.mark.parametrize(
+    ("table", "where"),
+    [
+        ("npu_wait", r"its rows are in `other` \(WHERE category = 'npu_wait'\)"),
+        ("npu_runtime", "are in the tables of CUDA's: query cuda_runtime"),
+    ],
+)
+def test_sql_over_a_file_says_where_the_rows_of_a_vendors_type_are(
+    trace: Trace, tmp_path: Path, table: str, where: str
+) -> None:
+    chrome(trace, tmp_path / "t.json")
+    with pytest.raises(QueryError, match=where):
+        kineto_trace.query(f"SELECT * FROM {table}", tmp_path / "t.json")
 
 
 def test_sql_over_traces_of_which_one_has_the_table_finds_its_rows(trace: Trace, tmp_path: Path) -> None:
