@@ -5,7 +5,7 @@ and a text when they fail.
 """
 
 import ctypes
-from typing import Any, Dict
+from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 from kineto_agent.sources.interface import SourceError
 
@@ -34,6 +34,23 @@ class ErrorText:
 
     def __str__(self) -> str:
         return self._buffer.value.decode("utf-8", "replace")
+
+
+class EnableResult(NamedTuple):
+    """A vendor library's answers when recording begins."""
+
+    code: int  # 0, or the kc_error
+    results: Dict[int, int]  # activity kind -> the library's result
+    error: str
+
+
+def enable(start: Callable[..., int], kinds: Sequence[int], error: ErrorText) -> EnableResult:
+    """Begin to record. start: the C function, given kinds, their number, room for results, and `error`."""
+    results = (ctypes.c_int32 * len(kinds))()
+    wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
+    error.clear()
+    code = start(wanted, len(kinds), results, *error.room)
+    return EnableResult(code, dict(zip(kinds, results)), str(error))
 
 
 class NativeInterface:

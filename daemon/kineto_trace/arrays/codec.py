@@ -54,7 +54,9 @@ class _Kind(ctypes.Structure):
     )
 
 
-class _Decoded(ctypes.Structure):
+class NativeResult(ctypes.Structure):
+    """kc_decoded: how a pass through one buffer ended."""
+
     _fields_ = (
         ("consumed", ctypes.c_uint64),
         ("records", ctypes.c_uint64),
@@ -123,6 +125,9 @@ def load(path: Path = LIBRARY) -> ctypes.CDLL:
     library.kc_decode.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint32]
     library.kc_decode.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
     library.kc_decode.restype = None
+    library.kc_walk.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32]
+    library.kc_walk.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
+    library.kc_walk.restype = None
     library.kc_write.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64]
     library.kc_write.argtypes += [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
     library.kc_write.restype = None
@@ -234,7 +239,7 @@ class Decoder:
 
     def decode(self, data: AnyArray) -> BufferResult:
         """Appends the records of one buffer (bytes as uint8)."""
-        result = _Decoded()
+        result = NativeResult()
         self._library.kc_decode(
             data.ctypes.data, data.nbytes, self._kinds, len(self._plans), self._columns, ctypes.byref(result)
         )

@@ -2,13 +2,12 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kineto_trace.arrays.codec import BufferResult, load
+from kineto_trace.arrays.codec import BufferResult, NativeResult, load
 
 BY_KIND, BY_HEAD, BY_SIZE = range(3)  # framings: KC_BY_…
 LEAST_RECORD_BYTES = 8  # of a record whose size follows from its kind
@@ -28,30 +27,12 @@ class _Places(ctypes.Structure):
     )
 
 
-class _Decoded(ctypes.Structure):
-    _fields_ = (
-        ("consumed", ctypes.c_uint64),
-        ("records", ctypes.c_uint64),
-        ("status", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-    )
-
-
 class Places(NamedTuple):
     """The records in the order of the buffers. begin: byte offset in the data; bytes: length; kind: of each record."""
 
     begin: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.uint32]
     kind: npt.NDArray[np.uint32]
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    library = load()
-    library.kc_walk.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32]
-    library.kc_walk.argtypes += [ctypes.c_void_p, ctypes.c_void_p]
-    library.kc_walk.restype = None
-    return library
 
 
 def find_records(
@@ -80,9 +61,9 @@ def find_records(
 
 
 def _walk(data: Bytes, framing: int, sizes: Any, count: int, places: _Places | None) -> BufferResult:
-    result = _Decoded()
+    result = NativeResult()
     room = None if places is None else ctypes.byref(places)
-    _library().kc_walk(data.ctypes.data, data.nbytes, framing, sizes, count, room, ctypes.byref(result))
+    load().kc_walk(data.ctypes.data, data.nbytes, framing, sizes, count, room, ctypes.byref(result))
     return BufferResult(result.consumed, result.records, result.status, result.kind)
 
 

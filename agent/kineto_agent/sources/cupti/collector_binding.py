@@ -5,13 +5,13 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ab
 
 import ctypes
 import os
-from typing import Dict, List, NamedTuple, Sequence
+from typing import List, Sequence
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.cupti import cuda_devices
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.kit.claims import Claim
-from kineto_agent.sources.native_interface import NativeCounts, NativeInterface
+from kineto_agent.sources.native_interface import EnableResult, NativeCounts, NativeInterface, enable
 
 LIBRARY = collector_library.INSTALLED
 
@@ -105,14 +105,6 @@ class OtherUsers(ctypes.Structure):
     ]
 
 
-class EnableResult(NamedTuple):
-    """CUPTI's answers of kc_start."""
-
-    code: int  # 0, or the kc_error
-    results: Dict[int, int]  # activity kind -> CUPTI result
-    error: str
-
-
 class Collector(NativeInterface):
     """The one collector of this process. Methods raise SourceError where the C side gives a reason."""
 
@@ -173,11 +165,7 @@ class Collector(NativeInterface):
 
     def start(self, kinds: Sequence[int]) -> EnableResult:
         """Begin to record; never raises."""
-        results = (ctypes.c_int32 * len(kinds))()
-        wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
-        self._error.clear()
-        code = self._library.kc_start(wanted, len(kinds), results, *self._error.room)
-        return EnableResult(code, dict(zip(kinds, results)), str(self._error))
+        return enable(self._library.kc_start, kinds, self._error)
 
     def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""

@@ -34,7 +34,8 @@ from kineto_agent.sources.kit.limits import (
 from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult, EnableResult
+    from kineto_agent.sources.cupti.collector_binding import Collector, CollectorResult, DetachResult
+    from kineto_agent.sources.native_interface import EnableResult
 
 _KIND_TYPES = {kind: name for name, kinds in KINDS.items() for kind in kinds}
 

@@ -4,14 +4,15 @@ Every call releases the GIL. The mirror of the C structures is checked by `kc_ki
 """
 
 import ctypes
+import functools
 import json
 import os
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, Sequence
 
 from kineto_agent.sources import collector_library
 from kineto_agent.sources.interface import SourceError
 from kineto_agent.sources.kit.claims import Claim
-from kineto_agent.sources.native_interface import ErrorText, NativeCounts, NativeInterface
+from kineto_agent.sources.native_interface import EnableResult, ErrorText, NativeCounts, NativeInterface, enable
 
 _LIBRARY, _SYSTEM, _VENDOR, _ORDER, _FORKED = -1, -2, -3, -4, -5
 _SUFFIXES = {_LIBRARY: "LIBRARY", _VENDOR: "FAILED", _ORDER: "BUSY", _FORKED: "FORKED"}
@@ -56,14 +57,6 @@ class KitResult(ctypes.Structure):
         ("uncounted", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
     ]
-
-
-class KitStart(NamedTuple):
-    """The library's answers of kc_kit_start."""
-
-    code: int  # 0, or the kc_error
-    results: Dict[int, int]  # kind -> result
-    error: str
 
 
 class Kit(NativeInterface):
@@ -122,13 +115,9 @@ class KitCollector:
             raise SourceError(reason_code(descriptor, code), str(self._error))
         return descriptor
 
-    def start(self, kinds: Sequence[int]) -> KitStart:
+    def start(self, kinds: Sequence[int]) -> EnableResult:
         """Begin to record; never raises."""
-        results = (ctypes.c_int32 * len(kinds))()
-        wanted = (ctypes.c_uint32 * len(kinds))(*kinds)
-        self._error.clear()
-        code = self._library.kc_kit_start(self._number, wanted, len(kinds), results, *self._error.room)
-        return KitStart(code, dict(zip(kinds, results)), str(self._error))
+        return enable(functools.partial(self._library.kc_kit_start, self._number), kinds, self._error)
 
     def counts(self) -> NativeCounts:
         """Zeros when nothing is recorded."""

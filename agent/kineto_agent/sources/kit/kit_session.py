@@ -23,7 +23,8 @@ from kineto_agent.sources.kit.limits import (
 from kineto_agent.sources.kit.stop_warnings import stop_warnings
 
 if TYPE_CHECKING:
-    from kineto_agent.sources.kit.kit_binding import KitCollector, KitResult, KitStart
+    from kineto_agent.sources.kit.kit_binding import KitCollector, KitResult
+    from kineto_agent.sources.native_interface import EnableResult
 
 _UNCOUNTED = (
     "%s lost records that could not be counted, in %d buffers beyond the limit of the arena: use a larger "
@@ -131,7 +132,7 @@ class KitSession:
             )
         self._enable_ns = time.perf_counter_ns() - begin
 
-    def _refusal(self, enabled: "KitStart", refused: Mapping[int, int]) -> SourceError:
+    def _refusal(self, enabled: "EnableResult", refused: Mapping[int, int]) -> SourceError:
         from kineto_agent.sources.kit.kit_binding import reason_code
 
         details = ["%s: %s" % (self._types[kind], self._collector.result_text(rc)) for kind, rc in refused.items()]

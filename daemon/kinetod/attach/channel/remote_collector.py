@@ -22,11 +22,10 @@ from kineto_agent.sources.cupti.collector_binding import (
     CollectorConfig,
     CollectorResult,
     DetachResult,
-    EnableResult,
     OtherUsers,
 )
 from kineto_agent.sources.interface import SourceError
-from kineto_agent.sources.native_interface import NativeCounts
+from kineto_agent.sources.native_interface import EnableResult, NativeCounts
 
 from kinetod.base.unix_sockets import DESCRIPTORS_SPACE, descriptors
 

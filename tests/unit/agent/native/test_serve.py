@@ -18,8 +18,9 @@ from support.waiting import scaled, until
 pytest.importorskip("kinetod", reason="the daemon's half is not for this Python")
 
 from kineto_agent.sources.cupti import cuda_devices
-from kineto_agent.sources.cupti.collector_binding import CollectorConfig, EnableResult
+from kineto_agent.sources.cupti.collector_binding import CollectorConfig
 from kineto_agent.sources.interface import SourceError
+from kineto_agent.sources.native_interface import EnableResult
 from kinetod.attach.channel.remote_collector import RemoteCollector
 
 KERNEL, MEMSET = 10, 2
