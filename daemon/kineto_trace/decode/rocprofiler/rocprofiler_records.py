@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from kineto_agent.protocol.records import ROCPROFILER_FORMAT
 
+from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.activity_names import demangle
 from kineto_trace.decode.declared.declared_records import decode_records
 from kineto_trace.decode.declared.record_set import RecordSet, Rows
@@ -212,7 +213,7 @@ def _ordinals_of(agents: Any) -> dict[int, int]:
 
 def _add_agents(ordinals: dict[int, int], agents: Words) -> None:
     """Gives the next ordinals to agents that run kernels, and hence are GPUs, but of which the target said nothing."""
-    for agent in np.unique(agents).tolist():
+    for agent in unique_values(agents).tolist():
         ordinals.setdefault(agent, max(ordinals.values(), default=-1) + 1)
 
 
