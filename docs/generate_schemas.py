@@ -22,7 +22,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def _kineto_types() -> str:
     rows = []
-    for kind, (roles, columns) in schema.KINETO_TYPES.items():
+    for kind, (roles, columns) in schema.TYPES_OF_KINETO.items():
         meanings = {column.name: column.meaning for column in SCHEMAS[kind]}
         told = "; ".join(f"`{name}` {meanings[name]}".replace("|", "\\|") for name in columns)
         rows.append((f"`{kind}`", ", ".join(roles) or "-", told))

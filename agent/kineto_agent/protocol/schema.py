@@ -75,7 +75,7 @@ _COPY_KINDS = {"copy_kind": "u8", "src_kind": "u8", "dst_kind": "u8", "peer": "u
 _WAIT = {"event": "u32", "wait_on_stream": "i64", "wait_on_correlation": "i64"}
 # Kineto's types that records can be of: the roles of their tables, and the columns that Cols can fill.
 # tests/unit/trace/decode/declared/test_kineto_types.py compares them with the tables.
-KINETO_TYPES: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
+TYPES_OF_KINETO: Mapping[str, Tuple[Tuple[str, ...], Mapping[str, str]]] = {
     "kernel": (
         ("correlation", "device", "context", "stream"),
         {**_SHAPE, **_SHARED, "queued": "u64", "priority": "i32", **_GRAPH},
@@ -260,10 +260,10 @@ def _problems(schema: Schema) -> Iterator[str]:
 
 
 def _type_problems(schema: Schema, name: str, activity: Activity) -> Iterator[str]:
-    kineto = KINETO_TYPES.get(schema.table(name))
+    kineto = TYPES_OF_KINETO.get(schema.table(name))
     if kineto is None and not (name.startswith(schema.name + "_") and _IDENTIFIER.fullmatch(name)):
         yield ": it is neither one of Kineto's types (%s) nor called %s_<type> in lower case; rename it" % (
-            ", ".join(KINETO_TYPES), schema.name,
+            ", ".join(TYPES_OF_KINETO), schema.name,
         )  # fmt: skip
     if kineto is None and name.endswith(("_runtime", "_driver")):
         yield ": readers take such a name for calls of Kineto's; call it %s_runtime or %s_driver, or rename it" % (
@@ -362,7 +362,7 @@ def _activity_problems(schema: Schema, record: Record) -> Iterator[str]:
         if not _is_time(record, name) and (name or place == "time[0]"):
             yield ".%s: %s is not a field with the code q or Q" % (place, shown(name))
     activity = schema.types[record.type]
-    kineto = KINETO_TYPES.get(schema.table(record.type))
+    kineto = TYPES_OF_KINETO.get(schema.table(record.type))
     roles = TRACKS[activity.track] if kineto is None else kineto[0]
     for role in ROLES:
         name = getattr(record, role)

@@ -11,8 +11,8 @@ from kineto_agent.protocol.schema import (
     DTYPES,
     FRAMINGS,
     HEADED,
-    KINETO_TYPES,
     SIZE_FIELD,
+    TYPES_OF_KINETO,
     Activity,
     Col,
     Record,
@@ -151,7 +151,7 @@ def test_fields_are_gathered_wherever_they_are(raw: bytes, begin: list[int], cod
 
 
 def test_every_type_of_kinetos_can_be_declared_with_all_its_columns() -> None:
-    for kind, (roles, columns) in KINETO_TYPES.items():
+    for kind, (roles, columns) in TYPES_OF_KINETO.items():
         fields = {"start": ("Q", 4), "end": ("Q", 12), **{role: ("I", 20 + 4 * n) for n, role in enumerate(roles)}}
         record = Record(type=kind, size=64, fields=fields, texts=Texts(otherwise="any"))
         record = record._replace(**{str(role): role for role in roles})  # type: ignore[arg-type]
