@@ -22,6 +22,7 @@ PAGES = {  # file of the repository -> page of the site
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "examples/README.md": "examples.md",
+    "examples/accelerator/README.md": "example-accelerator.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 COPIES = "files"  # folder of the site for other files of the repository

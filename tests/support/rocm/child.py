@@ -9,7 +9,6 @@ from typing import Any
 from support.machine.native import ROOT
 from support.rocm import fakes as rocm
 from support.rocm.program import fake_environment
-from support.service.daemon import IMPORT_PATH
 from support.waiting import scaled
 
 # What the child's code may use. `answer` is what it says to the test.
@@ -73,9 +72,10 @@ def run_child(folder: Path, code: str, *, bare: bool = False, **faults: int) -> 
     rocm.installed(folder, bare=bare)
     script = folder / "child.py"
     script.write_text(_PRELUDE + code + "\nprint(json.dumps(answer))\n")
-    paths = (IMPORT_PATH, str(ROOT / "tests"), str(ROOT / "tests" / "rocm"))
+    paths = [str(ROOT / part) for part in ("agent", "tests", "tests/rocm")]
     done = subprocess.run(
-        [sys.executable, str(script), str(folder)],
+        # Python warns of forks beside the vendor's threads, which are what some tests are about.
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(script), str(folder)],
         env={"PYTHONPATH": ":".join(paths), "PATH": "/usr/bin:/bin", **fake_environment(folder, **faults)},
         capture_output=True,
         text=True,

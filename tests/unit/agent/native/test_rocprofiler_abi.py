@@ -1,14 +1,19 @@
 """The collector, the fake and the decoder say the same of rocprofiler-sdk's structures, each by itself."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 
 import pytest
+from support.machine.native import CACHE, COLLECTOR, COLLECTOR_HEADERS, build
+from support.rocm.fakes import ROCM
+
+pytest.importorskip("kineto_trace", reason="the decoder is not for this Python")
+
 from kineto_agent.sources.rocprofiler import activity_kinds, known_versions
 from kineto_trace.decode.rocprofiler import rocm_schema
 from kineto_trace.decode.rocprofiler.rocprofiler_layouts import CALLBACKS, RECORDS, RELEASES, StructureLayout
-from support.machine.native import CACHE, COLLECTOR, COLLECTOR_HEADERS, build
-from support.rocm.fakes import ROCM
 
 # Structure, layout, and the vendor's field for each of ours.
 Structure = tuple[str, StructureLayout, dict[str, str]]
