@@ -23,6 +23,7 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
+from kinetod.config.foreign_tools_settings import ForeignToolsConfig
 from kinetod.config.plugin_names import checked_plugin
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
@@ -58,6 +59,7 @@ SECTIONS = {
     "access": "Who may do what, and how much; see docs/access.md.",
     "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
     "metrics": "What Prometheus can read; see docs/metrics.md.",
+    "dynolog": "Processes and clients that were made for Dynolog; see docs/dynolog.md.",
 }
 
 
@@ -70,7 +72,7 @@ def _default_decode_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(ForeignToolsConfig):
     """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.
@@ -450,5 +452,6 @@ def serves_everybody(config: Config) -> bool:
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
-KEYS: tuple[SettingSpec, ...] = tuple(replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+_DECLARED = (replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+KEYS: tuple[SettingSpec, ...] = tuple(sorted(_DECLARED, key=lambda key: list(SECTIONS).index(key.section)))
 BY_NAME = {key.name: key for key in KEYS}
