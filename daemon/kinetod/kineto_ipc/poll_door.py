@@ -1,0 +1,97 @@
+"""The door for libkineto's polls: opens its sockets, keeps trying where that fails, and says how it stands.
+
+Theory of operation
+    The places are the abstract name in the daemon's own network namespace and the folders of dynolog.socket_dirs. Each
+    is opened at the start and, where that fails, every RETRY_S again: while Dynolog runs, the name is its own, and
+    stopping it is all that it takes to switch. A socket's file that somebody has removed is made again.
+
+    Sockets are made in threads, since folders may lie on slow disks, and then belong to the thread that answers polls.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kinetod.base.errors import StartError
+from kinetod.kineto_ipc.poll_sockets import NAME, AbstractSocket, FolderSocket, PollSocket, bound_socket
+from kinetod.kineto_ipc.poll_thread import PollThread
+from kinetod.kineto_ipc.poller_registry import PollerRegistry
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+ABSTRACT = "the abstract socket @dynolog"
+
+
+class PollDoor:
+    """Serves polls between `start` and `stop`. folders: those of dynolog.socket_dirs; name: the abstract one."""
+
+    def __init__(self, folders: Sequence[Path] = (), *, name: bytes = NAME, retry_s: float = RETRY_S) -> None:
+        self.processes = PollerRegistry(asyncio.get_running_loop())
+        self._thread = PollThread(self.processes)
+        self._places: Mapping[str, Path | None] = {ABSTRACT: None, **{str(folder): folder for folder in folders}}
+        self._name = name
+        self._retry_s = retry_s
+        self._open: dict[str, PollSocket] = {}
+        self._problems: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why the places that are not served are not, by place."""
+        return dict(self._problems)
+
+    async def start(self) -> None:
+        """Opens what can be opened, and keeps trying to open the rest."""
+        self._thread.start()
+        await self._open_all()
+        self._task = asyncio.create_task(self._keep_open(), name="sockets for libkineto")
+
+    async def stop(self) -> None:
+        """Closes everything; processes then find no daemon and try again at their next poll."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.stop)
+        self.processes.close()
+
+    async def _keep_open(self) -> None:
+        while True:
+            await asyncio.sleep(self._retry_s)
+            try:
+                await self._open_all()
+            except Exception:  # the next attempt may do better
+                log.exception("opening the sockets for libkineto failed")
+
+    async def _open_all(self) -> None:
+        for place, folder in self._places.items():
+            await self._open_one(place, folder)
+
+    async def _open_one(self, place: str, folder: Path | None) -> None:
+        known = self._open.get(place)
+        if known is not None:
+            if not isinstance(known, FolderSocket) or await asyncio.to_thread(known.is_there):
+                return
+            log.warning("the socket in %s was removed; it is made again", place)
+            del self._open[place]
+            self._thread.remove(known)
+        try:
+            sock = await asyncio.to_thread(self._opened, folder)
+        except (OSError, StartError) as exc:
+            self._failed(place, getattr(exc, "strerror", None) or str(exc))
+            return
+        self._open[place] = sock
+        self._thread.add(sock)
+        if self._problems.pop(place, None) is not None:
+            log.info("libkineto's polls are answered at %s from now on", place)
+
+    def _failed(self, place: str, why: str) -> None:
+        if self._problems.get(place) != why:
+            log.warning(
+                "libkineto's polls are not answered at %s: %s; trying again every %g s", place, why, self._retry_s
+            )
+        self._problems[place] = why
+
+    def _opened(self, folder: Path | None) -> PollSocket:
+        return AbstractSocket(bound_socket(self._name)) if folder is None else FolderSocket(folder)
