@@ -1,7 +1,8 @@
-"""Starts the door for libkineto's polls."""
+"""Starts the door for libkineto's polls, and what records captures through it."""
 
 import contextlib
 
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.config.settings import Config
 from kinetod.kineto_ipc.poll_door import PollDoor
 
@@ -14,3 +15,12 @@ async def start_poll_door(config: Config, stack: contextlib.AsyncExitStack) -> P
     stack.push_async_callback(door.stop)
     await door.start()
     return door
+
+
+def make_recorder(door: PollDoor | None, stack: contextlib.AsyncExitStack) -> KinetoRecorder | None:
+    """What captures by libkineto share, which is stopped with the stack; None if no process polls."""
+    if door is None:
+        return None
+    recorder = KinetoRecorder(door.processes)
+    stack.push_async_callback(recorder.stop)
+    return recorder

@@ -1,0 +1,102 @@
+"""What all captures by libkineto share: which processes poll, which of them record for a capture, and stray files.
+
+Theory of operation
+    libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
+    Such a file is awaited in the background and removed, for as long as it may come and the process lives; with the
+    daemon's end that ends, too.
+
+    What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
+    of its own, so that no other part of the daemon waits for one that does not come back.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from kinetod.captures.kineto_target.trace_folder import TraceFolder
+from kinetod.kineto_ipc.polling_process import PollingProcess, PollingProcesses
+from kinetod.processes.identity import ProcessKey, start_time_ns
+
+log = logging.getLogger(__name__)
+
+LOOK_PERIOD_S = 0.2  # a file shows for 1 s at least: libkineto's loop has that period
+LOOK_DEADLINE_S = 5.0
+_THREADS = 4
+_STRAY_PERIOD_S = 1.0
+T = TypeVar("T")
+
+
+class KinetoRecorder:
+    """The processes that poll, as captures use them."""
+
+    def __init__(self, polling: PollingProcesses) -> None:
+        self._polling = polling
+        self._captures: dict[ProcessKey, str] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "kineto-files")
+        self._strays: set[asyncio.Task[None]] = set()
+
+    def process(self, key: ProcessKey) -> PollingProcess | None:
+        """The process with this key, if it polls."""
+        return self._polling.get(key)
+
+    def pids(self) -> set[int]:
+        """The pids of all that poll."""
+        return {process.key.pid for process in self._polling.all()}
+
+    def capture_in(self, key: ProcessKey) -> str:
+        """The capture that this process records; "" if there is none."""
+        return self._captures.get(key, "")
+
+    def take(self, key: ProcessKey, capture_id: str) -> None:
+        """Makes the process busy with this capture."""
+        self._captures[key] = capture_id
+
+    def free(self, key: ProcessKey, capture_id: str) -> None:
+        """Ends what `take` began."""
+        if self._captures.get(key) == capture_id:
+            del self._captures[key]
+
+    async def in_thread(
+        self, function: Callable[..., T], *args: Any, deadline_s: float = LOOK_DEADLINE_S, **kwargs: Any
+    ) -> T:
+        """Calls a function that looks into a process's folder. Raises TimeoutError, and what it raises."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(deadline_s):
+            return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    def remove_later(self, key: ProcessKey, folder: TraceFolder, name: str, within_s: float) -> None:
+        """Removes a file once it is whole; takes over the folder. within_s: how long it may take to come."""
+        task = asyncio.create_task(self._remove_later(key, folder, name, within_s), name=f"stray {name}")
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)
+
+    async def _remove_later(self, key: ProcessKey, folder: TraceFolder, name: str, within_s: float) -> None:
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    while is_alive(key) and not (await self.in_thread(folder.look, name)).whole:
+                        await asyncio.sleep(_STRAY_PERIOD_S)
+            await self.in_thread(folder.remove, name)
+        except (OSError, TimeoutError) as exc:
+            log.warning("process %d: %s could not be removed: %s", key.pid, name, exc)
+        finally:
+            folder.close()
+
+    async def stop(self) -> None:
+        """Gives up what is awaited. What still blocks is left to itself."""
+        strays = list(self._strays)
+        for stray in strays:
+            stray.cancel()
+        await asyncio.gather(*strays, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def is_alive(key: ProcessKey) -> bool:
+    """Whether the process exists."""
+    with contextlib.suppress(OSError):
+        return start_time_ns(key.pid) == key.start_time_ns
+    return False
