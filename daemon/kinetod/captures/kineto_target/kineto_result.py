@@ -123,6 +123,7 @@ async def store_kineto_file(
                 converted.apply(target)
                 unreadable = converted.unreadable
                 target.stored_ns = time.time_ns()
+                _note_window(target)
                 garbage = directory / "raw"
             else:
                 ending = Ending(EndState.FAILED, VerdictReason.NOT_TRAINING_YET, _empty_text(target.pid))
@@ -136,3 +137,10 @@ def _empty_text(pid: int) -> str:
         f"libkineto of process {pid} recorded no activity: the process was still importing torch, or computed nothing "
         "in the window. Trace again once it trains"
     )
+
+
+def _note_window(target: pb.Target) -> None:
+    """Takes the times of the window from the trace, if they can be true: the polls and the file tell them roughly."""
+    start_ns, end_ns = target.summary.window_start_ns, target.summary.window_end_ns
+    if target.requested_ns <= start_ns <= end_ns <= target.stored_ns:
+        target.collecting_ns, target.collected_ns = start_ns, end_ns
