@@ -17,7 +17,7 @@ from kineto_trace.errors import FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
 from kineto_trace.formats.shared.text_sinks import GzipSink, Output, TextSink
-from kineto_trace.model.trace import Trace
+from kineto_trace.model.trace import FILE_TABLES, Trace
 from kineto_trace.open.kineto_target import load_kineto_target
 from kineto_trace.open.raw_target import LoadedTarget, load_target
 from kineto_trace.spool.attachments import Attachments, write_attachments
@@ -97,13 +97,20 @@ def _converted(
     return Conversion(
         files=(*files, *attachments.files),
         traced=True,
-        summary=summarize(trace),
+        summary=_summary(trace),
         warnings=(*loaded.warnings, *launch_warnings(trace), *notes, *attachments.warnings),
         cut=attachments.cut,
         records_dropped=trace.losses.dropped,
         records_undecoded=trace.losses.undecoded,
         chunks_torn=trace.losses.torn,
     )
+
+
+def _summary(trace: Trace) -> dict[str, Any]:
+    """Returns the summary. What a file has beside activities, arrows and names, is not counted."""
+    found = summarize(trace)
+    activities = {kind: count for kind, count in found["activities"].items() if kind not in FILE_TABLES}
+    return {**found, "activities": activities}
 
 
 def _exact(entry: OutputFormat, target_dir: Path) -> OutputFormat:

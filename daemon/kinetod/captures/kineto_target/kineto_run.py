@@ -28,14 +28,14 @@ from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_
 from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
-    Looked,
+    FolderLooked,
     MakeOffer,
     OfferOver,
+    OfferReady,
     OfferSent,
     OfferTaken,
     OnDemandTrace,
     ProcessGone,
-    Ready,
     WithdrawOffer,
     longest_ns,
 )
@@ -59,6 +59,8 @@ from kinetod.processes.credentials import Credentials
 
 log = logging.getLogger(__name__)
 
+_ALIVE_PERIOD_S = 1.0
+_NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
 _EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.SENT: OfferSent,
     OfferEvent.TAKEN: OfferTaken,
@@ -67,7 +69,7 @@ _EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] 
 
 
 class KinetoRun:
-    """Runs one target (captures.run_interface.Run). No agent takes part: nobody can be asked for its iterations."""
+    """Runs one target (captures.target_interface.TracedTarget). No agent takes part: nobody can be asked for its iterations."""
 
     agent = None
 
@@ -127,6 +129,9 @@ class KinetoRun:
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the capture as far as libkineto can be stopped; see `OnDemandTrace`."""
+        if ending.code == VerdictReason.CANCELLED and self._trace.watches_file:
+            self.target.warnings.append(_NO_EARLY_END)
+            self._on_change()
         self._handle(StopWanted(ending, grace_s))
         self._wake.set()
 
@@ -137,8 +142,9 @@ class KinetoRun:
     async def armed(self) -> None:
         """Waits, before `run`, until `begin` is called or the target is over."""
         while not self._trace.begun and not self.is_over:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._wait(_ALIVE_PERIOD_S)
+            if not is_alive(self._process.key):
+                self._handle(ProcessGone(died=True))
 
     def begin(self) -> None:
         """Allows the request to be offered."""
@@ -164,7 +170,7 @@ class KinetoRun:
         self._handle(VerdictGiven())
 
     async def _run(self) -> None:
-        self._handle(Ready(await self._prepare()))
+        self._handle(OfferReady(await self._prepare()))
         ending = await self._record()
         if ending == DONE and self._folder is not None and self._asked is not None:
             self._handle(DecodingBegun())
@@ -188,6 +194,9 @@ class KinetoRun:
         if self._trace.is_over:
             return None
         key = self._process.key
+        if not is_alive(key):
+            self._handle(ProcessGone(died=True))
+            return None
         try:
             destination = await self._recorder.in_thread(new_destination, key.pid, self._capture_id)
             uid = self._approved.uids[-1]  # that of the file system, to which new files belong
@@ -239,17 +248,18 @@ class KinetoRun:
             await self._wait(min(period, trace.deadline_s - self._loop.time()))
             if trace.times_sent and not noted and self._asked is not None:
                 noted = True
-                sent_ns = time.time_ns()
-                waits_ns = max(0, self.request.start_time_ns - sent_ns)
-                until_ns = (
-                    sent_ns + waits_ns + longest_ns(self.request, self._config) + self._config.process_deadline_ns
-                )
-                self._asked = replace(self._asked, sent_ns=sent_ns, until_ns=until_ns)
+                self._asked = self._sent_now(self._asked)
                 await self._note(self._asked)
             await self._look()
             if trace.ending() is None and self._loop.time() >= trace.deadline_s:
                 self._handle(DeadlinePassed())
         return ending
+
+    def _sent_now(self, asked: OnDemandRequest) -> OnDemandRequest:
+        now_ns = time.time_ns()
+        begins_ns = max(now_ns, self.request.start_time_ns)
+        longest = longest_ns(self.request, self._config) + self._config.process_deadline_ns
+        return replace(asked, sent_ns=now_ns, until_ns=begins_ns + longest)
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -263,7 +273,7 @@ class KinetoRun:
         with contextlib.suppress(OSError, TimeoutError):
             sight = await self._recorder.in_thread(self._folder.look, self._asked.name)
         alive = is_alive(self._process.key)
-        self._handle(Looked(sight))
+        self._handle(FolderLooked(sight))
         if not alive and not sight.whole:
             self._handle(ProcessGone(died=True))
 

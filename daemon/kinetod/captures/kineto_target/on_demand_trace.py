@@ -78,7 +78,7 @@ _PUBLIC = {
 # events, besides those of target.collection: Begun, StopWanted, DeadlinePassed, DecodingBegun, VerdictGiven
 
 
-class Ready(NamedTuple):
+class OfferReady(NamedTuple):
     """The request may be offered. refused: why it cannot be, if it cannot."""
 
     refused: Ending | None = None
@@ -102,7 +102,7 @@ class ProcessGone(NamedTuple):
     died: bool
 
 
-class Looked(NamedTuple):
+class FolderLooked(NamedTuple):
     """The folder was looked at."""
 
     sight: Sight
@@ -138,7 +138,6 @@ class OnDemandTrace:
         self.deadline_s = 0.0  # of the event loop's clock
         self.begun = False
         self.times_sent = 0
-        self.stop: Ending | None = None
         self._pid = pid
         self._config = config
         self._taken = False
@@ -180,7 +179,7 @@ class OnDemandTrace:
         self.begun = True
         return []
 
-    def _ready(self, event: Ready, now: Now) -> list[KinetoCommand]:
+    def _ready(self, event: OfferReady, now: Now) -> list[KinetoCommand]:
         if event.refused is not None:
             self._end = self._end or event.refused
         if self._end is not None:
@@ -211,7 +210,7 @@ class OnDemandTrace:
         self._over = True
         return []
 
-    def _looked(self, event: Looked, now: Now) -> list[KinetoCommand]:
+    def _looked(self, event: FolderLooked, now: Now) -> list[KinetoCommand]:
         sight = event.sight
         if sight.whole:
             self._whole = True
@@ -266,8 +265,7 @@ class OnDemandTrace:
         if ending.outcome is EndState.CANCELLED:
             self._end = self._end or Ending(ending.outcome, ending.code, f"{ending.reason}; {_NO_STOP}")
             return [WithdrawOffer()]
-        self.stop = ending
-        return []
+        return []  # it goes on until the trace is whole
 
     def _overdue(self, _event: DeadlinePassed, _now: Now) -> list[KinetoCommand]:
         if not self.times_sent:
@@ -312,12 +310,12 @@ class OnDemandTrace:
 KinetoTransition = Callable[[OnDemandTrace, Any, Now], list[KinetoCommand]]
 _RECORDING: dict[type, KinetoTransition] = {
     Begun: OnDemandTrace._begin,
-    Ready: OnDemandTrace._ready,
+    OfferReady: OnDemandTrace._ready,
     OfferSent: OnDemandTrace._sent,
     OfferTaken: OnDemandTrace._took,
     OfferOver: OnDemandTrace._is_over_by_polls,
     ProcessGone: OnDemandTrace._gone,
-    Looked: OnDemandTrace._looked,
+    FolderLooked: OnDemandTrace._looked,
     StopWanted: OnDemandTrace._stop,
     DeadlinePassed: OnDemandTrace._overdue,
     DecodingBegun: OnDemandTrace._store,
