@@ -69,7 +69,7 @@ _EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] 
 
 
 class KinetoRun:
-    """Runs one target (captures.target_interface.TracedTarget). No agent takes part: nobody can be asked for its iterations."""
+    """A TracedTarget without an agent, so that nobody can be asked for its iterations."""
 
     agent = None
 
