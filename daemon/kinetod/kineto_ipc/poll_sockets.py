@@ -33,6 +33,7 @@ from kinetod.kineto_ipc.poller_registry import Sender
 NAME = b"\0dynolog\0"
 FILE_NAME = "dynolog"
 _CLIENT = re.compile(r"dynoconfigclient[\w-]{1,64}", re.ASCII)
+_MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and has to fit sun_path
 _UCRED = struct.Struct("iII")
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(_UCRED.size)  # no room for descriptors: the kernel drops those
 
@@ -201,7 +202,16 @@ def bound_socket(name: bytes = NAME) -> socket.socket:
 
 
 def checked_folder(folder: Path) -> None:
-    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it."""
+    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it.
+
+    Likewise if it is not there, or its path is too long.
+    """
+    if (length := len(os.fsencode(folder))) > _MAX_FOLDER_BYTES:
+        raise FolderRefused(
+            errno.ENAMETOOLONG,
+            f"{folder}: a path of {length} characters leaves no room for the names of libkineto's sockets; use one of "
+            f"at most {_MAX_FOLDER_BYTES}",
+        )
     for path in (*reversed(folder.parents), folder):
         _check_step(path)
     real = folder.resolve()
