@@ -14,14 +14,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kinetod.base.errors import StartError
-from kinetod.kineto_ipc.poll_sockets import NAME, AbstractSocket, FolderSocket, PollSocket, bound_socket
+from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState
+from kinetod.kineto_ipc.name_holder import holder
+from kinetod.kineto_ipc.poll_sockets import (
+    FILE_NAME,
+    NAME,
+    AbstractSocket,
+    FolderSocket,
+    NameTaken,
+    PollSocket,
+    bound_socket,
+)
 from kinetod.kineto_ipc.poll_thread import PollThread
 from kinetod.kineto_ipc.poller_registry import PollerRegistry
+from kinetod.processes.identity import PROC
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-ABSTRACT = "the abstract socket @dynolog"
 
 
 class PollDoor:
@@ -35,12 +45,17 @@ class PollDoor:
         self._retry_s = retry_s
         self._open: dict[str, PollSocket] = {}
         self._problems: dict[str, str] = {}
+        self._own_namespace = (PROC / "self/ns/net").stat().st_ino
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def problems(self) -> Mapping[str, str]:
-        """Why the places that are not served are not, by place."""
-        return dict(self._problems)
+    def state(self) -> DoorState:
+        """Where polls are answered now, and why not elsewhere."""
+        return DoorState(
+            served=tuple(self._open),
+            own_namespace=self._own_namespace,
+            problems=dict(self._problems),
+            processes=self.processes.count(),
+        )
 
     async def start(self) -> None:
         """Opens what can be opened, and keeps trying to open the rest."""
@@ -76,15 +91,14 @@ class PollDoor:
             log.warning("the socket in %s was removed; it is made again", place)
             del self._open[place]
             self._thread.remove(known)
-        try:
-            sock = await asyncio.to_thread(self._opened, folder)
-        except (OSError, StartError) as exc:
-            self._failed(place, getattr(exc, "strerror", None) or str(exc))
+        sock = await asyncio.to_thread(self._opened, folder)
+        if isinstance(sock, str):
+            self._failed(place, sock)
             return
         self._open[place] = sock
         self._thread.add(sock)
-        if self._problems.pop(place, None) is not None:
-            log.info("libkineto's polls are answered at %s from now on", place)
+        self._problems.pop(place, None)
+        log.info("libkineto's polls are answered at %s", place)
 
     def _failed(self, place: str, why: str) -> None:
         if self._problems.get(place) != why:
@@ -93,5 +107,13 @@ class PollDoor:
             )
         self._problems[place] = why
 
-    def _opened(self, folder: Path | None) -> PollSocket:
-        return AbstractSocket(bound_socket(self._name)) if folder is None else FolderSocket(folder)
+    def _opened(self, folder: Path | None) -> PollSocket | str:
+        """The socket, or why there is none. Blocking."""
+        try:
+            return AbstractSocket(bound_socket(self._name)) if folder is None else FolderSocket(folder)
+        except NameTaken:
+            name = self._name.replace(b"\0", b"@").decode() if folder is None else str(folder / FILE_NAME)
+            who = holder(name) or "another process, which this daemon cannot see (`sudo ss -xlp` can),"
+            return f"{who} has it; stop that, or set dynolog.ipc = false"
+        except (OSError, StartError) as exc:
+            return getattr(exc, "strerror", None) or str(exc)

@@ -107,12 +107,16 @@ class AbstractSocket:
 
 
 class FolderSocket:
-    """The socket in a folder. Making it raises StartError if the name is taken, FolderRefused, OSError."""
+    """The socket in a folder. Making it raises NameTaken, FolderRefused, OSError; StartError for what is not a
+    datagram socket.
+    """
 
     def __init__(self, folder: Path) -> None:
         checked_folder(folder)
         self._prefix = f"{folder}/"
         path = folder / FILE_NAME
+        if _has_owner(path):
+            raise NameTaken(errno.EADDRINUSE, f"another process has the socket {path}")
         remove_stale_socket(path)
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._sock = unbound_socket()
@@ -179,6 +183,14 @@ class FolderSocket:
                 os.unlink(FILE_NAME, dir_fd=self._folder)
         self._sock.close()
         os.close(self._folder)
+
+
+def _has_owner(path: Path) -> bool:
+    """Whether a process receives at this socket."""
+    with unbound_socket() as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def unbound_socket() -> socket.socket:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from kinetod.base import metrics
-from kinetod.kineto_ipc.poll_door import ABSTRACT, PollDoor
+from kinetod.kineto_ipc.door_findings import ABSTRACT
+from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.kineto_ipc.polling_process import OfferEvent
 from support.peers import libkineto
 from support.peers.libkineto import BUSY, Libkineto
@@ -110,7 +111,7 @@ def test_a_socket_that_a_dead_daemon_has_left_is_replaced(name: bytes, folder: P
         left.bind(str(folder / "dynolog"))
 
     async def test(door: PollDoor) -> None:
-        assert door.problems == {}
+        assert door.state().problems == {}
 
     with_door(test, name, [folder])
 
@@ -120,10 +121,9 @@ def test_the_socket_of_a_running_daemon_is_left_alone(name: bytes, folder: Path)
         other.bind(str(folder / "dynolog"))
 
         async def test(door: PollDoor) -> None:
-            path = folder / "dynolog"
-            assert door.problems == {
-                str(folder): f"something already listens on {path}; stop it or choose another path"
-            }
+            me = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+            problem = f"{me} has it; stop that, or set dynolog.ipc = false"
+            assert door.state().problems == {str(folder): problem}
 
         with_door(test, name, [folder])
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
@@ -135,9 +135,9 @@ def test_once_the_other_daemon_has_stopped_polls_are_answered(name: bytes) -> No
     other.bind(name)
 
     async def test(door: PollDoor) -> None:
-        assert list(door.problems) == [ABSTRACT]
+        assert list(door.state().problems) == [ABSTRACT]
         other.close()
-        await soon(lambda: not door.problems, "the name is free")
+        await soon(lambda: not door.state().problems, "the name is free")
         client = Libkineto(daemon=name)
         assert await asyncio.to_thread(client.poll) == ""
         client.close()
@@ -171,7 +171,7 @@ def problem_with(folder: Path, name: bytes) -> str:
     problems = []
 
     async def test(door: PollDoor) -> None:
-        problems.append(door.problems[str(folder)])
+        problems.append(door.state().problems[str(folder)])
 
     with_door(test, name, [folder])
     return problems[0]
@@ -216,7 +216,7 @@ def test_a_link_of_a_trusted_user_may_lead_to_the_folder(name: bytes, folder: Pa
     link.symlink_to(folder)
 
     async def test(door: PollDoor) -> None:
-        assert door.problems == {}
+        assert door.state().problems == {}
         client = Libkineto(link)
         assert await asyncio.to_thread(client.poll) == ""
         client.close()
