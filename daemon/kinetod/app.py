@@ -269,7 +269,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    door = await start_poll_door(config, stack)
+    door = await start_poll_door(config, helper, stack)
     registry = Registry(
         hub,
         privileged=helper,

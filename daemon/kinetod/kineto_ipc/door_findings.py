@@ -25,20 +25,16 @@ class KinetoStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorState:
-    """Where polls are answered. served and namespaces: places, and inodes of network namespaces, the daemon's own
-    included, with a socket; problems: why the others have none, by place.
+    """Where polls are answered: served are places, namespaces the inodes of others' network namespaces. problems and
+    namespace_problems: why there is no socket elsewhere.
     """
 
     served: tuple[str, ...] = ()
     namespaces: frozenset[int] = frozenset()
     own_namespace: int = 0
     problems: Mapping[str, str] = field(default_factory=dict)
+    namespace_problems: Mapping[int, str] = field(default_factory=dict)
     processes: int = 0
-
-
-def namespace_place(inode: int) -> str:
-    """What a network namespace is called."""
-    return f"the network namespace {inode}"
 
 
 def of_host(door: DoorState | None) -> Iterator[Finding]:
@@ -51,7 +47,16 @@ def of_host(door: DoorState | None) -> Iterator[Finding]:
         count = (
             f"{door.processes} process{'' if door.processes == 1 else 'es'} poll{'s' if door.processes == 1 else ''}"
         )
-        yield Finding(NAME, Status.OK, f"{count}; polls are answered at {', '.join(door.served)}")
+        containers = f", and in {_namespaces(len(door.namespaces))}" if door.namespaces else ""
+        yield Finding(NAME, Status.OK, f"{count}; polls are answered at {', '.join(door.served)}{containers}")
+    if door.namespace_problems:
+        namespace, problem = next(iter(door.namespace_problems.items()))
+        detail = f"polls are not answered in {_namespaces(len(door.namespace_problems))}; in {namespace}: {problem}"
+        yield Finding(NAME, Status.NOTE, detail)
+
+
+def _namespaces(count: int) -> str:
+    return "1 other network namespace" if count == 1 else f"{count} other network namespaces"
 
 
 def of_process(
@@ -78,11 +83,10 @@ def _why_not(start: KinetoStart, door: DoorState | None) -> tuple[str, str]:
         if place not in {*door.served, *door.problems}:
             advice = f"add {place} to dynolog.socket_dirs, if it is the same folder on the host, and restart kinetod"
             return f"it looks for the daemon in {place}, which is not one of dynolog.socket_dirs", advice
-    elif start.net_namespace not in (0, door.own_namespace):
-        place = namespace_place(start.net_namespace)
-        if start.net_namespace not in door.namespaces and place not in door.problems:
-            advice = "wait some 15 s; `kinetoctl doctor` says what prevents a socket in there"
-            return "it has a network namespace of its own, in which this daemon has no socket yet", advice
+    elif start.net_namespace not in (0, door.own_namespace, *door.namespaces):
+        why = door.namespace_problems.get(start.net_namespace, "this daemon has no socket there (yet)")
+        advice = "wait some 15 s; a daemon that is neither root nor has the attach helper serves its own namespace only"
+        return f"it has a network namespace of its own: {why}", advice
     if problem := door.problems.get(place):
         return f"polls are not answered at {place}: {problem}", "`kinetoctl doctor` shows all places"
     advice = "wait until it has loaded libtorch, with which polling begins; a torch without libkineto never polls"

@@ -30,13 +30,14 @@ class Holder:
         return f"process {self.pid} ({self.name}{', by its name' if self.guessed else ''})"
 
 
-def holder(name: str, proc: Path = PROC) -> Holder | None:
+def holder(name: str, proc: Path = PROC, *, seen_by: str = "self") -> Holder | None:
     """The process that has the socket; None if that cannot be found out. Blocking.
 
-    name: a path, or an abstract name with @ for each zero, as in /proc/net/unix.
+    name: a path, or an abstract name with @ for each zero, as in /proc/net/unix. seen_by: a pid in its network
+    namespace.
     """
     with contextlib.suppress(OSError):
-        inodes = _inodes(name, proc)
+        inodes = _inodes(name, proc / seen_by)
         folders = [folder for folder in proc.iterdir() if folder.name.isdecimal()]
         for folder in folders:
             if _has(folder, inodes):
@@ -47,9 +48,9 @@ def holder(name: str, proc: Path = PROC) -> Holder | None:
     return None
 
 
-def _inodes(name: str, proc: Path) -> set[str]:
+def _inodes(name: str, folder: Path) -> set[str]:
     found = set()
-    for line in lines((proc / "self/net/unix").read_bytes())[1:]:
+    for line in lines((folder / "net/unix").read_bytes())[1:]:
         columns = line.split(None, _PATH)
         if len(columns) > _PATH and columns[_PATH] == name:
             found.add(columns[_INODE])

@@ -31,6 +31,7 @@ from kinetod.kineto_ipc.datagrams import MAX_DATAGRAM_BYTES
 from kinetod.kineto_ipc.poller_registry import Sender
 
 NAME = b"\0dynolog\0"
+ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
 FILE_NAME = "dynolog"
 _CLIENT = re.compile(r"dynoconfigclient[\w-]{1,64}", re.ASCII)
 _MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and has to fit sun_path

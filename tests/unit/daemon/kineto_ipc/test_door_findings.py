@@ -5,13 +5,13 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.attach.finding import Finding, Status
 from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState, KinetoStart, of_host, of_process
 
-OWN, OTHER = 4026531840, 4026532999
+OWN, INSIDE, OTHER = 4026531840, 4026532555, 4026532999
 TAKEN = {ABSTRACT: "process 7 (dynolog) has it; stop that, or set dynolog.ipc = false"}
 
 
 def door(*served: str, problems: Mapping[str, str] = {}, processes: int = 0) -> DoorState:
     return DoorState(
-        served=served, own_namespace=OWN, namespaces=frozenset({OWN}), problems=problems, processes=processes
+        served=served, own_namespace=OWN, namespaces=frozenset({INSIDE}), problems=problems, processes=processes
     )
 
 
@@ -22,9 +22,19 @@ def test_a_host_whose_polls_are_not_answered_has_nothing_to_say() -> None:
 def test_a_host_says_where_polls_are_answered_and_where_not() -> None:
     assert list(of_host(door("/run/ipc", problems=TAKEN, processes=1))) == [
         Finding("libkineto", Status.PROBLEM, f"polls are not answered at {ABSTRACT}: {TAKEN[ABSTRACT]}"),
-        Finding("libkineto", Status.OK, "1 process polls; polls are answered at /run/ipc"),
+        Finding(
+            "libkineto", Status.OK, "1 process polls; polls are answered at /run/ipc, and in 1 other network namespace"
+        ),
     ]
-    assert [each.detail for each in of_host(door(ABSTRACT))] == [f"0 processes poll; polls are answered at {ABSTRACT}"]
+    state = DoorState(served=(ABSTRACT,), namespace_problems={OTHER: "process 9 (dynolog) has it", INSIDE: "else"})
+    assert list(of_host(state)) == [
+        Finding("libkineto", Status.OK, f"0 processes poll; polls are answered at {ABSTRACT}"),
+        Finding(
+            "libkineto",
+            Status.NOTE,
+            f"polls are not answered in 2 other network namespaces; in {OTHER}: process 9 (dynolog) has it",
+        ),
+    ]
 
 
 def test_a_process_that_polls_says_when_it_did() -> None:
@@ -47,11 +57,12 @@ def test_a_process_without_the_variable_says_nothing() -> None:
         (KinetoStart(), door(problems=TAKEN), f"polls are not answered at {ABSTRACT}: process 7", "`kinetoctl doctor`"),
         (KinetoStart(net_namespace=OWN), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
         (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has a network namespace of its own", "wait some 15 s"),
+        (KinetoStart(net_namespace=INSIDE), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
         (
             KinetoStart(net_namespace=OTHER),
-            door(ABSTRACT, problems={f"the network namespace {OTHER}": "process 9 (dynolog) has it"}),
-            f"polls are not answered at the network namespace {OTHER}: process 9",
-            "`kinetoctl doctor`",
+            DoorState(namespace_problems={OTHER: "process 9 (dynolog) has it"}),
+            "it has a network namespace of its own: process 9 (dynolog) has it",
+            "wait some 15 s",
         ),
         (KinetoStart(folder="/ipc/"), door(ABSTRACT), "it looks for the daemon in /ipc, which is not", "add /ipc to"),
         (KinetoStart(folder="/ipc/"), door("/ipc"), "it has not loaded libtorch yet", "wait until"),
