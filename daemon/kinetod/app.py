@@ -269,7 +269,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    door = await start_poll_door(config, stack)
+    door = await start_poll_door(config, helper, stack)
     registry = Registry(
         hub,
         privileged=helper,
@@ -316,7 +316,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
+    polls = door.state if door is not None else lambda: None
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
     service = ProfilerService(
         hub=hub,
         registry=registry,
@@ -324,7 +325,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=host,
         watcher=watcher,
         diagnoser=diagnoser,
-        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins),
+        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls),
         gate=gate,
         settings=settings,
         looks=looks,

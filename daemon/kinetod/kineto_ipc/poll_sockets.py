@@ -31,8 +31,10 @@ from kinetod.kineto_ipc.datagrams import MAX_DATAGRAM_BYTES
 from kinetod.kineto_ipc.poller_registry import Sender
 
 NAME = b"\0dynolog\0"
+ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
 FILE_NAME = "dynolog"
 _CLIENT = re.compile(r"dynoconfigclient[\w-]{1,64}", re.ASCII)
+_MAX_FOLDER_BYTES = 107 - len("/dynoconfigclient") - 36  # a client's path ends in a UUID, and has to fit sun_path
 _UCRED = struct.Struct("iII")
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(_UCRED.size)  # no room for descriptors: the kernel drops those
 
@@ -106,12 +108,16 @@ class AbstractSocket:
 
 
 class FolderSocket:
-    """The socket in a folder. Making it raises StartError if the name is taken, FolderRefused, OSError."""
+    """The socket in a folder. Making it raises NameTaken, FolderRefused, OSError; StartError for what is not a
+    datagram socket.
+    """
 
     def __init__(self, folder: Path) -> None:
         checked_folder(folder)
         self._prefix = f"{folder}/"
         path = folder / FILE_NAME
+        if _has_owner(path):
+            raise NameTaken(errno.EADDRINUSE, f"another process has the socket {path}")
         remove_stale_socket(path)
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._sock = unbound_socket()
@@ -180,6 +186,14 @@ class FolderSocket:
         os.close(self._folder)
 
 
+def _has_owner(path: Path) -> bool:
+    """Whether a process receives at this socket."""
+    with unbound_socket() as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
+
+
 def unbound_socket() -> socket.socket:
     """A socket of the kind that clients send to; each datagram brings its sender's credentials from the first on."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
@@ -201,7 +215,16 @@ def bound_socket(name: bytes = NAME) -> socket.socket:
 
 
 def checked_folder(folder: Path) -> None:
-    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it."""
+    """Raises FolderRefused if anybody but root and this user could replace the folder, or the socket in it.
+
+    Likewise if it is not there, or its path is too long.
+    """
+    if (length := len(os.fsencode(folder))) > _MAX_FOLDER_BYTES:
+        raise FolderRefused(
+            errno.ENAMETOOLONG,
+            f"{folder}: a path of {length} characters leaves no room for the names of libkineto's sockets; use one of "
+            f"at most {_MAX_FOLDER_BYTES}",
+        )
     for path in (*reversed(folder.parents), folder):
         _check_step(path)
     real = folder.resolve()

@@ -118,7 +118,7 @@ class Poller:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PollAnswer:
     """What a poll is answered with. configuration: empty if there is none."""
 
     poller: Poller
@@ -181,7 +181,7 @@ class PollerRegistry:
 
     # for the thread that answers
 
-    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int) -> Answer:
+    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int) -> PollAnswer:
         """Takes note of a poll; says what to answer. Raises Dropped."""
         poller = self._poller(sender, now_s)
         with self._lock:
@@ -190,10 +190,10 @@ class PollerRegistry:
             offered = poller.offered
             if offered is None or not offered.open:
                 poller.offered = None
-                return Answer(poller, None)
+                return PollAnswer(poller, None)
             if not offered.taken:
                 if poll.free:
-                    return Answer(poller, offered)
+                    return PollAnswer(poller, offered)
                 if offered.times_sent:  # otherwise it traces for somebody else
                     offered.taken = True
                     metrics.polled_configuration("taken")
@@ -201,9 +201,9 @@ class PollerRegistry:
             elif poll.free:
                 poller.offered, offered.open = None, False
                 offered.tell(OfferEvent.OVER)
-            return Answer(poller, None)
+            return PollAnswer(poller, None)
 
-    def sent(self, answer: Answer) -> None:
+    def sent(self, answer: PollAnswer) -> None:
         """Notes that the answer to a poll has been sent."""
         if (offered := answer.offered) is None:
             return

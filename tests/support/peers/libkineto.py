@@ -38,6 +38,7 @@ class Libkineto:
         self.address: bytes | str = f"\0{name}\0".encode() if folder is None else str(folder / name)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.bind(self.address)
+        self.sender: bytes | str = b""  # of the last answer
         self.waited_s = 0.0
 
     def poll(self, wants: int = FREE, *, patience_s: float = 10.0) -> str | None:
@@ -59,7 +60,8 @@ class Libkineto:
         self.sock.settimeout(patience_s)
         began = time.perf_counter()
         try:
-            return self.sock.recv(1 << 16)
+            answer, self.sender = self.sock.recvfrom(1 << 16)
+            return answer
         except TimeoutError:
             return None
         finally:
