@@ -17,7 +17,7 @@ from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
 TRACE_ID = "trace_id"  # the member of the file that repeats REQUEST_TRACE_ID
 _WHAT = "the file that libkineto wrote"
-_PLAIN = (b"{", b" ", b"\n", b"\r", b"\t")  # libkineto never compresses
+_PLAIN = (b"", b"{", b" ", b"\n", b"\r", b"\t")  # libkineto never compresses; nothing is empty
 
 
 def load_kineto_target(target_dir: Path) -> LoadedTarget:

@@ -107,6 +107,7 @@ class KinetoRun:
         self._wake = asyncio.Event()
         self._trace = OnDemandTrace(target.pid, start, self._config)
         self._offered: OfferedConfiguration | None = None
+        self._withdrawn_ns = 0
         self._folder: TraceFolder | None = None
         self._destination: TraceDestination | None = None
         self._asked: OnDemandRequest | None = None
@@ -273,9 +274,16 @@ class KinetoRun:
         with contextlib.suppress(OSError, TimeoutError):
             sight = await self._recorder.in_thread(self._folder.look, self._asked.name)
         alive = is_alive(self._process.key)
+        if self._offered is None and self._is_free_again():
+            self._handle(OfferOver())
         self._handle(FolderLooked(sight))
         if not alive and not sight.whole:
             self._handle(ProcessGone(died=True))
+
+    def _is_free_again(self) -> bool:
+        """Whether a poll after the file was opened says so: an offer that was withdrawn for it tells nothing more."""
+        process = self._process
+        return not process.tracing and process.last_poll_ns > self._withdrawn_ns
 
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:
@@ -308,6 +316,7 @@ class KinetoRun:
         offered, self._offered = self._offered, None
         if offered is not None:
             offered.withdraw()
+            self._withdrawn_ns = time.time_ns()
 
     def _publish(self, entered: Publish) -> None:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
