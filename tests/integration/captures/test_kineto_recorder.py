@@ -245,7 +245,7 @@ def test_an_armed_capture_is_offered_once_it_is_started(stub: ProfilerStub, kine
 
 def test_what_libkineto_cannot_record_is_refused(stub: ProfilerStub, kineto: OnDemandKineto) -> None:
     _, reason, text = error_of(lambda: create(stub, activity_types=["memory_snapshot"]))
-    assert (reason, "libkineto records no memory_snapshot" in text) == ("KINETO_UNAVAILABLE", True)
+    assert (reason, "libkineto records no memory_snapshot" in text) == ("LIBKINETO_UNAVAILABLE", True)
 
 
 def test_without_an_agent_the_processs_own_libkineto_records_and_says_so(

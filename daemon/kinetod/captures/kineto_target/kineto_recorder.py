@@ -2,8 +2,8 @@
 
 Theory of operation
     libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
-    Such a file is awaited in the background and removed, for as long as it may come and the process lives; with the
-    daemon's end that ends, too.
+    Such a file is awaited in the background and removed, until a poll says that the profiler is free again, or the
+    process ends; with the daemon's end that ends, too.
 
     What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
     of its own, so that no other part of the daemon waits for one that does not come back.
@@ -68,21 +68,33 @@ class KinetoRecorder:
         async with asyncio.timeout(deadline_s):
             return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
-    def remove_later(self, key: ProcessKey, folder: TraceFolder, name: str, within_s: float) -> None:
-        """Removes a file once it is whole; takes over the folder. within_s: how long it may take to come."""
-        task = asyncio.create_task(self._remove_later(key, folder, name, within_s), name=f"stray {name}")
+    def remove_later(
+        self, process: PollingProcess, folder: TraceFolder, name: str, *, since_ns: int, within_s: float
+    ) -> None:
+        """Removes a file once it is whole or will not be; takes over the folder.
+
+        since_ns: a poll after this time that says that the profiler is free means that no file comes any more.
+        within_s: how long it may take to come.
+        """
+        removing = self._remove_later(process, folder, name, since_ns, within_s)
+        task = asyncio.create_task(removing, name=f"stray {name}")
         self._strays.add(task)
         task.add_done_callback(self._strays.discard)
 
-    async def _remove_later(self, key: ProcessKey, folder: TraceFolder, name: str, within_s: float) -> None:
+    async def _remove_later(
+        self, process: PollingProcess, folder: TraceFolder, name: str, since_ns: int, within_s: float
+    ) -> None:
+        def may_come() -> bool:
+            return is_alive(process.key) and (process.tracing or process.last_poll_ns <= since_ns)
+
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
-                    while is_alive(key) and not (await self.in_thread(folder.look, name)).whole:
+                    while may_come() and not (await self.in_thread(folder.look, name)).whole:
                         await asyncio.sleep(_STRAY_PERIOD_S)
             await self.in_thread(folder.remove, name)
         except (OSError, TimeoutError) as exc:
-            log.warning("process %d: %s could not be removed: %s", key.pid, name, exc)
+            log.warning("process %d: %s could not be removed: %s", process.key.pid, name, exc)
         finally:
             folder.close()
 

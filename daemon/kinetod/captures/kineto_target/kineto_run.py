@@ -204,9 +204,9 @@ class KinetoRun:
             self._folder = await self._recorder.in_thread(TraceFolder.open, key, destination.folder, uid)
         except TimeoutError:
             text = f"the temporary folder of process {key.pid} does not answer"
-            return Ending(EndState.FAILED, VerdictReason.KINETO_UNAVAILABLE, text)
+            return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, text)
         except FolderUnreachable as exc:
-            return Ending(EndState.FAILED, VerdictReason.KINETO_UNAVAILABLE, str(exc))
+            return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, str(exc))
         self._destination = destination
         name = destination.name(own_pid(key.pid))
         self._asked = OnDemandRequest(trace_id=destination.trace_id, folder=destination.folder, name=name)
@@ -333,6 +333,8 @@ class KinetoRun:
             return
         if self._trace.leaves_file and self._asked is not None and self.target.verdict != pb.VERDICT_UNSPECIFIED:
             within_s = max(0.0, (self._asked.until_ns - time.time_ns()) / 1e9)
-            self._recorder.remove_later(self._process.key, folder, self._asked.name, within_s)
+            self._recorder.remove_later(
+                self._process, folder, self._asked.name, since_ns=self._withdrawn_ns, within_s=within_s
+            )
         else:
             folder.close()

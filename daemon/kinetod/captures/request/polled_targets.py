@@ -97,14 +97,14 @@ class PolledTargets:
     async def problem(self, key: ProcessKey, approved: Credentials | None) -> KinetodError | None:
         """Why libkineto cannot carry this request out in this process, if so."""
         if text := unsupported(self._spec):
-            return Precondition(Reason.KINETO_UNAVAILABLE, f"process {key.pid}: {text}", pid=key.pid)
+            return Precondition(Reason.LIBKINETO_UNAVAILABLE, f"process {key.pid}: {text}", pid=key.pid)
         assert self._recorder is not None  # it has been chosen
         uid = approved.uids[-1] if approved is not None else -1
         try:
             await self._recorder.in_thread(_try_folder, key, uid)
         except (FolderUnreachable, TimeoutError) as exc:
             text = str(exc) or f"the temporary folder of process {key.pid} does not answer"
-            return Precondition(Reason.KINETO_UNAVAILABLE, text, pid=key.pid)
+            return Precondition(Reason.LIBKINETO_UNAVAILABLE, text, pid=key.pid)
         return None
 
     def _not_polling(self, key: ProcessKey, name: str) -> Precondition:
