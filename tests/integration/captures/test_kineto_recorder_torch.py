@@ -202,18 +202,26 @@ def test_a_process_that_is_stopped_does_not_poll(host: Host) -> None:
         os.kill(program.pid, signal.SIGCONT)
 
 
+STANDING_IMPORT = """
+import sys
+class Pause:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.functional":  # its C++ part is loaded by then, and polls
+            print("importing", flush=True)
+            sys.stdin.read()
+sys.meta_path.insert(0, Pause())
+import torch
+"""
+
+
 @pytest.mark.slow
 def test_a_request_during_the_import_is_not_training_yet(host: Host) -> None:
-    """The process stands still between the load of libtorch and its Python part, as on a slow disk."""
-    script = (
-        "import ctypes, pathlib, importlib.util, sys; print('importing', flush=True); "
-        "root = pathlib.Path(importlib.util.find_spec('torch').origin).parent / 'lib'; "
-        "[ctypes.CDLL(str(root / name), ctypes.RTLD_GLOBAL) for name in ('libc10.so', 'libtorch_cpu.so')]; "
-        "sys.stdin.read()"
-    )
-    command = [sys.executable, "-P", "-c", script]
-    with subprocess.Popen(command, env=host.environ(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-P", "-c", STANDING_IMPORT]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=host.environ(), **pipes) as process:
         program = Program(host, process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
         until(lambda: host.polls(process.pid), "its libkineto polls", 60, pause_s=PAUSE_S)
         target = program.ended(program.create())
         assert (target.verdict, target.reason_code) == (pb.VERDICT_FAILED, "NOT_TRAINING_YET")

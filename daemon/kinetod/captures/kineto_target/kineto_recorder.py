@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from kinetod.captures.kineto_target.trace_folder import TraceFolder
 from kinetod.kineto_ipc.polling_process import PollingProcess, PollingProcesses
-from kinetod.processes.identity import ProcessKey, start_time_ns
+from kinetod.processes.identity import Identity, ProcessKey
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,5 @@ class KinetoRecorder:
 
 
 def is_alive(key: ProcessKey) -> bool:
-    """Whether the process exists."""
-    with contextlib.suppress(OSError):
-        return start_time_ns(key.pid) == key.start_time_ns
-    return False
+    """Whether the process exists and is not on its way out."""
+    return Identity(key, uid=0, gid=0, pidfd=None).alive()
