@@ -43,6 +43,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"duration_ns": SECOND_NS // 2, "options": pb.Options(record_shapes=True)},
     {"iterations": pb.IterationWindow(count=STEPS), "options": pb.Options(with_stack=True, stack_trace=True)},
 )
+LONG = {"duration_ns": 5 * SECOND_NS}  # a window in which each of many processes gets a turn on few cores
 
 
 @dataclass
@@ -148,7 +149,7 @@ def main() -> int:
                 print(f"{asked.requests} requests in a row: {row}; {took:.0f} s in all", flush=True)
             if asked.processes:
                 with programs(asked.python, folder, asked.processes, daemon) as pids:
-                    together.note(stub, captured(stub, pids, KINDS[0]), by_iteration=False)
+                    together.note(stub, captured(stub, pids, LONG), by_iteration=False)
                 print(f"{asked.processes} processes at once: {together}", flush=True)
     problems = [*row.problems, *together.problems]
     left = list(Path("/tmp").glob("kinetod-*_*.json*"))

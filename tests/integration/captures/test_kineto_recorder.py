@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,9 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from kineto_trace import open_trace
+from kinetod.base.libc import LIBC
 from support.peers.on_demand_kineto import OnDemandKineto, event, on_demand_kineto, trace_text
-from support.service.daemon import Daemon, error_of, running_daemon, watch_to_end
+from support.service.daemon import IMPORT_PATH, Daemon, error_of, running_daemon, watch_to_end
 from support.waiting import until
 
 SECOND_NS = 10**9
@@ -258,6 +261,47 @@ def test_without_an_agent_the_processs_own_libkineto_records_and_says_so(
     assert (verdict(target), target.recorder) == (("VERDICT_DONE", ""), pb.RECORDER_KINETO)
 
 
+POLLING_CHILD = """
+import sys
+from pathlib import Path
+from support.peers.on_demand_kineto import on_demand_kineto
+with on_demand_kineto(Path(sys.argv[1])) as kineto:
+    print("polls", flush=True)
+    sys.stdin.readline()
+    kineto.take()
+    kineto.write()
+    sys.stdin.readline()
+"""
+PTRACE_SEIZE = 0x4206
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to trace the child takes root under ptrace_scope")
+def test_a_process_that_no_agent_can_enter_is_recorded_by_its_own_libkineto_and_the_result_says_why(
+    stub: ProfilerStub, served: tuple[Daemon, Path]
+) -> None:
+    command = [sys.executable, "-c", POLLING_CHILD, str(served[1])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), IMPORT_PATH])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe) as child:
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"polls\n"
+            assert LIBC.ptrace(PTRACE_SEIZE, child.pid, 0, 0) == 0  # a debugger, which lets it run
+            selector = pb.Selector(pids=[child.pid])
+            _, reason, text = error_of(lambda: create(stub, selector=selector, recorder=pb.RECORDER_AGENT))
+            assert reason == "ATTACH_TRACED"
+            capture = create(stub, selector=selector, recorder=pb.RECORDER_UNSPECIFIED)
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            target = ended(stub, capture)
+            assert (verdict(target), target.recorder) == (("VERDICT_DONE", ""), pb.RECORDER_KINETO)
+            assert list(target.warnings) == [
+                f"the process's own libkineto records, since no agent can be attached: {text}"
+            ]
+        finally:
+            child.kill()
+
+
 def test_a_selector_takes_only_those_that_poll_if_libkineto_is_to_record(
     stub: ProfilerStub, kineto: OnDemandKineto
 ) -> None:
@@ -332,7 +376,7 @@ def test_a_request_that_no_poll_has_fetched_ends_with_the_daemon() -> None:
         until(lambda: list(started.state_dir.glob("captures/*/targets/*/target.json")), "the request is noted")
         started.kill()
         started.start()
+        assert kineto.poll() == ""
         target = ended(started.stub(), capture)
         assert verdict(target) == ("VERDICT_FAILED", "DAEMON_RESTARTED")
         assert "had not asked for the request yet" in target.reason
-        assert kineto.poll() == ""

@@ -217,8 +217,8 @@ import torch
 @pytest.mark.slow
 def test_a_request_during_the_import_is_not_training_yet(host: Host) -> None:
     command = [sys.executable, "-P", "-c", STANDING_IMPORT]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=host.environ(), **pipes) as process:
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, env=host.environ(), stdin=pipe, stdout=pipe, stderr=nothing) as process:
         program = Program(host, process)
         assert process.stdout is not None
         assert process.stdout.readline() == b"importing\n"

@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 0.2  # a file shows for 1 s at least: libkineto's loop has that period
 LOOK_DEADLINE_S = 5.0
-_THREADS = 4
+REMOVE_DEADLINE_S = 60.0
+_THREADS = 8
 _STRAY_PERIOD_S = 1.0
 T = TypeVar("T")
 
@@ -68,6 +69,13 @@ class KinetoRecorder:
         async with asyncio.timeout(deadline_s):
             return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
+    async def remove(self, folder: TraceFolder, name: str) -> None:
+        """Removes a file, however long that has to wait for its turn; a failure is logged."""
+        try:
+            await self.in_thread(folder.remove, name, deadline_s=REMOVE_DEADLINE_S)
+        except (OSError, TimeoutError) as exc:
+            log.warning("%s could not be removed: %s", name, exc or "its folder does not answer")
+
     def remove_later(
         self, process: PollingProcess, folder: TraceFolder, name: str, *, since_ns: int, within_s: float
     ) -> None:
@@ -88,13 +96,11 @@ class KinetoRecorder:
             return is_alive(process.key) and (process.tracing or process.last_poll_ns <= since_ns)
 
         try:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(within_s):
                     while may_come() and not (await self.in_thread(folder.look, name)).whole:
                         await asyncio.sleep(_STRAY_PERIOD_S)
-            await self.in_thread(folder.remove, name)
-        except (OSError, TimeoutError) as exc:
-            log.warning("process %d: %s could not be removed: %s", process.key.pid, name, exc)
+            await self.remove(folder, name)
         finally:
             folder.close()
 

@@ -1,7 +1,8 @@
 """Recovers targets whose own libkineto was asked by a daemon that has ended: their files may still come.
 
 libkineto knows nothing of the daemon's end: a request that it was sent is carried out. So the next daemon awaits the
-file as the first one would have, and the target is DONE when it is whole.
+file as the first one would have, and the target is DONE when it is whole. Whether the request was sent is not always
+known, since a daemon may be killed at any moment; the first poll that says that the profiler is free tells.
 """
 
 import asyncio
@@ -26,7 +27,6 @@ from kinetod.processes.identity import ProcessKey, start_time_ns
 
 _SAME_START_NS = 2 * 10**9  # two daemons reckon the same start from boot times that may differ by a second
 _RESTARTED = "the daemon ended before the capture did (killed, crashed or stopped)"
-_PREVIOUS = "a capture of the previous daemon"
 _NOTHING = TargetInfo(capture_id="", host="", pid=0, process_name="")
 
 
@@ -40,7 +40,7 @@ async def recover_kineto_target(
     except TraceError as exc:
         ending = _failed(f"{_RESTARTED}, and its notes cannot be read: {exc}")
     else:
-        ending = await _Awaited(services, recorder, target, directory, asked).fetched()
+        ending = await _Awaited(services, recorder, target, directory, asked, info.capture_id).fetched()
     garbage = await store_kineto_file(services, target, directory, formats or DEFAULT_FORMATS, info, ending)
     target.state, target.state_since_ns = pb.TARGET_STATE_ENDED, time.time_ns()
     return garbage
@@ -55,11 +55,10 @@ class _Awaited:
     target: pb.Target
     directory: Path
     asked: OnDemandRequest
+    capture_id: str
 
     async def fetched(self) -> Ending:
         """Waits for the file and fetches it. DONE, or why there is none."""
-        if not self.asked.sent_ns:
-            return _failed(f"{_RESTARTED}, and libkineto had not asked for the request yet")
         found = await asyncio.to_thread(_found, self.target)
         if found is None:
             return _fetched_before(self.directory, f"{_RESTARTED}, and so has process {self.target.pid}")
@@ -76,11 +75,15 @@ class _Awaited:
             folder.close()
 
     async def _from(self, folder: TraceFolder, key: ProcessKey) -> Ending:
-        self.recorder.take(key, _PREVIOUS)
+        self.recorder.take(key, self.capture_id)
+        since_ns, free = time.time_ns(), 0
         try:
             while not (await self.recorder.in_thread(folder.look, self.asked.name)).whole:
                 if kineto_file(self.directory).exists():  # fetched, and removed where it was
                     return DONE
+                free += self._is_free(key, since_ns)
+                if free > 1:  # the file was whole before that poll, or never will be
+                    return _failed(f"{_RESTARTED}, and {self._nothing_came()}")
                 if time.time_ns() > self.asked.until_ns:
                     return _failed(f"{_RESTARTED}, and libkineto's file did not come in time")
                 if not is_alive(key):
@@ -89,9 +92,19 @@ class _Awaited:
         except (OSError, TimeoutError) as exc:
             return _failed(f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         finally:
-            self.recorder.free(key, _PREVIOUS)
+            self.recorder.free(key, self.capture_id)
         fetch = Fetch(services=self.services, recorder=self.recorder, folder=folder, directory=self.directory)
         return await fetch.file(self.asked)
+
+    def _is_free(self, key: ProcessKey, since_ns: int) -> bool:
+        """Whether a poll to this daemon says that libkineto does nothing."""
+        process = self.recorder.process(key)
+        return process is not None and process.last_poll_ns > since_ns and not process.tracing
+
+    def _nothing_came(self) -> str:
+        if not self.asked.sent_ns:
+            return "libkineto had not asked for the request yet"
+        return "libkineto is free again without having written a file"
 
 
 def _failed(reason: str) -> Ending:

@@ -64,10 +64,7 @@ class Fetch:
             full = exc.errno in _FULL
             problem = f"the disk is full: {self.directory}" if full else f"writing failed ({exc.strerror})"
             ending = _failed(DiskFull(problem) if full else StoreLost(f"{problem}: {self.directory}"))
-        try:
-            await self.recorder.in_thread(self.folder.remove, request.name)
-        except (OSError, TimeoutError):
-            return ending  # it lies in the process's own temporary folder
+        await self.recorder.remove(self.folder, request.name)
         return ending
 
     def _checker(self) -> Callable[[int], None]:

@@ -28,6 +28,7 @@ from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_
 from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.kineto_target.on_demand_trace import (
+    WAIT_S,
     FolderLooked,
     MakeOffer,
     OfferOver,
@@ -209,7 +210,8 @@ class KinetoRun:
             return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, str(exc))
         self._destination = destination
         name = destination.name(own_pid(key.pid))
-        self._asked = OnDemandRequest(trace_id=destination.trace_id, folder=destination.folder, name=name)
+        asked = OnDemandRequest(trace_id=destination.trace_id, folder=destination.folder, name=name)
+        self._asked = replace(asked, until_ns=self._until_ns() + int(WAIT_S * 1e9))
         return await self._note(self._asked)
 
     async def _note(self, asked: OnDemandRequest) -> Ending | None:
@@ -249,18 +251,17 @@ class KinetoRun:
             await self._wait(min(period, trace.deadline_s - self._loop.time()))
             if trace.times_sent and not noted and self._asked is not None:
                 noted = True
-                self._asked = self._sent_now(self._asked)
+                self._asked = replace(self._asked, sent_ns=time.time_ns(), until_ns=self._until_ns())
                 await self._note(self._asked)
             await self._look()
             if trace.ending() is None and self._loop.time() >= trace.deadline_s:
                 self._handle(DeadlinePassed())
         return ending
 
-    def _sent_now(self, asked: OnDemandRequest) -> OnDemandRequest:
-        now_ns = time.time_ns()
-        begins_ns = max(now_ns, self.request.start_time_ns)
-        longest = longest_ns(self.request, self._config) + self._config.process_deadline_ns
-        return replace(asked, sent_ns=now_ns, until_ns=begins_ns + longest)
+    def _until_ns(self) -> int:
+        """When the file has to be there if libkineto gets the request now. Unix time."""
+        begins_ns = max(time.time_ns(), self.request.start_time_ns)
+        return begins_ns + longest_ns(self.request, self._config) + self._config.process_deadline_ns
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

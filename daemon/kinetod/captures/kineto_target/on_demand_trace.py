@@ -166,8 +166,8 @@ class OnDemandTrace:
 
     @property
     def leaves_file(self) -> bool:
-        """Whether a file may come after the end, which nobody wants any more."""
-        return not self._whole and (self.times_sent > 0)
+        """Whether a file may come after the end, which nobody wants: of a request that was sent again, a second one."""
+        return self.times_sent > (1 if self._whole else 0)
 
     def ending(self) -> Ending | None:
         """How it has ended; DONE if the file is whole; None while it goes on."""

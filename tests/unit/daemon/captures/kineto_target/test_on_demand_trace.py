@@ -177,6 +177,12 @@ def test_a_file_that_was_whole_before_the_next_poll_is_the_trace() -> None:
     assert not machine.leaves_file
 
 
+def test_a_request_that_was_sent_twice_may_bring_a_second_file() -> None:
+    machine = offered(OfferSent(), OfferSent(), WHOLE)
+    assert machine.ending() == DONE
+    assert machine.leaves_file
+
+
 def test_a_profiler_that_is_free_again_without_a_file_was_cancelled_by_the_program() -> None:
     machine = offered(OfferSent(), OfferTaken(), OfferOver(), NOTHING)
     assert machine.ending() is None  # the folder had been looked at before the poll was heard of
