@@ -239,6 +239,8 @@ protos:
 	.venv-protos/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<80'
 	cd protos && ../.venv-protos/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. kineto_protos/v1/profiler.proto \
 	    kineto_protos/kubelet/v1/pod_resources.proto
+	cd protos && ../.venv-protos/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
+	    kineto_protos/pprof/profile.proto kineto_protos/pyroscope/push.proto
 
 clean:
 	rm -rf $(VENV) .venv-* build dist demo-output
