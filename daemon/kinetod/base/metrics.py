@@ -159,7 +159,7 @@ for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
-for _hook in ("command", "webhook"):
+for _hook in ("command", "webhook", "profiles"):
     for _result in ("ok", "failed", "timeout", "dropped"):
         _HOOKS.labels(_hook, _result)
 

@@ -13,7 +13,7 @@ GET = "apt-get install golang-go"  # what a skipped test tells the reader to do
 
 
 def program() -> str | None:
-    """The program: what the variable PPROF names, `pprof` of PATH, or the one that comes with Go; None: none of them."""
+    """The program: what the variable PPROF names, `pprof` of PATH, or Go's; None: there is none."""
     if named := os.environ.get("PPROF") or shutil.which("pprof"):
         return named
     found = sorted(str(path) for place in _PLACES for path in Path("/").glob(place[1:]))
