@@ -11,8 +11,10 @@ import grpc
 import pytest
 from kineto_protos.pyroscope import push_pb2
 from kineto_trace.store.parquet_folder import save_columns
+from kinetod.config.profile_addresses import ProfileForm
 from kinetod.hooks import profile_sender
 from kinetod.hooks.http_post import ReceiverAnswer
+from kinetod.hooks.profile_payload import payload
 from kinetod.hooks.profile_sender import ProfileDelivery, deliver, main, targets_of
 from support.peers import pprof
 from support.peers.certificates import Authority
@@ -35,6 +37,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def otlp() -> Iterator[ProfileReceiver]:
     with http_receiver("otlp") as receiver:
         yield receiver
+
+
+@pytest.fixture(scope="module")
+def messages(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the process that makes messages would say of each target."""
+    path = tmp_path_factory.mktemp("messages")
+    for target in targets_of(folder):
+        (path / target.name).write_bytes(profile_sender.MADE + payload(target, ProfileForm.OTLP_HTTP))
+    return path
+
+
+@pytest.fixture
+def made(messages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages are there already."""
+    monkeypatch.setattr(
+        profile_sender.child, "python", lambda _module, target, *_: ("/bin/cat", str(messages / Path(target).name))
+    )
 
 
 @pytest.fixture
@@ -77,6 +96,7 @@ def test_otlp_over_grpc_is_taken_by_opentelemetry_s_own_service(folder: Path, tm
     assert {push.headers["authorization"] for push in receiver.pushes} == {"Bearer t0ken"}
 
 
+@pytest.mark.usefixtures("made")
 def test_over_grpc_with_tls_the_receiver_s_certificate_is_checked(folder: Path, tmp_path: Path) -> None:
     authority = Authority("ours")
     ca = tmp_path / "ca.pem"
@@ -90,6 +110,7 @@ def test_over_grpc_with_tls_the_receiver_s_certificate_is_checked(folder: Path, 
     assert answer.text.startswith("target 1-9: answered UNAVAILABLE: ")
 
 
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize(
     ("code", "again"),
     [
@@ -136,6 +157,7 @@ def test_pyroscope_gets_pprof_profiles_by_subject_which_pprof_itself_reads(folde
     assert re.search(r"^ +42ns .* gemm$", told, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("made")
 def test_what_was_accepted_is_not_sent_again_and_a_passing_failure_stops_the_rest(
     receiver: ProfileReceiver, folder: Path
 ) -> None:
@@ -147,6 +169,7 @@ def test_what_was_accepted_is_not_sent_again_and_a_passing_failure_stops_the_res
     assert [each["process.pid"] for each in attributes(receiver)] == ["1", "2", "2"]
 
 
+@pytest.mark.usefixtures("made")
 def test_a_target_that_is_refused_for_good_does_not_hold_up_the_others(receiver: ProfileReceiver, folder: Path) -> None:
     receiver.statuses = [400]
     answer, names = sent(ProfileDelivery(address=receiver.address, folder=str(folder)))
@@ -154,6 +177,7 @@ def test_a_target_that_is_refused_for_good_does_not_hold_up_the_others(receiver:
     assert names == ["2-9"]
 
 
+@pytest.mark.usefixtures("made")
 def test_profiles_that_a_receiver_rejects_though_it_accepts_the_request_are_a_failure(
     receiver: ProfileReceiver, folder: Path
 ) -> None:
@@ -164,6 +188,7 @@ def test_profiles_that_a_receiver_rejects_though_it_accepts_the_request_are_a_fa
     assert names == []
 
 
+@pytest.mark.usefixtures("made")
 def test_headers_come_from_a_file_and_one_that_is_none_is_refused(
     receiver: ProfileReceiver, folder: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +245,7 @@ def test_targets_without_a_trace_are_left_out(folder: Path) -> None:
     assert [path.name for path in targets_of(folder)] == ["1-9", "2-9"]
 
 
+@pytest.mark.usefixtures("made")
 def test_standard_input_says_what_to_do_and_the_last_line_is_the_outcome(
     receiver: ProfileReceiver, folder: Path
 ) -> None:
