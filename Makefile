@@ -86,6 +86,7 @@ zoo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/tree.py
+	$(BIN)/python tests/bench/profiles.py
 
 # Attaching beside memray, gdb (which must be installed) and hypno.
 bench-attach: $(STAMP)

@@ -113,7 +113,7 @@ _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retent
 
 _HOOKS = Counter(
     "kineto_hook_calls",
-    "Attempts to notify a command or an address that a capture has ended; dropped: it will not be notified.",
+    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: none will be made.",
     ["hook", "result"],
     registry=REGISTRY,
 )

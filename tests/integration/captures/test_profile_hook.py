@@ -9,7 +9,7 @@ import pytest
 from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.peers.profile_receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
+from support.profiles.receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import Program, program, ready_pids
 from support.waiting import until

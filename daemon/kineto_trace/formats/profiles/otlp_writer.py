@@ -25,8 +25,8 @@ from kineto_trace.formats.profiles.profile_samples import (
     Profile,
     ProfileFrame,
     ProfileSamples,
+    ProfileSubject,
     SampleType,
-    Subject,
 )
 from kineto_trace.formats.profiles.resource_attributes import Value, resource_attributes
 
@@ -81,7 +81,7 @@ def _add(
     entry.duration_nano = found.duration_ns
     entry.sample_type.type_strindex = dictionary.text(kind.name)
     entry.sample_type.unit_strindex = dictionary.text(kind.unit)
-    if samples.subject is Subject.PYTHON and found.period_ns:
+    if samples.subject is ProfileSubject.PYTHON and found.period_ns:
         entry.period_type.type_strindex = dictionary.text(_PERIOD.name)
         entry.period_type.unit_strindex = dictionary.text(_PERIOD.unit)
         entry.period = found.period_ns

@@ -54,7 +54,7 @@ from kineto_trace.structure.trace_forms import as_meant
 Ints = npt.NDArray[np.int64]
 
 
-class Subject(StrEnum):
+class ProfileSubject(StrEnum):
     """What samples are about."""
 
     PYTHON = "python"
@@ -122,7 +122,7 @@ class ProfileSamples:
     number into label_sets; values: one column per type. span: of each stack, a number into `spans`; 0: none.
     """
 
-    subject: Subject
+    subject: ProfileSubject
     types: tuple[SampleType, ...]
     frames: Mapping[int, ProfileFrame]
     parent: Ints
@@ -173,12 +173,12 @@ class Profile:
         return max(0, self.trace.window_end_ns - self.trace.window_start_ns)
 
 
-def profile(context: Context, *subjects: Subject) -> Profile:
+def profile(context: Context, *subjects: ProfileSubject) -> Profile:
     """Returns the samples of these subjects; without any, of all."""
-    wanted = subjects or tuple(Subject)
-    every = [_FOUND[subject](context) for subject in Subject if subject in wanted]
+    wanted = subjects or tuple(ProfileSubject)
+    every = [_FOUND[subject](context) for subject in ProfileSubject if subject in wanted]
     found = tuple(samples for samples in every if len(samples))
-    sampled = any(samples.subject is Subject.PYTHON for samples in found)
+    sampled = any(samples.subject is ProfileSubject.PYTHON for samples in found)
     return Profile(
         context.trace,
         found,
@@ -208,7 +208,7 @@ def _python(context: Context) -> ProfileSamples:
     states, reasons = [*STATES[:WAITING], "waiting for the GIL", *STATES[IDLE:]], ["", *_REASONS]
     return _merged(
         context,
-        Subject.PYTHON,
+        ProfileSubject.PYTHON,
         tuple(types),
         forest,
         places[row],
@@ -227,7 +227,7 @@ _REASONS = tuple(name.removeprefix("idle_") for name in IDLE_FOR)
 def _host(context: Context) -> ProfileSamples:
     forest = host_calls(context.get(as_meant))
     nodes = np.flatnonzero((forest.own > 0) & (forest.kind != StackKind.THREAD))
-    return _merged(context, Subject.HOST, (HOST_TIME,), forest, nodes, forest.own[nodes, np.newaxis])
+    return _merged(context, ProfileSubject.HOST, (HOST_TIME,), forest, nodes, forest.own[nodes, np.newaxis])
 
 
 def _gpu(context: Context) -> ProfileSamples:
@@ -238,7 +238,7 @@ def _gpu(context: Context) -> ProfileSamples:
     categories = [meant.trace.category(name) for name in GPU_TABLES]
     return _merged(
         context,
-        Subject.GPU,
+        ProfileSubject.GPU,
         (GPU_ACTIVITIES, GPU_TIME),
         forest,
         nodes,
@@ -247,16 +247,16 @@ def _gpu(context: Context) -> ProfileSamples:
     )
 
 
-_FOUND: Mapping[Subject, Callable[[Context], ProfileSamples]] = {
-    Subject.PYTHON: _python,
-    Subject.HOST: _host,
-    Subject.GPU: _gpu,
+_FOUND: Mapping[ProfileSubject, Callable[[Context], ProfileSamples]] = {
+    ProfileSubject.PYTHON: _python,
+    ProfileSubject.HOST: _host,
+    ProfileSubject.GPU: _gpu,
 }
 
 
 def _merged(
     context: Context,
-    subject: Subject,
+    subject: ProfileSubject,
     types: tuple[SampleType, ...],
     forest: CallForest,
     nodes: Ints,

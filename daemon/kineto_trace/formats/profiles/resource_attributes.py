@@ -15,7 +15,7 @@ from kineto_trace.model.trace import GPU_TABLES, Trace
 LABEL_PREFIX = "kineto.label."
 Value = str | int | Sequence[str]
 
-# Attribute -> what it is. docs/profiles.md has the same table.
+# Attribute -> what it is. docs/profiles.md has this table, too.
 ATTRIBUTES: Mapping[str, str] = {
     SERVICE_NAME: "label `service.name` of the capture, else OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES of the "
     "process, else its script or program",

@@ -10,7 +10,7 @@ from kinetod.config.settings import Config
 from kinetod.hooks import profile_hook
 from kinetod.hooks.hook_types import FOLDER_VARIABLE, Ended, HookOutcome, HookResult
 from kinetod.hooks.profile_hook import ProfileHook
-from support.peers.profile_receiver import secret_file
+from support.profiles.receiver import secret_file
 
 CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
 ADDRESS = "otlp+http://127.0.0.1:9"

@@ -16,10 +16,10 @@ from kinetod.hooks import profile_sender
 from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.profile_payload import payload
 from kinetod.hooks.profile_sender import ProfileDelivery, deliver, main, targets_of
-from support.peers import pprof
 from support.peers.certificates import Authority
-from support.peers.profile_receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
-from support.trace_files.profiled import profiled
+from support.profiles import pprof
+from support.profiles.receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
+from support.profiles.small_trace import profiled
 from support.trace_files.traces import trace
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
-from support.peers.profile_receiver import http_receiver
+from support.profiles.receiver import http_receiver
 
 CLIENT = """
 import sys, time, pyroscope

@@ -10,7 +10,7 @@ from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
-from support.trace_files.profiled import OWN_SPAN, SPAN, profiled
+from support.profiles.small_trace import OWN_SPAN, SPAN, profiled
 from support.trace_files.traces import trace
 
 

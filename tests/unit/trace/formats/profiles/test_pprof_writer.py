@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from kineto_protos.pprof import profile_pb2 as pb
 from kineto_trace.formats.profiles.pprof_writer import pprof_file, pprof_message
-from kineto_trace.formats.profiles.profile_samples import Subject, profile
+from kineto_trace.formats.profiles.profile_samples import ProfileSubject, profile
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
-from support.peers import pprof
-from support.trace_files.profiled import SPAN, profiled
+from support.profiles import pprof
+from support.profiles.small_trace import SPAN, profiled
 from support.trace_files.traces import START_NS, trace
 
 
@@ -70,7 +70,7 @@ def test_every_number_refers_to_something() -> None:
 
 
 def test_one_subject_alone_has_its_own_types_and_period() -> None:
-    found = pprof_message(profile(Context(profiled()), Subject.GPU), without=("thread_id",))
+    found = pprof_message(profile(Context(profiled()), ProfileSubject.GPU), without=("thread_id",))
     texts = found.string_table
     assert [texts[kind.type] for kind in found.sample_type] == ["gpu_activities", "gpu_time"]
     assert (texts[found.period_type.type], found.period) == ("gpu", 1)

@@ -1,7 +1,7 @@
 from typing import Any
 
 from kineto_trace.formats.profiles.resource_attributes import ATTRIBUTES, resource_attributes
-from support.trace_files.profiled import profiled
+from support.profiles.small_trace import profiled
 from support.trace_files.traces import target, trace
 
 
