@@ -113,7 +113,8 @@ _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retent
 
 _HOOKS = Counter(
     "kineto_hook_calls",
-    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: none will be made.",
+    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
+    "be none.",
     ["hook", "result"],
     registry=REGISTRY,
 )

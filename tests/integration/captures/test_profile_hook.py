@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,7 +10,7 @@ import pytest
 from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
 from kineto_protos.v1 import profiler_pb2 as pb
-from support.profiles.receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
+from support.profiles.receiver import ProfileReceiver, Push, grpc_receiver, http_receiver, secret_file
 from support.service.daemon import Daemon, running_daemon, watch_to_end
 from support.targets.programs import Program, program, ready_pids
 from support.waiting import until
@@ -25,6 +26,16 @@ def train_step():
 print("ready", flush=True)
 while True:
     train_step()
+"""
+SERVICE = f"""
+import sys, threading, kineto_agent, torch
+threading.Thread(target=lambda: (sys.stdin.read(), __import__("os")._exit(0)), daemon=True).start()
+kineto_agent.start()
+tensor = torch.randn(64, 64)
+print("ready", flush=True)
+while True:
+    with torch.profiler.record_function("request traceparent={CALLER}"):
+        tensor @ tensor
 """
 VARIABLES = (
     f"TRACEPARENT={SPAN}",
@@ -65,6 +76,21 @@ def capture(daemon: Daemon, pid: int, key: str = "", **metadata: str) -> pb.Capt
     return watch_to_end(daemon.stub(), created.id)
 
 
+def pushed(daemon: Daemon, receiver: ProfileReceiver, ended: pb.Capture) -> list[Push]:
+    """The pushes of a capture, once there is one."""
+
+    def found() -> list[Push]:
+        return [
+            push
+            for push in receiver.pushes
+            for resource in push.profiles.resource_profiles
+            if attributes(resource.resource.attributes)["kineto.capture.id"] == ended.id
+        ]
+
+    until(found, "the profiles are here", state=daemon.log)
+    return found()
+
+
 def attributes(found: Any) -> dict[str, str]:
     return {each.key: each.value.string_value or str(each.value.int_value) for each in found}
 
@@ -74,7 +100,7 @@ def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
 ) -> None:
     receiver.statuses = [grpc.StatusCode.UNAVAILABLE]  # the first try: the push is made again
     ended = capture(daemon, target.pid, traceparent=CALLER)
-    until(lambda: len(receiver.pushes) == 2, "the profiles are here", state=daemon.log)
+    until(lambda: len(pushed(daemon, receiver, ended)) == 2, "the second try", state=daemon.log)
     push = receiver.pushes[-1]
     assert push.headers["authorization"] == "Bearer t0ken-of-ours"
     assert "t0ken-of-ours" not in daemon.log()
@@ -114,6 +140,32 @@ def test_the_same_request_with_another_span_is_the_same_request(daemon: Daemon, 
 
 def test_a_traceparent_that_is_none_is_ignored(daemon: Daemon, target: Program) -> None:
     assert "traceparent" not in capture(daemon, target.pid, traceparent="00-zz").spec.labels
+
+
+@pytest.mark.torch
+def test_work_in_an_annotation_that_names_a_span_is_linked_to_it(
+    daemon: Daemon, receiver: ProfileReceiver, tmp_path: Path
+) -> None:
+    script = tmp_path / "service.py"
+    script.write_text(SERVICE)
+    with program(["env", *VARIABLES, sys.executable, str(script)], daemon) as process:
+        until(lambda: process.pid in ready_pids(daemon.stub()), "the agent is connected")
+        ended = capture(daemon, process.pid)
+    found = pushed(daemon, receiver, ended)[-1].profiles
+    words = found.dictionary
+    texts = words.string_table
+    [host] = [
+        each
+        for each in found.resource_profiles[0].scope_profiles[0].profiles
+        if texts[each.sample_type.type_strindex] == "host_time"
+    ]
+    spans = set()
+    for sample in host.samples:
+        places = [words.location_table[number] for number in words.stack_table[sample.stack_index].location_indices]
+        names = [texts[words.function_table[place.lines[0].function_index].name_strindex] for place in places]
+        if names[0] == "aten::mm":
+            spans.add(("request" in names, words.link_table[sample.link_index].span_id.hex()))
+    assert spans == {(True, CALLER.split("-")[2])}
 
 
 def test_pyroscope_gets_samples_of_the_process(daemon: Daemon) -> None:

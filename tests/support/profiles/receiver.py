@@ -93,7 +93,8 @@ def grpc_receiver(authority: Authority | None = None) -> Iterator[ProfileReceive
             return receiver.response
 
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    services.add_ProfilesServiceServicer_to_server(Service(), server)
+    add: Any = services.add_ProfilesServiceServicer_to_server  # untyped
+    add(Service(), server)
     if authority is None:
         receiver.address = f"otlp+grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     else:

@@ -16,6 +16,8 @@ from kinetod.hooks import profile_sender
 from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.profile_payload import payload
 from kinetod.hooks.profile_sender import ProfileDelivery, deliver, main, targets_of
+from kinetod.sandbox import landlock
+from kinetod.supervise import child
 from support.peers.certificates import Authority
 from support.profiles import pprof
 from support.profiles.receiver import ProfileReceiver, grpc_receiver, http_receiver, secret_file
@@ -51,9 +53,7 @@ def messages(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def made(messages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The messages are there already."""
-    monkeypatch.setattr(
-        profile_sender.child, "python", lambda _module, target, *_: ("/bin/cat", str(messages / Path(target).name))
-    )
+    monkeypatch.setattr(child, "python", lambda _module, target, *_: ("/bin/cat", str(messages / Path(target).name)))
 
 
 @pytest.fixture
@@ -216,6 +216,18 @@ def test_a_damaged_trace_is_told_and_the_others_are_sent(receiver: ProfileReceiv
     assert (answer.again, names) == (False, ["2-9"])
 
 
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+def test_the_process_that_reads_a_trace_can_read_nothing_else(
+    receiver: ProfileReceiver, folder: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "targets" / "1-9"
+    target.mkdir(parents=True)
+    (target / "columns").symlink_to(folder / "targets" / "1-9" / "columns")  # of another capture
+    answer, names = sent(ProfileDelivery(address=receiver.address, folder=str(tmp_path)))
+    assert answer.text.startswith("target 1-9: its profile cannot be made: ")
+    assert (names, receiver.pushes) == ([], [])
+
+
 def test_the_process_that_reads_a_trace_has_little_memory_and_no_way_around_it(
     receiver: ProfileReceiver, folder: Path
 ) -> None:
@@ -227,7 +239,7 @@ def test_the_process_that_reads_a_trace_has_little_memory_and_no_way_around_it(
 def test_a_message_that_takes_too_long_to_make_is_tried_again(
     receiver: ProfileReceiver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile_sender.child, "python", lambda *_: ("/bin/sleep", "60"))
+    monkeypatch.setattr(child, "python", lambda *_: ("/bin/sleep", "60"))
     answer, _ = sent(ProfileDelivery(address=receiver.address, folder=str(folder), timeout_s=0.2))
     assert (answer.text, answer.again) == ("target 1-9: making its profile took too long; raise hooks.timeout", True)
 
@@ -236,7 +248,7 @@ def test_a_message_without_an_end_is_cut_off(
     receiver: ProfileReceiver, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile_sender, "MAX_PAYLOAD_BYTES", 1 << 20)
-    monkeypatch.setattr(profile_sender.child, "python", lambda *_: ("/bin/sh", "-c", "printf +; cat /dev/zero"))
+    monkeypatch.setattr(child, "python", lambda *_: ("/bin/sh", "-c", "printf +; cat /dev/zero"))
     answer, _ = sent(ProfileDelivery(address=receiver.address, folder=str(folder), sent=["2-9"]))
     assert answer == ReceiverAnswer(text="target 1-9: its profile has more than 1 MiB")
 

@@ -8,9 +8,13 @@ from kineto_trace.formats.profiles.pprof_writer import pprof_file, pprof_message
 from kineto_trace.formats.profiles.profile_samples import ProfileSubject, profile
 from kineto_trace.formats.trace_export import export_trace
 from kineto_trace.model.context import Context
+from kineto_trace.model.trace import GPU_TABLES
+from kineto_trace.open.trace_opener import open_trace
 from support.profiles import pprof
 from support.profiles.small_trace import SPAN, profiled
 from support.trace_files.traces import START_NS, trace
+
+H200 = Path(__file__).parents[4] / "data" / "h200"
 
 
 @pytest.fixture
@@ -48,6 +52,16 @@ def test_pprof_itself_finds_work_on_the_gpu_by_its_mapping(written: Path) -> Non
     told = pprof.shown(written, "-top", r"-focus=^gemm$", "-sample_index=gpu_activities")
     assert re.search(r"^ +2 .* gemm$", told, re.MULTILINE)
     assert "[gpu]" in pprof.shown(written, "-raw")
+
+
+def test_pprof_itself_finds_all_gpu_time_of_a_real_training_and_no_more(tmp_path: Path) -> None:
+    recorded = open_trace(H200 / "ddp4" / "rank0.json.gz")
+    path = tmp_path / "h200.pb.gz"
+    export_trace(recorded, path)
+    total = sum(int(recorded.table(kind)["duration"].sum()) for kind in GPU_TABLES)
+    told = pprof.shown(path, "-top", "-unit=ns", "-sample_index=gpu_time")
+    assert f"Total samples = {total}ns (" in told
+    assert "kineto.gpu.models: NVIDIA H200\n" in told
 
 
 def test_a_file_is_compressed_and_states_window_and_period() -> None:
