@@ -14,7 +14,6 @@ from kinetod.config.addresses import (
     checked_socket_path,
     checked_webhook,
     parse_listen,
-    parse_metrics_listen,
 )
 from kinetod.config.default_paths import (
     HELPER_SOCKET,
@@ -23,6 +22,7 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
+from kinetod.config.metrics_settings import MetricsSettings
 from kinetod.config.plugin_names import checked_plugin
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
@@ -70,8 +70,8 @@ def _default_decode_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
+class Config(MetricsSettings):
+    """Everything that can be set. Sizes are bytes, durations nanoseconds; [metrics] is in the base class."""
 
     # By hand: a line of facts and one of meaning for each setting.
     # fmt: off
@@ -397,20 +397,6 @@ class Config:
         "kubernetes.account_dir", FolderPath(), Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
     )
-
-    metrics_listen: ListenAddress | None = setting(
-        "metrics.listen", Maybe(ParsedText("address", parse_metrics_listen)), None,
-        meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
-    )
-    metrics_allow_remote: bool = setting(
-        "metrics.allow_remote", Switch(), False,
-        meaning="whether metrics.listen may be an address that other hosts can reach; they are not authenticated",
-    )
-    gpu_jobs_dir: Path = setting(
-        "metrics.gpu_jobs_dir", FolderPath(), Path("/run/kinetod-slurm"),
-        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
-        "prolog of deploy/slurm keeps it",
-    )
     # fmt: on
 
     @property
@@ -450,5 +436,6 @@ def serves_everybody(config: Config) -> bool:
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
-KEYS: tuple[SettingSpec, ...] = tuple(replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+_SPECS = [replace(each.metadata[METADATA], field=each.name) for each in fields(Config)]
+KEYS: tuple[SettingSpec, ...] = tuple(sorted(_SPECS, key=lambda spec: list(SECTIONS).index(spec.section)))
 BY_NAME = {key.name: key for key in KEYS}
