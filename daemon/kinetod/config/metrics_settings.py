@@ -1,12 +1,10 @@
-"""The settings of the section [metrics]: what Prometheus can read, and metrics under Dynolog's names.
-
-They are fields of `settings.Config`, which inherits them; its order of sections decides where they are documented.
-"""
+"""The settings of [metrics]: what Prometheus can read, and metrics under Dynolog's names; a part of settings.Config."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from kinetod.config.addresses import ListenAddress, parse_metrics_listen
+from kinetod.config.foreign_tools_settings import ForeignToolsConfig
 from kinetod.config.setting import setting
 from kinetod.config.value_kinds import Choice, Duration, FolderPath, ListOf, Maybe, ParsedText, Switch, Text
 
@@ -23,8 +21,8 @@ def checked_json_log(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsSettings:
-    """What can be set about metrics. Durations are nanoseconds."""
+class MetricsConfig(ForeignToolsConfig):  # classes with slots can only be combined in a chain
+    """Metrics. Durations are nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.
     # fmt: off

@@ -22,7 +22,7 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
-from kinetod.config.metrics_settings import MetricsSettings
+from kinetod.config.metrics_settings import MetricsConfig
 from kinetod.config.plugin_names import checked_plugin
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
@@ -58,6 +58,7 @@ SECTIONS = {
     "access": "Who may do what, and how much; see docs/access.md.",
     "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
     "metrics": "What Prometheus can read; see docs/metrics.md.",
+    "dynolog": "Processes and clients that were made for Dynolog; see docs/dynolog.md.",
 }
 
 
@@ -70,8 +71,8 @@ def _default_decode_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(MetricsSettings):
-    """Everything that can be set. Sizes are bytes, durations nanoseconds; [metrics] is in the base class."""
+class Config(MetricsConfig):
+    """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.
     # fmt: off
@@ -436,6 +437,6 @@ def serves_everybody(config: Config) -> bool:
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
-_SPECS = [replace(each.metadata[METADATA], field=each.name) for each in fields(Config)]
-KEYS: tuple[SettingSpec, ...] = tuple(sorted(_SPECS, key=lambda spec: list(SECTIONS).index(spec.section)))
+_DECLARED = (replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+KEYS: tuple[SettingSpec, ...] = tuple(sorted(_DECLARED, key=lambda key: list(SECTIONS).index(key.section)))
 BY_NAME = {key.name: key for key in KEYS}
