@@ -68,7 +68,8 @@ def _flags() -> Iterator[DynologFlag]:
     # By hand: a flag is a line, or two with its place.
     # fmt: off
     yield flag("port", number, "1778", close,
-               "on loopback only: whoever reaches this port may trace, and nobody is authenticated", "dynolog.rpc")
+               "on loopback only: nobody is authenticated here; dynolog.allow_remote allows other addresses",
+               "dynolog.rpc")
     yield flag("enable_ipc_monitor", switch, "false", same, "", "dynolog.ipc")
     yield flag("use_prometheus", switch, "false", same, "", "metrics.listen", "metrics.compat")
     yield flag("prometheus_address", text, "127.0.0.1", same, "", "metrics.listen", needs="use_prometheus")

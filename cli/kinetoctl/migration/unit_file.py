@@ -8,6 +8,7 @@ Theory of operation
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -110,8 +111,16 @@ def _environ(files: Sequence[str], given: Sequence[str], unit: Path, root: Path)
             continue
         lines = (line.strip() for line in read_file(path).splitlines())
         for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#;"):
-            environ[name.strip()] = " ".join(words(value, str(path)))
+            environ[name.strip()] = _unquoted(value)
     return environ
+
+
+def _unquoted(value: str) -> str:
+    """A value of a file of variables; quotes that do not match are text, as for systemd."""
+    try:
+        return " ".join(shlex.split(value))
+    except ValueError:
+        return value.strip()
 
 
 def _assignments(given: Iterable[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ def test_each_setting_stands_below_the_flags_that_decide_it() -> None:
     text = text_of(enable_ipc_monitor="true", use_otlp="true", use_JSON="true")
     body = text[text.index("[dynolog]") :]
     assert "# --enable_ipc_monitor=true (flags line 1): same\nipc = true\n" in body
-    assert 'nobody is authenticated\nrpc = "loopback"\n\n[metrics]\n# --use_JSON=true (flags line 1): same;' in body
+    assert 'allows other addresses\nrpc = "loopback"\n\n[metrics]\n# --use_JSON=true (flags line 1): same;' in body
     assert "# Without a setting here:\n# --use_otlp=true (flags line 1): no counterpart; nothing is pushed;" in body
     assert "# User=dyno (the unit): no counterpart;" in body
     assert "# Made of: /etc/dynolog.gflags\n" in text

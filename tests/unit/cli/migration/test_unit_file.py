@@ -63,13 +63,13 @@ def test_the_first_folder_counts_and_drop_ins_of_all_do(tmp_path: Path) -> None:
 
 
 def test_files_of_variables_count_more_and_may_be_missing(tmp_path: Path) -> None:
-    written(tmp_path / "etc/default/dynolog", '# x\nA=2\nB="3 4"\n\n')
+    written(tmp_path / "etc/default/dynolog", "# x\nA=2\nB='3 4'\nC=it's\n\n")
     found = unit(
         tmp_path,
         "[Service]\nEnvironmentFile=/etc/default/dynolog\nEnvironmentFile=-/etc/none\nEnvironment=A=1\n"
         "ExecStart=/usr/local/bin/dynolog --port=${A} $B --x=$A\n",
     )
-    assert found.environ == {"A": "2", "B": "3 4"}
+    assert found.environ == {"A": "2", "B": "3 4", "C": "it's"}
     assert found.arguments == ["--port=2", "3", "4", "--x=2"]
     with pytest.raises(NotMigrated, match=r"cannot read .*/etc/gone: No such file"):
         unit(tmp_path, "[Service]\nEnvironmentFile=/etc/gone\nExecStart=/usr/local/bin/dynolog\n")
