@@ -116,10 +116,11 @@ class Every:
 
     def _run(self) -> None:
         due = time.monotonic()
-        while not self._ended.is_set():
+        while True:
             try:
                 self._step()
             except Exception:
                 log.exception("a measurement for Dynolog's metrics failed; the next one is in %g s", self._interval_s)
             due = max(due + self._interval_s, time.monotonic())
-            self._ended.wait(due - time.monotonic())
+            if self._ended.wait(max(0.0, due - time.monotonic())):
+                return

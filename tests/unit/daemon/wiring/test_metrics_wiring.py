@@ -14,6 +14,7 @@ from kinetod.config.settings import Config
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.telemetry import metrics_server
 from kinetod.wiring.metrics_wiring import start_metrics
+from support.waiting import until
 
 CONFIG = Config(listen=(), agent_socket=Path("/run/a"), state_dir=Path("/"))
 
@@ -81,7 +82,7 @@ def test_what_is_measured_at_intervals_is_started_where_it_is_asked_for(
     assert started(replace(CONFIG, metrics_listen=listen, metrics_compat="dynolog")) == 2
     assert started(replace(CONFIG, json_log=str(path))) == 1
     assert started(replace(CONFIG, json_log=str(path), gpu_interval_ns=10**9)) == 2
-    assert '"uptime":' in path.read_text()
+    until(lambda: '"uptime":' in path.read_text(), "the first line of the host is written")
 
 
 def test_a_log_of_metrics_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
