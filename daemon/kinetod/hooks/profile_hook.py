@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from kineto_trace.store.output_formats import SUFFIXES
+
 from kinetod.base.header_file import headers_in
 from kinetod.base.safe_text import redacted
 from kinetod.config.settings import Config
@@ -42,6 +44,7 @@ class ProfileHook:
             timeout_s=timeout_s,
             memory_bytes=config.decode_memory_bytes,
             sandbox=config.decode_sandbox,
+            targets=_with_trace(ended.body),
             sent=sorted(self._sent),
         )
         try:
@@ -76,6 +79,15 @@ class ProfileHook:
 
     def _without_secrets(self, text: str) -> str:
         return redacted(text, frozenset(_secrets(self._config.hook_profiles_headers)))
+
+
+def _with_trace(body: bytes) -> list[str]:
+    """Returns the names of the folders of those targets that have a trace."""
+    return [
+        f"{target['pid']}-{target['start_time_ns']}"
+        for target in json.loads(body)["targets"]
+        if any(file["format"] in SUFFIXES for file in target["files"])
+    ]
 
 
 def _secrets(path: Path | None) -> Iterator[str]:

@@ -43,7 +43,8 @@ _USER_AGENT = f"kinetod/{__version__}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileDelivery:
-    """What to send, and where. folder: of the capture. sent: names of targets that need not be sent again.
+    """What to send, and where. folder: of the capture. targets: names of those that have a trace. sent: names of those
+    that need not be sent again.
 
     headers_file, ca_file: a path, or empty. memory_bytes, sandbox: for making a message, as for decoding.
     """
@@ -55,6 +56,7 @@ class ProfileDelivery:
     timeout_s: float = 30.0
     memory_bytes: int = 1 << 30
     sandbox: str = "available"
+    targets: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
 
 
@@ -67,34 +69,32 @@ class _Refused(Exception):
 
 
 def deliver(delivery: ProfileDelivery, stdout: IO[str]) -> ReceiverAnswer:
-    """Sends every target that has a trace and was not sent. Stops at the first that fails in a way that may pass."""
+    """Sends every target that was not sent. Stops at the first that fails in a way that may pass."""
     try:
         headers = headers_in(Path(delivery.headers_file).read_bytes()) if delivery.headers_file else {}
     except (OSError, ValueError) as exc:
         return ReceiverAnswer(text=f"the headers {delivery.headers_file} cannot be used: {exc}", again=True)
     deadline = time.monotonic() + delivery.timeout_s
     problems = []
-    for target in targets_of(Path(delivery.folder)):
-        if target.name in delivery.sent:
+    for name in delivery.targets:
+        if name in delivery.sent:
             continue
+        target = Path(delivery.folder, "targets", name)
         try:
+            if not (target / COLUMNS_DIRECTORY).is_dir():
+                raise _Refused(ReceiverAnswer(text="its files are no longer here"))
             message = _message(target, delivery, deadline)
             if message:
                 _send(message, delivery, headers, deadline)
         except _Refused as exc:
-            text = f"target {target.name}: {exc}"
+            text = f"target {name}: {exc}"
             if exc.answer.again:
                 return ReceiverAnswer(text=text, again=True, after_s=exc.answer.after_s)
             problems.append(text)
             continue
-        stdout.write(json.dumps({"sent": target.name}) + "\n")
+        stdout.write(json.dumps({"sent": name}) + "\n")
         stdout.flush()
     return ReceiverAnswer(text="; ".join(problems))
-
-
-def targets_of(folder: Path) -> list[Path]:
-    """Returns the folders of the capture's targets that have a trace."""
-    return sorted(each.parent for each in folder.glob(f"targets/*/{COLUMNS_DIRECTORY}") if each.is_dir())
 
 
 def _message(target: Path, delivery: ProfileDelivery, deadline: float) -> bytes:

@@ -14,7 +14,16 @@ from support.profiles.receiver import secret_file
 
 CONFIG = Config(listen=(), agent_socket=Path("/a"), state_dir=Path("/s"))
 ADDRESS = "otlp+http://127.0.0.1:9"
-ENDED = Ended(capture_id="c1", status="DONE", variables={FOLDER_VARIABLE: "/captures/c1"}, body=b"{}")
+BODY = json.dumps(
+    {
+        "targets": [
+            {"pid": 1, "start_time_ns": 9, "files": [{"format": "perfetto"}]},
+            {"pid": 2, "start_time_ns": 9, "files": []},  # it failed
+            {"pid": 3, "start_time_ns": 9, "files": [{"format": "memory-snapshot"}]},
+        ]
+    }
+)
+ENDED = Ended(capture_id="c1", status="DONE", variables={FOLDER_VARIABLE: "/captures/c1"}, body=BODY.encode())
 
 
 def script(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> Path:
@@ -38,6 +47,7 @@ def test_the_sender_is_told_where_what_and_how(monkeypatch: pytest.MonkeyPatch, 
     assert called(hook()) == HookOutcome(result=HookResult.OK)
     told = json.loads(asked.read_text())
     assert (told["address"], told["folder"], told["timeout_s"], told["sent"]) == (ADDRESS, "/captures/c1", 20.0, [])
+    assert told["targets"] == ["1-9"]
     assert told["memory_bytes"] == CONFIG.decode_memory_bytes
 
 
