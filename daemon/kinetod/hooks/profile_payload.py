@@ -14,7 +14,7 @@ from kineto_protos.pprof import profile_pb2
 from kineto_protos.pyroscope import push_pb2
 from kineto_trace.errors import TraceError
 from kineto_trace.formats.profiles.otlp_writer import otlp_message
-from kineto_trace.formats.profiles.pprof_writer import plain_text, pprof_message
+from kineto_trace.formats.profiles.pprof_writer import RANK, plain_text, pprof_message
 from kineto_trace.formats.profiles.profile_samples import THREAD_ID, ProfileSubject, profile
 from kineto_trace.formats.profiles.resource_attributes import resource_attributes
 from kineto_trace.model.context import Context
@@ -26,9 +26,10 @@ from kinetod.hooks.profile_sender import FAILED, MADE
 from kinetod.sandbox.confined_jobs import die_with_parent
 from kinetod.sandbox.confinement import CannotConfine, Limits, confine
 
-# What Pyroscope calls the profiles of a subject. A label of each thread's number would make a series of each thread.
+# What Pyroscope calls the profiles of a subject. A label of each thread's number would make a series of each thread;
+# the rank is a label of the series already.
 PYROSCOPE_NAMES = {ProfileSubject.PYTHON: "process_cpu", ProfileSubject.HOST: "host", ProfileSubject.GPU: "gpu"}
-PYROSCOPE_WITHOUT = (THREAD_ID,)
+PYROSCOPE_WITHOUT = (THREAD_ID, RANK)
 
 
 def payload(target_dir: Path, form: ProfileForm) -> bytes:

@@ -30,6 +30,7 @@ from kineto_trace.formats.shared.text_sinks import gzip_member
 from kineto_trace.model.trace import StringTable
 
 TRACE_ID, SPAN_ID = "trace_id", "span_id"  # labels, as OpenTelemetry's mapping of pprof has them
+RANK = "rank"  # a label of every sample, so that ranks can be told apart once their files are merged
 GPU_MAPPING = "[gpu]"
 _PROGRAM, _GPU = 1, 2
 _FIRST = (GPU_TIME, CPU, HOST_TIME)  # the type that tools show first: the first of these that there is
@@ -86,6 +87,8 @@ class _PprofWriter:
         before, after = [0] * first, [0] * (len(self._types) - first - len(samples.types))
         outer = {number: self._location(frame, 0) for number, frame in samples.frames.items()}
         labels = [self._label_set(entry) for entry in samples.label_sets]
+        rank = self._found.trace.target.rank
+        common = () if rank is None else self._label_set(((RANK, rank),))
         spans = samples.sample_spans(self._found.parent_span)
         rows = zip(
             samples.paths(), samples.line.tolist(), samples.labels.tolist(), samples.values.tolist(), spans, strict=True
@@ -98,6 +101,7 @@ class _PprofWriter:
             entry.location_id.extend(places)
             entry.value.extend(before + values + after)
             entry.label.extend(labels[label_set])
+            entry.label.extend(common)
             if span is not None:
                 entry.label.extend(self._label_set(((TRACE_ID, span.trace_id), (SPAN_ID, span.span_id))))
 

@@ -48,6 +48,16 @@ def test_pprof_itself_finds_what_a_span_did(written: Path) -> None:
     assert re.findall(r"^ +(\d+ns) +(\S+)$", told, re.MULTILINE) == [("2ns", "gemm")]
 
 
+def test_pprof_itself_merges_ranks_and_tells_them_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / f"rank{rank}.pb.gz" for rank in (0, 1)]
+    for rank, path in enumerate(paths):
+        export_trace(profiled(rank=rank), path)
+    whole = pprof.shown(paths[0], "-top", "-unit=ns", str(paths[1]))
+    assert "Total samples = 108ns" in whole
+    one = pprof.shown(paths[0], "-top", "-unit=ns", "-tagfocus=rank=1", str(paths[1]))
+    assert "accounting for 54ns, 50.00% of 108ns total" in one
+
+
 def test_pprof_itself_finds_work_on_the_gpu_by_its_mapping(written: Path) -> None:
     told = pprof.shown(written, "-top", r"-focus=^gemm$", "-sample_index=gpu_activities")
     assert re.search(r"^ +2 .* gemm$", told, re.MULTILINE)
