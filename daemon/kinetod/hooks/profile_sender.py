@@ -186,7 +186,10 @@ def _call(
     address = parse_profiles(delivery.address)
     options = (("grpc.primary_user_agent", _USER_AGENT), ("grpc.enable_retries", 0))
     if address.secure:
-        authorities = Path(delivery.ca_file).read_bytes() if delivery.ca_file else _system_authorities()
+        try:
+            authorities = Path(delivery.ca_file).read_bytes() if delivery.ca_file else _system_authorities()
+        except OSError as exc:
+            return ReceiverAnswer(text=f"the authorities cannot be read: {exc}", again=True), b""
         channel = grpc.secure_channel(address.url, grpc.ssl_channel_credentials(authorities), options)
     else:
         channel = grpc.insecure_channel(address.url, (*options, ("grpc.enable_http_proxy", 0)))

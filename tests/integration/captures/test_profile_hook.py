@@ -1,6 +1,8 @@
 """Profiles of a real daemon's captures: what a receiver gets, and the ids by which it finds them beside traces."""
 
+import re
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,13 @@ def pushed(daemon: Daemon, receiver: ProfileReceiver, ended: pb.Capture) -> list
     return found()
 
 
+def metrics(daemon: Daemon) -> str:
+    found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", daemon.log())
+    assert found is not None
+    with urllib.request.urlopen(found[1], timeout=10) as answer:
+        return str(answer.read(), "utf-8")
+
+
 def attributes(found: Any) -> dict[str, str]:
     return {each.key: each.value.string_value or str(each.value.int_value) for each in found}
 
@@ -105,6 +114,9 @@ def test_a_capture_s_profiles_come_with_the_process_s_own_resource_and_span(
     assert push.headers["authorization"] == "Bearer t0ken-of-ours"
     assert "t0ken-of-ours" not in daemon.log()
     assert f"hook {receiver.address} of capture {ended.id}, try 1: target {target.pid}-" in daemon.log()
+    told = 'kineto_hook_calls_total{hook="profiles",result="ok"} 1.0'
+    until(lambda: told in metrics(daemon), "the push is counted", state=daemon.log)
+    assert 'kineto_hook_calls_total{hook="profiles",result="failed"} 1.0' in metrics(daemon)
     [resource] = push.profiles.resource_profiles
     known = attributes(resource.resource.attributes)
     assert known["service.name"] == "trainer"

@@ -119,8 +119,11 @@ def test_over_grpc_with_tls_the_receiver_s_certificate_is_checked(folder: Path, 
         assert sent(delivery)[1] == ["1-9", "2-9"]
         ca.write_bytes(Authority("another").certificate)
         answer, names = sent(delivery)
-    assert (answer.again, names) == (True, [])
-    assert answer.text.startswith("target 1-9: answered UNAVAILABLE: ")
+        assert (answer.again, names) == (True, [])
+        assert answer.text.startswith("target 1-9: answered UNAVAILABLE: ")
+        ca.unlink()
+        answer, _ = sent(delivery)
+    assert (answer.again, answer.text.partition(" cannot be read")[0]) == (True, "target 1-9: the authorities")
 
 
 @pytest.mark.usefixtures("made")
