@@ -121,8 +121,9 @@ def listed(daemon: Daemon, pid: int) -> dict[str, Any]:
 
 def check_of(daemon: Daemon, pid: int) -> pb.Check:
     found = daemon.stub().DiagnoseProcess(pb.DiagnoseProcessRequest(pid=pid), timeout=scaled(30))
-    (check,) = [each for each in found.checks if each.name == "libkineto"]
-    return check
+    checks: list[pb.Check] = [each for each in found.checks if each.name == "libkineto"]
+    assert len(checks) == 1
+    return checks[0]
 
 
 @pytest.mark.slow
