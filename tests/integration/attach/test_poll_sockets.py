@@ -94,7 +94,7 @@ def test_polls_of_another_users_container_are_answered_by_a_socket_of_the_helper
             await door.start()
             await soon(lambda: wanted.namespace in door.state().namespaces, "the namespace is served")
             assert await asyncio.to_thread(wanted.poll) == "''"
-            (found,) = door.processes.all()
+            (found,) = await soon(door.processes.all, "the process is known")
             assert (found.key.pid, found.uid) == (wanted.process.pid, OWNER_UID)
         await soon(lambda: wanted.namespace not in door.state().namespaces, "the namespace is left alone")
         await door.stop()
