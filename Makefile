@@ -197,9 +197,10 @@ fuzz: $(STAMP)
 fuzz-replay: $(STAMP)
 	cd tests && ../$(BIN)/python -m fuzz --replay $(abspath $(FUZZ_FILE)) $(FUZZ_TARGET)
 
-# Ten minutes of damaged input through every door of running processes: daemon, agent, decode worker.
+# Ten minutes of damaged input through every door of running processes: daemon, agent, decode worker; or through FUZZ_DOORS.
+FUZZ_DOORS ?=
 campaign-fuzz-service: $(STAMP)
-	$(BIN)/python tests/campaign/fuzz_service.py
+	$(BIN)/python tests/campaign/fuzz_service.py $(FUZZ_DOORS)
 
 # A quarter of some twenty minutes of uploads to an S3 server through kills of the daemon and cut connections.
 campaign-uploads: $(STAMP)

@@ -62,6 +62,7 @@ from kinetod.store.path_guard import check_store
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.kineto_wiring import start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
 from kinetod.wiring.metrics_wiring import start_metrics
@@ -268,8 +269,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
+    door = await start_poll_door(config, helper, stack)
     registry = Registry(
-        hub, privileged=helper, gpus=ContextHolders(gpus), attaching=config.attach, names=kubernetes.names
+        hub,
+        privileged=helper,
+        gpus=ContextHolders(gpus),
+        attaching=config.attach,
+        names=kubernetes.names,
+        polling=door.processes if door is not None else None,
     )
     services = Services(
         settings=settings,
@@ -308,7 +315,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
+    polls = door.state if door is not None else lambda: None
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
     service = ProfilerService(
         hub=hub,
         registry=registry,
@@ -316,7 +324,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=host,
         watcher=watcher,
         diagnoser=diagnoser,
-        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins),
+        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls),
         gate=gate,
         settings=settings,
         looks=looks,

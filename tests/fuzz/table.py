@@ -38,9 +38,15 @@ class NativeTarget(Target):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTarget(Target):
-    """In Python. packages: what libFuzzer sees the branches of."""
+    """In Python. packages: what libFuzzer sees the branches of; family: the folder of the module in fuzz.targets."""
 
     packages: tuple[str, ...]
+    family: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return ".".join(filter(None, ("fuzz.targets", self.family, self.name)))
 
 
 NATIVE_TARGETS = (
@@ -117,6 +123,8 @@ PYTHON_TARGETS = (
     PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
+    PythonTarget(name="polls", door="datagrams of processes that poll as libkineto does", packages=_SERVICE,
+                 family="other_tools"),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),

@@ -13,6 +13,8 @@ from kinetod.gpus.gpu_findings import findings as gpu_findings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
+from kinetod.kineto_ipc.door_findings import DoorState
+from kinetod.kineto_ipc.door_findings import of_host as polling_findings
 from kinetod.permissions.role_policy import Caller
 from kinetod.plugins.plugin_findings import findings as plugin_findings
 from kinetod.plugins.plugin_loader import KnownPlugins
@@ -44,6 +46,7 @@ class HostDiagnoser:
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
         plugins: KnownPlugins | None = None,
+        polls: Callable[[], DoorState | None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -53,6 +56,7 @@ class HostDiagnoser:
         self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
         self._plugins = plugins or KnownPlugins()
+        self._polls = polls
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
@@ -68,6 +72,7 @@ class HostDiagnoser:
             self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper()
         )
         findings = [*looked.findings, *helper, *gpus, *plugin_findings(self._plugins)]
+        findings += polling_findings(self._polls())
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)
             findings += profiler_findings(looked.scan, lambda each: each.pid in visible, looked.dcgm)

@@ -44,6 +44,8 @@ def seeds() -> Iterator[bytes]:
         messages.Toolkit(target=TARGET, boot_time_ns=1),
         messages.DeviceCode(target=TARGET, boot_time_ns=1),
         messages.Kubelet(),
+        messages.OpenPollSocket(served=(4026532999,)),
+        messages.PollSockets(inhabited=(4026532999, 4026533000), namespace=4026533000, problem=""),
         messages.AttachReply(method="pending-call", stopped_ns=5, latency_ns=6),
         messages.Diagnosed(diagnosis={"method": "x", "findings": []}),
         messages.Seen(facts=(FACTS,)),

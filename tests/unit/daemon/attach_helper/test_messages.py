@@ -25,6 +25,7 @@ MESSAGES = [
     messages.Toolkit(target=TARGET, boot_time_ns=1),
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
+    messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
 HEAD = b"KATT\x04\x00"
 
@@ -56,6 +57,7 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
     for said in (
         messages.Seen(facts=(facts,) * messages.MAX_PROCESSES),
         messages.Found(searched=(1 << 22,) * messages.MAX_PROCESSES, tools=(tool,) * messages.MAX_TOOLS),
+        messages.PollSockets(inhabited=(2**32 - 1,) * 256, namespace=1, problem="é" * 1000),
     ):
         assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
         assert messages.answer(messages.encode(said)) == said
