@@ -122,7 +122,7 @@ PYTHON_TARGETS = (
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
     ),
     PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
-                 packages=("kinetoctl", "kineto_trace")),
+                 packages=("kinetoctl", "kineto_trace", "kineto_protos")),
 )  # fmt: skip
 TARGETS: tuple[Target, ...] = (*NATIVE_TARGETS, *PYTHON_TARGETS)
 
