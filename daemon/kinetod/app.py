@@ -62,6 +62,7 @@ from kinetod.store.path_guard import check_store
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.dynolog_wiring import make_dynolog_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
 from kinetod.wiring.metrics_wiring import start_metrics
@@ -291,8 +292,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hooks = HookRunner(settings, store.capture_dir)
     stack.push_async_callback(hooks.stop)
 
+    def is_healthy() -> bool:
+        return rpc.serving
+
+    door = make_dynolog_door(settings, access, registry, store, captures, stack, healthy=is_healthy)
+
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
+        door.capture_ended(capture)
         hooks.capture_ended(capture)
 
     captures.on_end = ended
@@ -316,7 +323,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=host,
         watcher=watcher,
         diagnoser=diagnoser,
-        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins),
+        host_diagnoser=HostDiagnoser(
+            settings, registry, gpus, hostname, helper=helper, plugins=plugins, doors=door.findings
+        ),
         gate=gate,
         settings=settings,
         looks=looks,
@@ -325,6 +334,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     await captures.recover()
     await rpc.start()
     link.start()
+    await door.start(captures)
     start_metrics(
         config,
         hub=hub,
@@ -332,7 +342,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         gpus=gpus,
         holders=kubernetes.holders,
         hostname=hostname,
-        healthy=lambda: rpc.serving,
+        healthy=is_healthy,
         stack=stack,
     )
     await _ask_vendor_libraries(gpus)

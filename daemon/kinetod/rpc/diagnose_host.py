@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -30,8 +30,12 @@ class HelperSearcher(Searcher, Protocol):
         """Why the helper cannot be asked; "" if it answers."""
 
 
+async def _nothing() -> list[Finding]:
+    return []
+
+
 class HostDiagnoser:
-    """Diagnoses the host for callers. helper: None if this daemon attaches by itself."""
+    """Diagnoses the host for callers. helper: None if this daemon attaches by itself; doors: findings about others."""
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class HostDiagnoser:
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
         plugins: KnownPlugins | None = None,
+        doors: Callable[[], Awaitable[list[Finding]]] = _nothing,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -53,6 +58,7 @@ class HostDiagnoser:
         self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
         self._plugins = plugins or KnownPlugins()
+        self._doors = doors
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
@@ -64,10 +70,10 @@ class HostDiagnoser:
             helper=self._helper is not None,
             attaching=config.attach,
         )
-        looked, gpus, helper = await asyncio.gather(
-            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper()
+        looked, gpus, helper, doors = await asyncio.gather(
+            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors()
         )
-        findings = [*looked.findings, *helper, *gpus, *plugin_findings(self._plugins)]
+        findings = [*looked.findings, *helper, *doors, *gpus, *plugin_findings(self._plugins)]
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)
             findings += profiler_findings(looked.scan, lambda each: each.pid in visible, looked.dcgm)
