@@ -36,12 +36,12 @@ _OTHER_KINDS = (".pftrace", ".memory_snapshot.pickle")  # by their names
 _SIGNS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"displayTimeUnit"')
 
 
-class NotWritten(Exception):
+class WriteRefused(Exception):
     """A file cannot be written; the text says why."""
 
 
 def become(uid: int) -> None:
-    """Takes on a user's identity for good. Raises NotWritten."""
+    """Takes on a user's identity for good. Raises WriteRefused."""
     if uid == os.geteuid():
         return
     try:
@@ -56,11 +56,11 @@ def become(uid: int) -> None:
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     except OSError as exc:
-        raise NotWritten(f"this process cannot become uid {uid}: {exc.strerror}") from exc
+        raise WriteRefused(f"this process cannot become uid {uid}: {exc.strerror}") from exc
 
 
 def entered(root: str, parts: list[str]) -> int:
-    """A descriptor of a folder below `root`. Raises NotWritten."""
+    """A descriptor of a folder below `root`. Raises WriteRefused."""
     path = root
     try:
         folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -74,11 +74,11 @@ def entered(root: str, parts: list[str]) -> int:
                 os.close(outer)
         _check_safe(folder, path)
         if not os.access(f"/proc/self/fd/{folder}", os.W_OK | os.X_OK, effective_ids=True):
-            raise NotWritten(f"{path} is not writable for uid {os.geteuid()}")
+            raise WriteRefused(f"{path} is not writable for uid {os.geteuid()}")
     except NotADirectoryError as exc:
-        raise NotWritten(f"{path} is not a folder, or a symbolic link; write its real path") from exc
+        raise WriteRefused(f"{path} is not a folder, or a symbolic link; write its real path") from exc
     except OSError as exc:
-        raise NotWritten(f"{path}: {exc.strerror}") from exc
+        raise WriteRefused(f"{path}: {exc.strerror}") from exc
     return folder
 
 
@@ -86,11 +86,11 @@ def _check_safe(folder: int, path: str) -> None:
     status = os.fstat(folder)
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if os.geteuid() == ROOT and (status.st_uid != ROOT or (others_write and not status.st_mode & stat.S_ISVTX)):
-        raise NotWritten(f"{path} can be changed by others than root, so nothing is written there with root's rights")
+        raise WriteRefused(f"{path} can be changed by others than root, so nothing is written there with root's rights")
 
 
 def written(source: BinaryIO, folder: int, name: str) -> None:
-    """Copies a file into the folder under this name. Raises NotWritten."""
+    """Copies a file into the folder under this name. Raises WriteRefused."""
     try:
         _check_replaceable(folder, name)
         temporary = f".{name[:200]}.{secrets.token_hex(8)}.tmp"
@@ -106,23 +106,23 @@ def written(source: BinaryIO, folder: int, name: str) -> None:
                     os.unlink(temporary, dir_fd=folder)
                 raise
     except OSError as exc:
-        raise NotWritten(exc.strerror or str(exc)) from exc
+        raise WriteRefused(exc.strerror or str(exc)) from exc
 
 
 def _check_replaceable(folder: int, name: str) -> None:
-    """Raises NotWritten for a file that must stay, OSError."""
+    """Raises WriteRefused for a file that must stay, OSError."""
     try:
         found = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise NotWritten(f"it exists and is not a trace that may be replaced ({exc.strerror})") from exc
+        raise WriteRefused(f"it exists and is not a trace that may be replaced ({exc.strerror})") from exc
     with os.fdopen(found, "rb") as file:
         status = os.fstat(found)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise NotWritten("it exists and is not a regular file of this user")
+            raise WriteRefused("it exists and is not a regular file of this user")
         if not name.endswith(_OTHER_KINDS) and not is_trace(file):
-            raise NotWritten("it exists and is not a trace; remove it, or name another file")
+            raise WriteRefused("it exists and is not a trace; remove it, or name another file")
 
 
 def is_trace(file: BinaryIO) -> bool:
@@ -142,7 +142,7 @@ def results(question: Mapping[str, Any]) -> Iterator[str]:
     try:
         become(question["uid"])
         folder = entered(question["root"], question["parts"])
-    except NotWritten as exc:
+    except WriteRefused as exc:
         yield from [str(exc)] * max(1, len(question["files"]))
         return
     if not question["files"]:
@@ -151,7 +151,7 @@ def results(question: Mapping[str, Any]) -> Iterator[str]:
         with os.fdopen(descriptor, "rb") as source:
             try:
                 written(source, folder, name)
-            except NotWritten as exc:
+            except WriteRefused as exc:
                 yield f"{name}: {exc}"
             else:
                 yield ""
