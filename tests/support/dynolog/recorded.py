@@ -17,7 +17,7 @@ ITERATIONS = (
 JOB = (
     b"X\x01\x00\x00\n{\n"
     b'    "fn": "setKinetOnDemandRequest",\n'
-    b'    "config": "ACTIVITIES_LOG_FILE=/tmp/libkineto_trace_h.json\\nPROFILE_START_TIME=1790000000000\\n'
+    b'    "config": "ACTIVITIES_LOG_FILE=/tmp/libkineto_trace_h.json\\nPROFILE_START_TIME=1999999999999\\n'
     b"ACTIVITIES_DURATION_MSECS=500\\nPROFILE_REPORT_INPUT_SHAPES=false\\nPROFILE_WITH_STACK=false\\n"
     b'PROFILE_WITH_FLOPS=false\\nPROFILE_WITH_MODULES=false",\n'
     b'    "job_id": 77,\n    "pids": [0],\n    "process_limit": 3\n}'

@@ -9,7 +9,7 @@ from kinetod.dynolog_door.json_frames import read_object
 from kinetod.dynolog_door.trace_request import RequestedTrace, requested_trace
 from support.dynolog import recorded
 
-NOW_NS = 1_789_999_990 * 10**9
+NOW_NS = 1_999_999_990 * 10**9
 
 
 def of(sent: bytes) -> RequestedTrace:
@@ -33,7 +33,7 @@ def test_iterations_fall_back_to_a_timed_trace_as_in_libkineto() -> None:
 
 def test_a_start_time_is_kept() -> None:
     spec = of(recorded.JOB).spec
-    assert (spec.start_time_ns, spec.duration_ns) == (1_790_000_000 * 10**9, 500_000_000)
+    assert (spec.start_time_ns, spec.duration_ns) == (1_999_999_999_999 * 10**6, 500_000_000)
 
 
 def test_a_memory_profile_is_a_snapshot_and_nothing_else() -> None:
