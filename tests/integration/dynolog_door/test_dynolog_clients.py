@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,6 @@ NONE = {
 }  # fmt: skip
 CAPTURE = ("collect", "record 20", "state PROCESS", "result")
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="users are played by root")
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with open_door(log_roots=str(tmp_path_factory.getbasetemp())) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def door(daemon: Daemon) -> str:
-    return door_of(daemon)
 
 
 def test_each_command_of_dyno_is_answered_as_dynolog_answers_it(door: str) -> None:
@@ -69,6 +57,7 @@ def test_a_process_is_traced_once_and_busy_meanwhile_and_its_file_appears(
     assert (line["via"], line["uid"], line["selector"]) == ("dynolog", os.getuid(), {"pids": [ME], "children": True})
 
 
+@pytest.mark.slow
 def test_fifty_requests_in_a_row_leave_fifty_traces(
     daemon: Daemon, door: str, agent: ScriptedAgent, tmp_path: Path
 ) -> None:
