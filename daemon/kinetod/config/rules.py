@@ -9,7 +9,8 @@ from kineto_protos.endpoints import is_loopback
 
 from kinetod.base.object_store_urls import missing_extra
 from kinetod.base.webhook_signature import secret_in
-from kinetod.config.settings import Config
+from kinetod.config.metrics_settings import COMPAT_OFF, JSON_LOG_OFF
+from kinetod.config.settings import SECOND_NS, Config
 from kinetod.permissions.role_grants import wrong_names
 
 TLS_KEYS = ("access.tls_certificate", "access.tls_key", "access.tls_client_ca")
@@ -126,10 +127,21 @@ def dynolog_problems(config: Config) -> Iterable[tuple[str, str]]:
         )
 
 
+def compat_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Settings of metrics under other names that would do nothing, or too much."""
+    if config.metrics_compat != COMPAT_OFF and config.metrics_listen is None:
+        yield "metrics.compat", "serves nothing without metrics.listen, such as 127.0.0.1:8080 for Dynolog's scrapers"
+    if config.gpu_interval_ns and config.json_log == JSON_LOG_OFF:
+        yield "metrics.gpu_interval", "writes nothing without metrics.json_log; /metrics has the GPUs by itself"
+    if 0 < config.gpu_interval_ns < SECOND_NS:
+        yield "metrics.gpu_interval", "must be 0 or at least 1s: the drivers measure PCIe for 40 ms of each GPU"
+
+
 RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
     access_problems,
     hook_problems,
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
     dynolog_problems,
+    compat_problems,
     lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
 )

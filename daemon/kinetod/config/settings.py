@@ -14,7 +14,6 @@ from kinetod.config.addresses import (
     checked_socket_path,
     checked_webhook,
     parse_listen,
-    parse_metrics_listen,
 )
 from kinetod.config.default_paths import (
     HELPER_SOCKET,
@@ -23,7 +22,7 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
-from kinetod.config.foreign_tools_settings import ForeignToolsConfig
+from kinetod.config.metrics_settings import MetricsConfig
 from kinetod.config.plugin_names import checked_plugin
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
@@ -72,7 +71,7 @@ def _default_decode_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(ForeignToolsConfig):
+class Config(MetricsConfig):
     """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.
@@ -398,20 +397,6 @@ class Config(ForeignToolsConfig):
     account_dir: Path = setting(
         "kubernetes.account_dir", FolderPath(), Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
-    )
-
-    metrics_listen: ListenAddress | None = setting(
-        "metrics.listen", Maybe(ParsedText("address", parse_metrics_listen)), None,
-        meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
-    )
-    metrics_allow_remote: bool = setting(
-        "metrics.allow_remote", Switch(), False,
-        meaning="whether metrics.listen may be an address that other hosts can reach; they are not authenticated",
-    )
-    gpu_jobs_dir: Path = setting(
-        "metrics.gpu_jobs_dir", FolderPath(), Path("/run/kinetod-slurm"),
-        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
-        "prolog of deploy/slurm keeps it",
     )
     # fmt: on
 

@@ -131,7 +131,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
     return ProcessFacts(
         key=ProcessKey(pid, started_ns(int(fields[_STAT_START_TIME]))),
         uid=rights.uid,
-        user=_user_name(rights.uids[0], int(time.monotonic() / KEEP_NAMES_S)),
+        user=user_name(rights.uids[0]),
         command=_clipped(command),
         gpus=private.gpus,
         rank=private.rank,
@@ -201,9 +201,16 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
     )
 
 
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where there is none. Asked once a minute: the databases may be on the network.
+
+    Blocks as they do.
+    """
+    return _name_in_this_minute(uid, int(time.monotonic() / KEEP_NAMES_S))
+
+
 @functools.lru_cache(maxsize=4096)
-def _user_name(uid: int, _minute: int) -> str:
-    """Asked once a minute: the databases may be on the network."""
+def _name_in_this_minute(uid: int, _minute: int) -> str:
     with contextlib.suppress(KeyError, OSError):
         return clean(pwd.getpwuid(uid).pw_name, 64)
     return str(uid)

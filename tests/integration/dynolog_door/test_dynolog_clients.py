@@ -211,6 +211,7 @@ def test_a_door_whose_port_is_taken_says_so_and_opens_when_it_is_free() -> None:
 
             def check() -> pb.Check:
                 found = stub.DiagnoseHost(pb.DiagnoseHostRequest(), timeout=60).checks
+                only: pb.Check
                 (only,) = [each for each in found if each.name == "dynolog_door"]
                 return only
 

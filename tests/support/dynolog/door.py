@@ -28,7 +28,8 @@ def open_door(*options: str, uid: int | None = None, rpc: str = "127.0.0.1:0", *
 
 def door_of(daemon: Daemon) -> str:
     """The address of the door that was opened last."""
-    return until(lambda: _SERVED.findall(daemon.log()), "the door is open")[-1]
+    found: list[str] = until(lambda: _SERVED.findall(daemon.log()), "the door is open")
+    return found[-1]
 
 
 def trace_request(

@@ -84,3 +84,36 @@ def test_forwarded_ports_of_kubernetes_do_not_end_at_the_door_for_dynologs_clien
     kubernetes = '[access]\nkubernetes = true\n[kubernetes]\nnode_name = "n"\n'
     assert "socket of root" in dynolog_problems(tmp_path, 'rpc = "loopback"', kubernetes)
     assert dynolog_problems(tmp_path, 'rpc = "unix:/run/kineto/dynolog"', kubernetes) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('compat = "dynolog"', "metrics.compat: serves nothing without metrics.listen"),
+        ('compat = "collectd"', "metrics.compat: 'collectd' is not one of off, dynolog"),
+        ('gpu_interval = "10s"', "metrics.gpu_interval: writes nothing without metrics.json_log"),
+        ('gpu_interval = "10ms"\njson_log = "log"', "metrics.gpu_interval: must be 0 or at least 1s"),
+        ('json_log = "metrics.log"', "metrics.json_log: 'metrics.log' is neither 'log' nor an absolute path"),
+        ('host_interval = "0"', "metrics.host_interval: must be 1s or more"),
+    ],
+)
+def test_metrics_under_other_names_that_would_do_nothing_or_too_much_are_refused(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[metrics]\n{text}\n")
+    with pytest.raises(ConfigError) as raised:
+        load(file, {}, ENVIRON)
+    assert problem in str(raised.value)
+
+
+def test_metrics_under_dynologs_names_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[metrics]\nlisten = "127.0.0.1:8080"\ncompat = "dynolog"\njson_log = "/var/log/kinetod/metrics.log"\n'
+        'host_interval = "60s"\ngpu_interval = "10s"\ninterfaces = ["eno", "eth"]\n'
+    )
+    config = load(file, {}, ENVIRON).config
+    assert (config.metrics_compat, config.json_log) == ("dynolog", "/var/log/kinetod/metrics.log")
+    assert (config.host_interval_ns, config.gpu_interval_ns) == (60 * 10**9, 10 * 10**9)
+    assert config.metrics_interfaces == ("eno", "eth")
