@@ -295,7 +295,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     def is_healthy() -> bool:
         return rpc.serving
 
-    door = make_dynolog_door(settings, access, registry, store, captures, stack, healthy=is_healthy)
+    looks = FairSlots(LOOKS, spare=1)
+    door = make_dynolog_door(settings, access, registry, store, captures, stack, looks=looks, healthy=is_healthy)
 
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
@@ -304,7 +305,6 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
 
     captures.on_end = ended
     host = HostInfo(settings, store, hostname, gpus, plugins)
-    looks = FairSlots(LOOKS, spare=1)
     watcher = HostWatcher(
         hub=hub,
         registry=registry,

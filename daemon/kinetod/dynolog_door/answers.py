@@ -22,8 +22,8 @@ from kinetod.dynolog_door.process_matching import MatchedProcesses
 
 MAX_REFUSED_SHOWN = 16
 _NOTHING_TO_PAUSE = (
-    "kinetod does not measure with DCGM's profiling counters, so it has nothing to pause or to resume; where DCGM itself "
-    "holds them, `dcgmi profile --pause` frees them"
+    "kinetod does not measure with DCGM's profiling counters, so it has nothing to pause or to resume; where DCGM "
+    "itself holds them, `dcgmi profile --pause` frees them"
 )
 Answer = Mapping[str, Any]
 

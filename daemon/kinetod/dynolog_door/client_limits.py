@@ -18,6 +18,7 @@ from typing import Any
 from kinetod.access.peers import Peer
 from kinetod.base import metrics
 from kinetod.base.log_tally import Tally
+from kinetod.base.safe_text import clean
 from kinetod.permissions.caller_limits import RequestRate, full, less
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ OWN = 32
 ALL = 256
 CONNECTIONS_PER_SECOND = 32  # the burst is four times as many
 MAX_HOLD_S = 30.0
+UNKNOWN, UNANSWERED = "unknown", "unanswered"
 
 
 class ClientLimits:
@@ -72,6 +74,12 @@ class ClientLimits:
     def unknown(self, why: str) -> None:
         """Logs that a client was refused whom the kernel does not identify."""
         self._tally.note(why, {"text": f"a connection of a client of Dynolog was refused: {why}"})
+
+    def nonsense(self, peer: Peer, what: str) -> None:
+        """Counts and logs something that is no request."""
+        metrics.dynolog_request(UNKNOWN, UNANSWERED)
+        text = f"a client of Dynolog, {peer.key}, got no answer: {clean(what, 200)}"
+        self._tally.note((peer.key, UNANSWERED), {"text": text})
 
     def _refused(self, peer: Peer, limit: str, why: str) -> None:
         metrics.limited(limit)

@@ -44,7 +44,7 @@ ACCEPT_S = 0.0005  # at a time; calls wait for it a few times
 RETRY_ACCEPT_S = 0.2
 MAX_LOOKED_UP = 64  # connections whose user is being looked up in the whole table
 _CHUNK_BYTES = 1 << 16
-Answering = Callable[[str, bytes], Awaitable[Answer | None]]  # None: the connection ends without an answer
+Answering = Callable[[str, bytes], Awaitable[Answer]]  # BadFrame: the connection ends without an answer
 
 
 class DynologServer:
@@ -252,20 +252,18 @@ class DynologServer:
 
     async def _talk(self, sock: socket.socket, name: str) -> None:
         """One request, one answer. Raises OSError, EOFError, TimeoutError if the client does not keep to it."""
-        loop = asyncio.get_running_loop()
+        assert self._answer is not None  # nobody can connect before
         try:
             async with asyncio.timeout(REQUEST_S):
                 size = body_size(await _exactly(sock, PREFIX.size))
                 body = await _exactly(sock, size)
+            answer = await self._answer(name, body)
         except BadFrame as exc:
-            log.info("a client of Dynolog sent %s", exc)
+            self._limits.nonsense(self._peers[name], str(exc))
             return
-        assert self._answer is not None  # nobody can connect before
-        answer = await self._answer(name, body)
-        if answer is not None:
-            async with asyncio.timeout(ANSWER_S):
-                await loop.sock_sendall(sock, frame(answer))
-            sock.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(ANSWER_S):
+            await asyncio.get_running_loop().sock_sendall(sock, frame(answer))
+        sock.shutdown(socket.SHUT_WR)
 
 
 def _is_local(near: tuple[str, int], far: tuple[str, int]) -> bool:

@@ -18,11 +18,12 @@ from kinetod.access.call_gate import Gate
 from kinetod.access.call_limits import Doorkeeper
 from kinetod.base import metrics
 from kinetod.base.errors import KinetodError, NotPermitted, Reason, invalid
+from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager
 from kinetod.config.settings import Settings
 from kinetod.dynolog_door import answers, requests
 from kinetod.dynolog_door.answers import Answer, TraceStarted
-from kinetod.dynolog_door.json_frames import BadFrame, read_object
+from kinetod.dynolog_door.json_frames import read_object
 from kinetod.dynolog_door.log_files import LogFiles
 from kinetod.dynolog_door.process_matching import NO_JOB, ProcessMatcher
 from kinetod.dynolog_door.requests import Asked, StatusAsked, TraceAsked, VersionAsked, WrongArgument
@@ -31,12 +32,11 @@ from kinetod.permissions.role_policy import Caller
 
 log = logging.getLogger(__name__)
 
-UNKNOWN = "unknown"
 TRACING_REFUSED = "refuse"  # the value of dynolog.tracing
 
 
 class DynologService:
-    """Answers requests. healthy: whether the daemon works."""
+    """Answers requests. looks: slots for inspecting processes; healthy: whether the daemon works."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class DynologService:
         captures: CaptureManager,
         matcher: ProcessMatcher,
         log_files: LogFiles,
+        looks: FairSlots,
         *,
         healthy: Callable[[], bool],
     ) -> None:
@@ -55,20 +56,15 @@ class DynologService:
         self._captures = captures
         self._matcher = matcher
         self._log_files = log_files
+        self._looks = looks
         self._healthy = healthy
 
-    async def answer(self, connection: str, body: bytes) -> Answer | None:
-        """The answer to the JSON that came on a connection; None: Dynolog would not answer."""
-        function, outcome = UNKNOWN, "unanswered"
-        try:
-            request = read_object(body)
-            function = requests.function_of(request)
-            answer, outcome = await self._answer(connection, function, request)
-        except BadFrame as exc:
-            log.info("a request of a client of Dynolog was not understood: %s", exc)
-            return None
-        finally:
-            metrics.dynolog_request(function, outcome)
+    async def answer(self, connection: str, body: bytes) -> Answer:
+        """The answer to the JSON that came on a connection. Raises BadFrame for what Dynolog would not answer."""
+        request = read_object(body)
+        function = requests.function_of(request)
+        answer, outcome = await self._answer(connection, function, request)
+        metrics.dynolog_request(function, outcome)
         return answer
 
     async def _answer(self, connection: str, function: str, request: Mapping[str, Any]) -> tuple[Answer, str]:
@@ -108,7 +104,8 @@ class DynologService:
             wanted = requested_trace(asked.config, (), time.time_ns())
         except KinetoConfigError as exc:
             raise invalid("config", str(exc)) from exc
-        matched = await self._matcher.matched(asked, caller)
+        async with self._looks.turn():
+            matched = await self._matcher.matched(asked, caller)
         if not matched.free:
             return TraceStarted(matched=matched, notes=wanted.notes)
         problem = ""

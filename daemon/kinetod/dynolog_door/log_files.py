@@ -43,6 +43,7 @@ PROMISES_FOLDER = "dynolog"  # in the state folder
 WRITER = python("kinetod.dynolog_door.trace_writer")
 CHECK_DEADLINE_S = 5.0
 WRITE_DEADLINE_S = 120.0
+STOP_S = 3.0
 FILES_AT_ONCE = 32  # descriptors that one writer gets
 WRITERS = 2  # at a time, and one for a user who has none
 AUDITED = "(trace file)"
@@ -255,8 +256,10 @@ class LogFiles:
             log.error("files of a client of Dynolog were not written", exc_info=exc)
 
     async def stop(self) -> None:
-        """Ends what is being written; the next daemon writes it."""
+        """Waits for what is being written, for STOP_S; the next daemon writes the rest."""
         tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,7 +8,8 @@ Theory of operation
       the processes which train are left out, as everywhere here.
     - job id: the process must belong to the job, by its environment, by the kernel's control groups, or by what its
       libkineto says of itself.
-    - neither: every process without a job. In Dynolog the job id 0 means these with pids as well; here a pid is enough.
+    - neither: every process without a job that has an agent or polls. No agent is brought into a process that nobody
+      has named. In Dynolog the job id 0 means processes without a job with pids as well; here a pid is enough.
     - process_limit: so many get the configuration, by pid; those that are being traced already do not count.
 
     A process that polls may have a PID namespace of its own, so what it says of its pids counts too. It can only make
@@ -74,7 +75,7 @@ class ProcessMatcher:
         )
         if asked.pids and not match.pids:
             return ()
-        found = await self._registry.processes(match, caller, include_without_agent=False, trainers=True)
+        found = await self._registry.processes(match, caller, include_without_agent=False)
         return found if match else (each for each in found if not each.job_id)
 
     def _claimed(self, asked: TraceAsked) -> dict[int, PollingProcess]:

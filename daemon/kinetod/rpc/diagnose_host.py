@@ -30,7 +30,7 @@ class HelperSearcher(Searcher, Protocol):
         """Why the helper cannot be asked; "" if it answers."""
 
 
-async def _nothing() -> list[Finding]:
+async def _nothing(_caller: Caller) -> list[Finding]:
     return []
 
 
@@ -48,7 +48,7 @@ class HostDiagnoser:
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
         plugins: KnownPlugins | None = None,
-        doors: Callable[[], Awaitable[list[Finding]]] = _nothing,
+        doors: Callable[[Caller], Awaitable[list[Finding]]] = _nothing,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -71,7 +71,7 @@ class HostDiagnoser:
             attaching=config.attach,
         )
         looked, gpus, helper, doors = await asyncio.gather(
-            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors()
+            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors(caller)
         )
         findings = [*looked.findings, *helper, *doors, *gpus, *plugin_findings(self._plugins)]
         if looked.scan is not None:

@@ -14,6 +14,7 @@ from kinetod.access.callers import Callers
 from kinetod.access.peers import Peer
 from kinetod.attach.finding import Finding, Status
 from kinetod.base.errors import KinetodError
+from kinetod.base.fair_slots import FairSlots
 from kinetod.captures.manager import CaptureManager, no_such_capture
 from kinetod.config.settings import Settings, serves_everybody
 from kinetod.dynolog_door.client_limits import ClientLimits
@@ -22,6 +23,7 @@ from kinetod.dynolog_door.door_service import DynologService
 from kinetod.dynolog_door.log_files import LogFiles
 from kinetod.dynolog_door.process_matching import ProcessMatcher
 from kinetod.kineto_ipc.polling_process import PollingProcesses
+from kinetod.permissions.role_policy import Action, Caller, sees_all
 from kinetod.selection.process_registry import Registry
 from kinetod.store.capture_store import Store
 from kinetod.wiring.access_wiring import AccessParts
@@ -54,14 +56,16 @@ class DynologDoor:
         if self.server is not None and self.service is not None:
             await self.server.start(self.service.answer)
 
-    async def findings(self) -> list[Finding]:
-        """What `kinetoctl doctor` says of the door."""
+    async def findings(self, caller: Caller) -> list[Finding]:
+        """What `kinetoctl doctor` says of the door. Who has the port is told to callers who may see all processes."""
         if self.server is None:
             return []
         if not self.server.problem:
             return [Finding(CHECK_NAME, Status.OK, f"`dyno` is served at {', '.join(self.server.listening_at)}")]
         holder = await self.server.holder()
-        taken = f"{self.server.address} is taken by {holder}" if holder else self.server.problem
+        if not sees_all(caller, Action.SEE_PROCESS):
+            holder = holder and "another process"
+        taken = f"{self.server.address} is taken by {holder}" if holder else f"cannot listen at {self.server.address}"
         advice = "stop the other process (systemctl stop dynolog), or set dynolog.rpc to another address"
         return [Finding(CHECK_NAME, Status.PROBLEM, f"`dyno` is not served: {taken}", advice)]
 
@@ -74,10 +78,13 @@ def make_dynolog_door(
     captures: CaptureManager,
     stack: contextlib.AsyncExitStack,
     *,
+    looks: FairSlots,
     healthy: Callable[[], bool],
     polling: PollingProcesses | None = None,
 ) -> DynologDoor:
-    """Builds the door; nobody can connect yet. polling: processes whose libkineto polls, if this daemon answers."""
+    """Builds the door; nobody can connect yet. polling: processes whose libkineto polls, if this daemon answers; looks:
+    slots for inspecting processes.
+    """
     config = settings.current
     files = LogFiles(settings, access.audit, store.target_dir)
     stack.push_async_callback(files.stop)
@@ -99,7 +106,7 @@ def make_dynolog_door(
     stack.callback(doorkeeper.close)
     gate = Gate(callers, access.rate, access.audit, doorkeeper, thing_of=captures.thing, no_such=no_such_capture)
     service = DynologService(
-        settings, gate, doorkeeper, captures, ProcessMatcher(registry, polling), files, healthy=healthy
+        settings, gate, doorkeeper, captures, ProcessMatcher(registry, polling), files, looks, healthy=healthy
     )
     stack.push_async_callback(server.stop)
     return DynologDoor(files, server, service)

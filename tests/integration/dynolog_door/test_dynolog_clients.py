@@ -2,7 +2,10 @@
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,26 @@ def test_as_many_processes_are_traced_as_the_limit_says(daemon: Daemon, door: st
     finally:
         for each in agents:
             each.kill()
+
+
+def test_a_process_that_cannot_be_traced_is_told_apart_and_the_others_are_traced(daemon: Daemon, door: str) -> None:
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-S", "-c", program]
+    with (
+        RemoteAgent(daemon.agent_socket) as agent,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stopped,
+    ):
+        assert stopped.stdout is not None
+        stopped.stdout.readline()
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            agent.do("hello")
+            told = client.asked(door, trace_request(pids=[agent.pid, stopped.pid]))
+            assert told["processesMatched"] == [agent.pid], told
+            (refused,) = told["kinetod"]["refused"]
+            assert (refused["pid"], refused["reason"]) == (stopped.pid, "ATTACH_UNSUITABLE")
+        finally:
+            stopped.kill()
 
 
 def test_a_wrong_configuration_is_refused_with_the_reason(daemon: Daemon, door: str, agent: ScriptedAgent) -> None:

@@ -14,6 +14,7 @@ from kinetod.dynolog_door import door_server, door_sockets
 from kinetod.dynolog_door.answers import Answer
 from kinetod.dynolog_door.client_limits import ClientLimits
 from kinetod.dynolog_door.door_server import DynologServer
+from kinetod.dynolog_door.json_frames import BadFrame
 from kinetod.permissions.role_policy import Via
 from support.dynolog import client, recorded
 from support.waiting import soon
@@ -27,12 +28,14 @@ class Answering:
     def __init__(self) -> None:
         self.server: DynologServer | None = None
         self.asked: list[tuple[Any, bytes]] = []
-        self.answer: Answer | None = {"status": 1}
+        self.understands = True
 
-    async def __call__(self, connection: str, body: bytes) -> Answer | None:
+    async def __call__(self, connection: str, body: bytes) -> Answer:
         assert self.server is not None
         self.asked.append((self.server.peer(connection), body))
-        return self.answer
+        if not self.understands:
+            raise BadFrame("an unknown function")
+        return {"status": 1}
 
 
 def served(
@@ -104,7 +107,7 @@ def test_what_is_no_request_ends_the_connection_without_an_answer() -> None:
         for sent in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\0", b"\xff\xff\xff\xff{}"):
             assert await asyncio.to_thread(client.raw_answer, address, sent) == b""
         assert answering.asked == []
-        answering.answer = None
+        answering.understands = False
         assert await asyncio.to_thread(client.raw_answer, address, recorded.STATUS) == b""
 
     served(work)
