@@ -38,9 +38,15 @@ class NativeTarget(Target):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTarget(Target):
-    """In Python. packages: what libFuzzer sees the branches of."""
+    """In Python. packages: what libFuzzer sees the branches of; family: the folder of the module in fuzz.targets."""
 
     packages: tuple[str, ...]
+    family: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return ".".join(filter(None, ("fuzz.targets", self.family, self.name)))
 
 
 NATIVE_TARGETS = (
@@ -106,6 +112,8 @@ PYTHON_TARGETS = (
     PythonTarget(name="manifest", door="manifests of uploaded captures, and reports of their hosts' clocks",
                  packages=_TRACE),
     PythonTarget(name="requests", door="gRPC requests: captures, selectors, labels", packages=_SERVICE),
+    PythonTarget(name="dynolog_rpc", door="requests of Dynolog's clients, and the configurations in them",
+                 packages=("kinetod", "kineto_protos"), family="other_tools"),
     PythonTarget(name="helper_messages", door="messages between front end and attach helper, both ways",
                  packages=_SERVICE),
     PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
@@ -117,12 +125,14 @@ PYTHON_TARGETS = (
     PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
+    PythonTarget(name="polls", door="datagrams of processes that poll as libkineto does", packages=_SERVICE,
+                 family="other_tools"),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
     ),
     PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
-                 packages=("kinetoctl", "kineto_trace")),
+                 packages=("kinetoctl", "kineto_trace", "kineto_protos")),
 )  # fmt: skip
 TARGETS: tuple[Target, ...] = (*NATIVE_TARGETS, *PYTHON_TARGETS)
 

@@ -10,9 +10,9 @@ import pytest
 from kineto_agent.sources.torch.object_layouts import LAYOUTS
 from kineto_agent.system import env
 from kineto_protos import endpoints
+from kineto_protos.kineto_config import KEYS, Effect
 from kinetoctl.app import cli
 from kinetoctl.base import common_options
-from kinetoctl.client.kineto_config import KEYS, Effect
 from kinetoctl.exit_codes import MEANINGS, ExitCode
 from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
 from kinetoctl.options import completers
@@ -155,7 +155,7 @@ def test_variables_are_read_by_their_constants_only() -> None:
         "cli/kinetoctl/local/agent_injection.py",
     }
     defined |= {"daemon/kinetod/config/setting.py", "daemon/kinetod/hooks/hook_types.py"}
-    defined |= {"daemon/kinetod/kineto_ipc/libkineto_variables.py"}
+    defined |= {"daemon/kinetod/kineto_ipc/libkineto_variables.py", "cli/kinetoctl/migration/dynolog_flags.py"}
     startup = {"agent/kineto_agent/bootstrap/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -39,7 +39,13 @@ from kinetod.captures.live_capture import Running
 from kinetod.captures.pagination import fitting, from_token, to_token
 from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
-from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.request.capture_spec import (
+    CaptureRequest,
+    checked_key,
+    checked_spec,
+    request_hash,
+    with_trace_parent,
+)
 from kinetod.captures.request.factory import new_capture
 from kinetod.captures.request.offered_types import check_known
 from kinetod.captures.request.polled_targets import PolledTargets
@@ -108,8 +114,20 @@ class CaptureManager:
 
     # making
 
-    async def create(self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller) -> pb.Capture:
-        """Creates a capture, or returns the one already created with this key. Raises KinetodError."""
+    async def create(
+        self,
+        spec: pb.CaptureSpec,
+        idempotency_key: str,
+        caller: Caller,
+        *,
+        trace_parent: str = "",
+        each_by_itself: bool = False,
+    ) -> pb.Capture:
+        """Creates a capture, or returns the one already created with this key. Raises KinetodError.
+
+        trace_parent: of the caller's call; it becomes a label and is no part of the request that a key stands for.
+        each_by_itself: whether named processes that cannot be traced are FAILED targets, rather than an error.
+        """
         requested_ns = time.time_ns()
         digest = request_hash(spec)
         key = _Key(checked_key(idempotency_key), _owner(caller))
@@ -120,22 +138,25 @@ class CaptureManager:
                 request = checked_spec(spec, self._config, time.time_ns())
                 self._check_count(caller)
                 await self._shares.check(caller, _owner(caller))
-                wanted = self._wanted(spec, request, caller)
+                wanted = self._wanted(spec, request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
-            return await self._create(spec, request, wanted, targets, requested_ns, key=key, digest=digest)
+            labelled = with_trace_parent(spec, trace_parent)
+            return await self._create(labelled, request, wanted, targets, requested_ns, key=key, digest=digest)
 
-    def _wanted(self, spec: pb.CaptureSpec, request: CaptureRequest, caller: Caller) -> TargetRequest:
-        attacher = None if request.no_attach else self._attacher
+    def _wanted(
+        self, spec: pb.CaptureSpec, request: CaptureRequest, caller: Caller, each_by_itself: bool
+    ) -> TargetRequest:
         return TargetRequest(
             match=request.match,
             caller=caller,
-            attacher=attacher,
+            attacher=None if request.no_attach else self._attacher,
             keep_agent_ns=request.keep_agent_ns,
+            each_by_itself=each_by_itself,
             polled=PolledTargets(self._recorder, spec, self._config.dynolog_tracing),
         )
 

@@ -4,7 +4,10 @@ Theory of operation
     A libkineto waits 90 ms for an answer. So neither a disk nor the event loop is waited for here: sockets that have
     something are read in turns, a burst of datagrams each, because the kernel's queue is short (10 datagrams in a new
     network namespace: net.unix.max_dgram_qlen) and shared by all who send. A datagram that gets no answer costs little:
-    limits come first, and /proc is read only at a process's first poll.
+    limits come first.
+
+    Nothing can be waiting for a process that polls for the first time. So it is answered at once, and becomes known
+    later, for which /proc is read: a few at a time between datagrams, since a job may start a hundred processes.
 
     Sockets are handed over and taken back through a queue, which a pipe announces.
 """
@@ -15,6 +18,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -22,12 +26,14 @@ from kinetod.base import metrics
 from kinetod.kineto_ipc.datagrams import BadDatagram, Drop, Poll, decode, poll_answer, registration_answer
 from kinetod.kineto_ipc.poll_limits import PollLimits
 from kinetod.kineto_ipc.poll_sockets import Datagram, PollSocket
-from kinetod.kineto_ipc.poller_registry import Dropped, PollerRegistry
+from kinetod.kineto_ipc.poller_registry import Dropped, PollerRegistry, Sender
 
 log = logging.getLogger(__name__)
 
 BURST = 256  # datagrams that are read from a socket in its turn
 SWEEP_S = 1.0
+NEWCOMERS = 8  # that become known in a turn, at some 0.1 ms each
+MAX_NEWCOMERS = 4096  # that wait to become known
 _JOIN_S = 5.0
 
 
@@ -41,6 +47,7 @@ class PollThread:
         self._ear, self._mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._sockets: dict[int, PollSocket] = {}
         self._ready = select.epoll()
+        self._newcomers: deque[tuple[Poll, Sender]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="libkineto polls", daemon=True)
 
@@ -88,8 +95,9 @@ class PollThread:
         swept_s = time.monotonic()
         while not self._stopping:
             try:
-                ready = [descriptor for descriptor, _ in self._ready.poll(SWEEP_S)]
+                ready = [descriptor for descriptor, _ in self._ready.poll(0 if self._newcomers else SWEEP_S)]
                 self._turn(ready)
+                self._meet()
                 if (now_s := time.monotonic()) - swept_s >= SWEEP_S:
                     swept_s = now_s
                     self._registry.forget_silent(now_s)
@@ -112,6 +120,15 @@ class PollThread:
         for descriptor in ready:
             if (sock := self._sockets.get(descriptor)) is not None:
                 self._read(sock)
+
+    def _meet(self) -> None:
+        """Makes a few of those known that have polled for the first time."""
+        for _ in range(min(NEWCOMERS, len(self._newcomers))):
+            poll, sender = self._newcomers.popleft()
+            try:
+                self._registry.polled(poll, sender, now_s=time.monotonic(), now_ns=time.time_ns())
+            except Dropped as exc:
+                metrics.poll_dropped(exc.why)
 
     def _read(self, sock: PollSocket) -> None:
         for _ in range(BURST):
@@ -146,6 +163,14 @@ class PollThread:
             count = self._registry.registered(message, sender, now_s=now_s)
             if not sock.send(registration_answer(count), sender):
                 raise Dropped(Drop.UNREAD)
+            return
+        if not self._registry.knows(sender):
+            if len(self._newcomers) >= MAX_NEWCOMERS:
+                raise Dropped(Drop.TOO_MANY)
+            self._newcomers.append((message, sender))
+            if not sock.send(poll_answer(), sender):
+                raise Dropped(Drop.UNREAD)
+            metrics.poll_answered()
             return
         answer = self._registry.polled(message, sender, now_s=now_s, now_ns=time.time_ns())
         if not sock.send(poll_answer(answer.configuration), sender):

@@ -35,6 +35,7 @@ from kinetod.processes.identity import PROC, ProcessKey, start_time_ns
 FORGET_S = 60.0  # since the last datagram, as Dynolog does
 MAX_PROCESSES = 8192
 MAX_PROCESSES_PER_USER = 2048
+MAX_ADDRESSES = 8  # of a process; it has one for each copy of libkineto
 MAX_ROOT_PROCESSES = MAX_PROCESSES // 2  # those of all containers that run as root
 Address = bytes | str  # as recvmsg gives it: bytes of an abstract name, text of a path
 
@@ -102,7 +103,7 @@ class Poller:
     program: Credentials
     pidfd: int | None
     real_uid: int
-    address: Address
+    addresses: set[Address]  # several where several copies of libkineto poll
     registry: "PollerRegistry"
     seen_s: float  # monotonic time of its last datagram
     pids: tuple[int, ...] = ()
@@ -181,6 +182,16 @@ class PollerRegistry:
 
     # for the thread that answers
 
+    def knows(self, sender: Sender) -> bool:
+        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds."""
+        known = self._pollers.get(sender.pid)
+        return (
+            known is not None
+            and sender.address in known.addresses
+            and known.real_uid == sender.uid
+            and self._lives(known)
+        )
+
     def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int) -> PollAnswer:
         """Takes note of a poll; says what to answer. Raises Dropped."""
         poller = self._poller(sender, now_s)
@@ -246,11 +257,13 @@ class PollerRegistry:
         known = self._pollers.get(sender.pid)  # this thread alone changes what is in there
         if known is None:
             return self._arrived(sender, now_s)
-        if known.address == sender.address and known.real_uid == sender.uid and self._lives(known):
+        if self.knows(sender):
             return known
         found = self._look(sender)
         if self._lives(known) and not known.program.difference(found):
-            known.address = sender.address
+            if len(known.addresses) >= MAX_ADDRESSES:
+                known.addresses.clear()
+            known.addresses.add(sender.address)
             return known
         self._forget(known)
         return self._arrived(sender, now_s)
@@ -298,7 +311,7 @@ class PollerRegistry:
             real_uid=sender.uid,
             program=found,
             pidfd=pidfd,
-            address=sender.address,
+            addresses={sender.address},
             registry=self,
             seen_s=now_s,
         )

@@ -115,7 +115,7 @@ def test_a_process_in_its_own_network_namespace_is_answered_as_long_as_it_lives(
             await door.start()
             await soon(lambda: door.state().namespaces == {client.namespace}, "the namespace is served")
             assert await asyncio.to_thread(client.ask) == "''"
-            (found,) = door.processes.all()
+            (found,) = await soon(door.processes.all, "the process is known")
             assert found.key.pid == client.process.pid
             await asyncio.to_thread(client.process.communicate)
         await soon(lambda: not door.state().namespaces, "the namespace is left alone")

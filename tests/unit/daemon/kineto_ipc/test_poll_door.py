@@ -62,7 +62,7 @@ def test_polls_are_answered_at_the_abstract_name(name: bytes) -> None:
     async def test(door: PollDoor) -> None:
         client = Libkineto(daemon=name, job=77)
         assert await asyncio.to_thread(client.poll) == ""
-        (found,) = door.processes.all()
+        (found,) = await soon(door.processes.all, "the process is known")
         assert (found.key.pid, found.pids, found.job_id) == (os.getpid(), (os.getpid(), os.getppid()), 77)
         client.close()
 
@@ -74,7 +74,7 @@ def test_an_offer_goes_to_the_process_and_its_fate_comes_back(name: bytes) -> No
         client = Libkineto(daemon=name)
         await asyncio.to_thread(client.poll)
         events: asyncio.Queue[OfferEvent] = asyncio.Queue()
-        (found,) = door.processes.all()
+        (found,) = await soon(door.processes.all, "the process is known")
         found.offer(b"A=1\n", events.put_nowait)
         assert [await asyncio.to_thread(client.poll, wants) for wants in (3, BUSY, 3)] == ["A=1\n", "", ""]
         assert [await events.get() for _ in range(3)] == [OfferEvent.SENT, OfferEvent.TAKEN, OfferEvent.OVER]
@@ -310,7 +310,7 @@ def test_a_socket_of_another_user_gets_no_answer(name: bytes, folder: Path) -> N
 
 
 def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> None:
-    async def test(_door: PollDoor) -> None:
+    async def test(door: PollDoor) -> None:
         client = Libkineto(daemon=name)
         before = len(list(Path("/proc/self/fd").iterdir()))
         ends = os.pipe()
@@ -319,6 +319,7 @@ def test_descriptors_that_come_with_a_datagram_are_not_taken(name: bytes) -> Non
         assert await asyncio.to_thread(client.receive) is not None
         for end in ends:
             os.close(end)
+        await soon(lambda: door.processes.all(), "the process is known")
         assert len(list(Path("/proc/self/fd").iterdir())) == before + 1  # the pidfd
         client.close()
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,31 @@ def test_two_copies_of_libkineto_in_a_process_are_one_process() -> None:
         first.offer(b"A=1\n", scene.events.append)
         assert scene.poll(address=b"\0b\0").poller is first
         assert await scene.happened() == [SENT]
+        for address in (b"\0a\0", b"\0b\0"):
+            assert scene.registry.knows(Sender(os.getpid(), os.getuid(), os.getgid(), address))
+
+    with_scene(test)
+
+
+def test_a_process_with_ever_new_addresses_is_remembered_by_a_few() -> None:
+    async def test(scene: Scene) -> None:
+        for number in range(100):
+            poller = scene.poll(address=b"\0%d" % number).poller
+        assert len(poller.addresses) <= poller_registry.MAX_ADDRESSES
+        assert len(scene.registry.all()) == 1
+
+    with_scene(test)
+
+
+def test_a_sender_is_known_by_its_pid_its_user_and_its_address() -> None:
+    async def test(scene: Scene) -> None:
+        me = Sender(os.getpid(), os.getuid(), os.getgid(), b"\0a\0")
+        assert not scene.registry.knows(me)
+        scene.poll()
+        assert scene.registry.knows(me)
+        assert not scene.registry.knows(replace(me, uid=54321))
+        assert not scene.registry.knows(replace(me, address=b"\0b\0"))
+        assert not scene.registry.knows(replace(me, pid=os.getppid()))
 
     with_scene(test)
 

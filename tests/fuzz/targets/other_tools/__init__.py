@@ -1,0 +1,1 @@
+"""Doors for the clients and processes of other profilers."""
