@@ -270,14 +270,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    door = await start_poll_door(config, helper, stack)
+    poll_door = await start_poll_door(config, helper, stack)
     registry = Registry(
         hub,
         privileged=helper,
         gpus=ContextHolders(gpus),
         attaching=config.attach,
         names=kubernetes.names,
-        polling=door.processes if door is not None else None,
+        polling=poll_door.processes if poll_door is not None else None,
     )
     services = Services(
         settings=settings,
@@ -303,7 +303,17 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         return rpc.serving
 
     looks = FairSlots(LOOKS, spare=1)
-    door = make_dynolog_door(settings, access, registry, store, captures, stack, looks=looks, healthy=is_healthy)
+    door = make_dynolog_door(
+        settings,
+        access,
+        registry,
+        store,
+        captures,
+        stack,
+        looks=looks,
+        healthy=is_healthy,
+        polling=poll_door.processes if poll_door is not None else None,
+    )
 
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
@@ -322,7 +332,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    polls = door.state if door is not None else lambda: None
+    polls = poll_door.state if poll_door is not None else lambda: None
     diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
     service = ProfilerService(
         hub=hub,
