@@ -24,7 +24,7 @@ from kinetod.processes.telemetry_variables import (
     MAX_VALUE_CHARS,
 )
 
-VERSION = 4
+VERSION = 5
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
 MAX_PROCESSES = 24  # of one question for facts: the answer fits into a packet
