@@ -4,9 +4,9 @@ Theory of operation
     systemd reads the first NAME.service of its folders, then every NAME.service.d/*.conf of all of them, sorted by name
     (of two with the same name, that of the earlier folder). A later value replaces an earlier one; lists (ExecStart,
     Environment, EnvironmentFile) are appended to, and emptied by an empty value. A line that ends with a backslash goes
-    on with the next one. In ExecStart the unit's own variables are `${NAME}`, anywhere, and `$NAME` as a word of its own,
-    which becomes several; in a shell's -c the shell does the same with `$NAME` in a word, too. `$$` and `%%` are one of
-    each; the specifiers of the unit's name are known, others (`%H`) are kept.
+    on with the next one. In ExecStart the unit's own variables are `${NAME}`, anywhere, and `$NAME` as a word of its
+    own, which becomes several; in a shell's -c the shell does the same with `$NAME` in a word, too. `$$` and `%%` are
+    one of each; the specifiers of the unit's name are known, others (`%H`) are kept.
 """
 
 import re
@@ -145,7 +145,9 @@ def _arguments(commands: Sequence[str], environ: Mapping[str, str], program: str
         if program in names:
             arguments = found[names.index(program) + 1 :]
             end = next((place for place, word in enumerate(arguments) if word in _COMMAND_ENDS), len(arguments))
-            return [word for each in arguments[:end] for word in ([each] if plain else _expanded(each, environ, pattern))]
+            return [
+                word for each in arguments[:end] for word in ([each] if plain else _expanded(each, environ, pattern))
+            ]
     # Only the programs: there may be a secret among the arguments.
     shown = ", ".join(repr(command.split(maxsplit=1)[0][:80]) for command in commands) or "nothing"
     raise NotMigrated(f"{unit} does not start {program}: its ExecStart is {shown}; name its flag file with --flags")
