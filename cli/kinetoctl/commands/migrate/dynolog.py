@@ -61,7 +61,7 @@ def command(flag_file: Path | None, unit_path: Path | None, path: Path | None, r
     """
     if path is not None and str(path) in OUTPUTS:
         raise click.UsageError(
-            f"--output names the file to write here, not a format; `kinetoctl -o {path} migrate dynolog` chooses the format"
+            f"--output names the file to write here; `kinetoctl -o {path} migrate dynolog` chooses the format"
         )
     if replace and path is None:
         raise click.UsageError("--replace needs --output")
