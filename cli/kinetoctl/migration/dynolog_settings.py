@@ -29,6 +29,7 @@ DYNOLOG_PORT = 1778
 _TRUE, _FALSE = ("1", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no")
 _MAX_PORT = 65535
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[ \t\v\f]*[+-]?[0-9]{1,20}")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of a URL
 _NAME = re.compile(r"[\w.]*")
 _INT32 = range(-(2**31), 2**31)
 _ALWAYS_TOLD = ("enable_ipc_monitor", "port")  # whether tracing works at all
@@ -133,7 +134,7 @@ def migrated(given: Sequence[GivenFlag], environ: Mapping[str, str], unit_settin
 
 def _became(flag: GivenFlag, values: _Values, notes: _Notes) -> Became:
     known = FLAGS[flag.name]
-    shown = _HIDDEN if known.secret and flag.value else flag.value
+    shown = _HIDDEN if known.secret and flag.value else flag.value and _LOGIN.sub(_HIDDEN, flag.value)
     subject = f"--{flag.name}" if shown is None else f"--{flag.name}={shown}"
     outcome, note, keys = known.outcome, known.note, known.keys
     if problem := values.problems.get(flag.name):

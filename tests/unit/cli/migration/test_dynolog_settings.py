@@ -181,6 +181,11 @@ def test_no_interface_at_all_is_said_to_be_all() -> None:
     assert outcome(found, "allow_interface_prefixes") == ("approximated", "all interfaces; Dynolog then has none")
 
 
+def test_the_login_in_a_url_is_not_shown() -> None:
+    line = of(otlp_endpoint="https://me:s3cret@collector:4318/x").report[0]
+    assert line.subject == "--otlp_endpoint=https://(not shown)@collector:4318/x"
+
+
 def test_variables_and_settings_of_the_unit_are_reported() -> None:
     environ = {"KINETO_IPC_SOCKET_DIR": "/run/dynolog", "OTEL_SERVICE_NAME": "x", "PATH": "/bin"}
     found = migrated([], environ, {"MemoryMax": "1G", "Restart": "always"})
