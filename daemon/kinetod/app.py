@@ -269,7 +269,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     registry = Registry(
-        hub, privileged=helper, gpus=ContextHolders(gpus), attaching=config.attach, names=kubernetes.names
+        hub,
+        privileged=helper,
+        gpus=ContextHolders(gpus),
+        attaching=config.attach,
+        names=kubernetes.names,
+        signs=plugins.signs,
     )
     services = Services(
         settings=settings,

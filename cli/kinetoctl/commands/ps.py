@@ -63,9 +63,9 @@ def command(
     """List processes that train or use a GPU, and whether they can be traced.
 
     Listed are processes that have an agent or hold a context on a GPU, and Python processes that have loaded torch,
-    JAX, TensorFlow or CuPy, have a GPU open, have a rank or belong to a job. Launchers and DataLoader workers are left
-    out. --all lists every Python and GPU process. With options that select processes, it lists those that
-    `kinetoctl trace` would record with the same options.
+    JAX, TensorFlow or CuPy, have a GPU open, show the signs of a plug-in's accelerator, have a rank or belong to a job.
+    Launchers and DataLoader workers are left out. --all lists every Python and GPU process. With options that select
+    processes, it lists those that `kinetoctl trace` would record with the same options.
 
     TRACE is ready (an agent is waiting), attached (likewise; `kinetoctl trace` attached it for a while), attach
     (`kinetoctl trace` will attach one; nothing was seen that prevents it), busy (a capture is running), or why there

@@ -221,7 +221,8 @@ class AttachService:
         """Answers for the processes that may be inspected. Raises Denial if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Seen(facts=())
-        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        signs = msgspec.to_builtins(asked.signs)
+        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed, "signs": signs})
         return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFactsItem, ...]))
 
     async def search(self, caller: HelperCaller, policy: Policy, asked: messages.Search) -> messages.Found:

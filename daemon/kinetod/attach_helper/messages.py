@@ -17,12 +17,14 @@ import msgspec
 
 from kinetod.processes.frameworks import Framework
 
-VERSION = 3
+VERSION = 4
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
+MAX_PROCESSES = 36  # of one question for facts: the answer fits into a packet
 MAX_TOOLS = 64  # likewise
 MAX_GPUS = 64
+MAX_PLUGINS = 16
+MAX_SIGNS_BYTES = 8 << 10  # of all plug-ins together: the question fits into a packet
 MAX_DEADLINE_MS = 60_000
 _HEAD = struct.Struct("<4sH")
 _MAGIC = b"KATT"
@@ -36,6 +38,8 @@ Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+PluginName = Annotated[str, msgspec.Meta(max_length=16)]
+Patterns = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=16)]
 
 
 class BadMessage(Exception):
@@ -101,11 +105,24 @@ class Diagnose(_Message, frozen=True, tag="diagnose"):
     agent: AgentFacts
 
 
+class SignsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """accelerator_signs.OutsideSigns: patterns of names and paths, and names of variables, never their values."""
+
+    plugin: PluginName
+    libraries: Patterns
+    variables: Patterns
+    open_files: Patterns
+
+
 class Look(_Message, frozen=True, tag="look"):
-    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at."""
+    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at.
+
+    signs: of the plug-ins of the front end, to be looked for in Python processes.
+    """
 
     targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
     boot_time_ns: Nanoseconds
+    signs: Annotated[tuple[SignsItem, ...], msgspec.Meta(max_length=MAX_PLUGINS)] = ()
 
 
 class Search(_Message, frozen=True, tag="search"):
@@ -165,6 +182,7 @@ class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     job_step: Annotated[str, msgspec.Meta(max_length=32)]
     is_python: bool
     framework: Framework
+    plugins: Annotated[tuple[PluginName, ...], msgspec.Meta(max_length=MAX_PLUGINS)]
     own_user_namespace: bool
     uid: Id | None
     program: Digest

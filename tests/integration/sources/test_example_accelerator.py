@@ -98,6 +98,9 @@ def steps(pid: int) -> int:
 def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path, tmp_path: Path) -> None:
     install_example(site)
     with daemon_with(site, tmp_path) as daemon, program(library) as process:
+        assert process.pid in [each["pid"] for each in kinetoctl(daemon, "ps", "-o", "json").json()]
+        sample = kinetoctl(daemon, "top", "--once", "-o", "json").json()
+        assert process.pid in [each["process"]["pid"] for each in sample["processes"]]
         target = trace(daemon, process.pid, tmp_path / "out")
         assert (target["verdict"], target["reason"]) == ("VERDICT_DONE", "")
         kernels, calls = events(target, "kernel"), events(target, "pebble_runtime")

@@ -10,6 +10,7 @@ from kineto_agent.protocol.plugin_bundle import PluginFile, Signs, unpack
 from kinetod.plugins import plugin_loader
 from kinetod.plugins.plugin_findings import findings
 from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin, load
+from kinetod.processes.accelerator_signs import OutsideSigns
 from support.service.daemon import REPOSITORY
 from support.service.plugin_packages import install
 from support.service.plugin_sources import MODULE
@@ -67,6 +68,32 @@ def test_an_allowed_one_is_packed_for_agents(site: Path) -> None:
     assert len(file.pieces) > 1  # it is compiled piece by piece
     assert not file.annotations
     assert max(text.count("\n") for _, text in file.pieces) < 50
+
+
+@pytest.mark.parametrize(
+    ("signs", "seen"),
+    [
+        ("modules=('torch_toy',)", ()),
+        ("libraries=('libtoy.so*',), modules=('torch_toy',)", (OutsideSigns("toy", libraries=("libtoy.so*",)),)),
+    ],
+)
+def test_the_signs_that_are_seen_from_outside_are_kept_for_lists(
+    site: Path, signs: str, seen: tuple[OutsideSigns, ...]
+) -> None:
+    package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs({signs}))")
+    plugins = loaded("toy")
+    assert (refusal(plugins), plugins.signs) == ("", seen)
+
+
+def test_more_signs_than_can_be_looked_for_are_refused(site: Path) -> None:
+    many = "tuple('lib%s%d.so' % ('\u20ac' * 180, number) for number in range(16))"
+    package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs(libraries={many}))")
+    plugins = loaded("toy")
+    assert refusal(plugins) == (
+        "it cannot be sent to agents: the signs of all plug-ins (1) have 8823 bytes, at most 8192 of 16 plug-ins "
+        "are looked for; declare fewer or shorter patterns"
+    )
+    assert (plugins.parcel, plugins.signs) == (None, ())
 
 
 BAD = {
