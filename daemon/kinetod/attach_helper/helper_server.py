@@ -107,7 +107,8 @@ class AttachService:
         """Warms the helpers up; the one that looks has answered then. Raises OSError."""
         await asyncio.gather(self._helpers.start(), self._lookers.start())
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
-            await self._lookers.ask({"do": LOOK, "boot_time_ns": 0, "targets": []}, deadline_s=WARM_UP_S)
+            nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
+            await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
         self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
