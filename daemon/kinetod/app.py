@@ -313,7 +313,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, plugins=plugins)
     service = ProfilerService(
         hub=hub,
         registry=registry,

@@ -318,7 +318,7 @@ class Registry:
         """
         wanted = sorted(pids)
         if listed:
-            facts, _ = await asyncio.gather(self._recent.get(wanted), self._refresh(wanted))
+            facts, _ = await asyncio.gather(self._recent.get(wanted), self.refresh(wanted))
         else:
             facts = await self._facts(wanted)
         joined = filter(None, (self._join(each, anything=each.key.pid in anything) for each in facts))
@@ -341,7 +341,8 @@ class Registry:
             return {}
         return await (self._gpus.lately() if listed else self._gpus.now())
 
-    async def _refresh(self, pids: Collection[int]) -> None:
+    async def refresh(self, pids: Collection[int]) -> None:
+        """Asks the agents of these processes for a fresh Hello; those that do not answer soon keep the last one."""
         wanted = set(pids)
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
         await self._hub.refresh(agents, DESCRIBE_DEADLINE_S)

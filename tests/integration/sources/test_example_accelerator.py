@@ -83,6 +83,13 @@ def trace(daemon: Daemon, pid: int, folder: Path, *options: str) -> dict[str, An
     return target
 
 
+def plugins_check(daemon: Daemon, pid: int) -> tuple[str, str]:
+    """Status and detail of what doctor says about plug-ins."""
+    checks = kinetoctl(daemon, "doctor", str(pid), "-o", "json").json()["checks"]
+    (check,) = (each for each in checks if each["name"] == "plugins")
+    return check["status"], check["detail"]
+
+
 def events(target: dict[str, Any], category: str) -> list[dict[str, Any]]:
     (file,) = target["files"]
     document = json.loads(gzip.decompress(Path(file["path"]).read_bytes()))
@@ -101,7 +108,10 @@ def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path,
         assert process.pid in [each["pid"] for each in kinetoctl(daemon, "ps", "-o", "json").json()]
         sample = kinetoctl(daemon, "top", "--once", "-o", "json").json()
         assert process.pid in [each["process"]["pid"] for each in sample["processes"]]
+        shows = "would record kernel, pebble_runtime: the process shows the signs of its accelerator"
+        assert plugins_check(daemon, process.pid) == ("CHECK_STATUS_OK", f"pebble 1.0: {shows}")
         target = trace(daemon, process.pid, tmp_path / "out")
+        assert plugins_check(daemon, process.pid) == ("CHECK_STATUS_OK", "pebble 1.0: records kernel, pebble_runtime")
         assert (target["verdict"], target["reason"]) == ("VERDICT_DONE", "")
         kernels, calls = events(target, "kernel"), events(target, "pebble_runtime")
         counts = Counter(event["name"] for event in kernels)

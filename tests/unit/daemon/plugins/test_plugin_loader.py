@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from kineto_agent.protocol.plugin_bundle import PluginFile, Signs, unpack
 from kinetod.plugins import plugin_loader
-from kinetod.plugins.plugin_findings import findings
 from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin, load
 from kinetod.processes.accelerator_signs import OutsideSigns
 from support.service.daemon import REPOSITORY
@@ -171,20 +170,3 @@ def test_the_process_that_loads_may_be_missing() -> None:
     assert refusal(loaded("toy", command=["/no/such/program"])).startswith("the process that loads it failed: ")
     assert refusal(loaded("toy", command=["echo", "{}"])).startswith("it cannot be sent to agents: ")
     assert refusal(loaded("toy", command=["echo", "nonsense"])).startswith("the process that loads it gave no valid")
-
-
-def test_what_doctor_says() -> None:
-    known = (
-        LoadedPlugin(name="toy", version="1.5", activity_types=("kernel", "toy_sync")),
-        LoadedPlugin(name="tin", is_allowed=False),
-        LoadedPlugin(name="tan", refused="it is broken"),
-    )
-    assert [(each.status.name, each.detail) for each in findings(KnownPlugins(known=known))] == [
-        ("PROBLEM", "tan is not used: it is broken"),
-        ("OK", "toy 1.5 (kernel, toy_sync); installed, but not in plugins.sources: tin"),
-    ]
-    assert [each.advice for each in findings(KnownPlugins(known=known[2:]))] == [
-        "correct that until `kinetoctl plugin check tan` accepts it on this host, or take it out of plugins.sources; "
-        "then restart kinetod"
-    ]
-    assert [each.detail for each in findings(KnownPlugins())] == ["none are installed"]
