@@ -469,6 +469,12 @@ CATEGORIES = tuple(
 )
 
 
+def table_of(category: str) -> str:
+    """Returns the table of complete events of a category; the category itself if it is none of Kineto's."""
+    fits = (table for text, ends, table in CATEGORIES if (category.endswith(text) if ends else category == text))
+    return next(fits, category)
+
+
 def tables_on(*rows: ViewerRow) -> tuple[str, ...]:
     """Returns the names of the tables on these rows, row by row."""
     return tuple(table.name for row in rows for table in TABLES if table.row is row)

@@ -129,6 +129,8 @@ def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path,
         ]
         assert len(pairs) > 0.9 * len(kernels)
         assert all(launch["ts"] <= kernel["ts"] for launch, kernel in pairs)
+        assert int(target["summary"]["activities"]["pebble_runtime"]) == len(calls)
+        assert "cuda_runtime" not in target["summary"]["activities"]
         (source,) = (count for count in target["counts"] if count["source"] == "pebble")
         assert source["dropped"] == "0" or source["dropped"] == 0
         (file,) = target["files"]
