@@ -3,12 +3,13 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.plugin_bundle import Plugin, PluginFile, Signs, pack
+from kineto_agent.protocol.schema import TYPES_OF_KINETO
 
 from kinetod.attach.channel.payload import sealed_memfd
 from kinetod.attach_helper.messages import MAX_PLUGINS, MAX_SIGNS_BYTES
@@ -65,10 +66,18 @@ class KnownPlugins:
         """What the used ones declare."""
         return frozenset(kind for plugin in self.known for kind in plugin.activity_types)
 
-    @property
-    def refusals(self) -> list[str]:
-        """For whoever wants a trace: which plug-ins of the allow-list are not used, and why."""
-        return [f"the plug-in {plugin.name} is not used: {plugin.refused}" for plugin in self.known if plugin.refused]
+    def refusals(self, types: Collection[str] = ()) -> list[str]:
+        """For whoever wants a trace: which plug-ins of the allow-list are not used, and why.
+
+        types: only those that might declare one of these types. What a refused one declares is not known, but types of
+        its own begin with its name, and those that it may share with others are Kineto's.
+        """
+        shared = not types or any(kind in TYPES_OF_KINETO for kind in types)
+        return [
+            f"the plug-in {plugin.name} is not used: {plugin.refused}"
+            for plugin in self.known
+            if plugin.refused and (shared or any(kind.startswith(f"{plugin.name}_") for kind in types))
+        ]
 
 
 async def load(

@@ -207,6 +207,21 @@ def test_a_bad_plug_in_is_named_and_the_program_goes_on(kind: str, library: Path
         until(lambda: steps(process.pid) > before + 50, "the program goes on")
 
 
+def test_a_refused_plug_in_is_told_once_and_only_where_its_types_may_be_missed(
+    library: Path, site: Path, tmp_path: Path
+) -> None:
+    (install_example(site) / "source.py").chmod(0o666)
+    refusal = "the plug-in pebble is not used: others could change it"
+    with daemon_with(site, tmp_path) as daemon, program(library) as process:
+        target = trace(daemon, process.pid, tmp_path / "all")
+        assert (target["verdict"], target["warnings"]) == ("VERDICT_DONE", [])
+        status, detail = plugins_check(daemon, process.pid)
+        assert (status, detail.partition(":")[0]) == ("CHECK_STATUS_NOTE", "pebble is not used")
+        target = trace(daemon, process.pid, tmp_path / "kernels", "--activities", "kernel,python_function")
+        assert target["reason_code"] == "ACTIVITY_TYPE_UNAVAILABLE"
+        assert (target["reason"].count(refusal), target["warnings"]) == (1, [])
+
+
 def test_an_agent_that_came_with_the_program_gets_the_plug_in_too(library: Path, site: Path, tmp_path: Path) -> None:
     install_example(site)
     with daemon_with(site, tmp_path) as daemon:

@@ -128,7 +128,7 @@ def test_the_others_are_taken(site: Path) -> None:
     assert plugins.parcel.message.names == ["tin"]
     os.close(plugins.parcel.descriptor)
     assert refusal(plugins, "none").startswith("no package installed beside kinetod has an entry point 'none'")
-    assert plugins.refusals == [
+    assert plugins.refusals() == [
         "the plug-in toy is not used: loading it raised RuntimeError: ",
         f"the plug-in none is not used: {refusal(plugins, 'none')}",
     ]
