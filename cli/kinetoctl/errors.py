@@ -169,6 +169,15 @@ class NotWritten(CliError):
     help_text = "Look at its folder with `ls -ld` and `df -h`, or name another place."
 
 
+class ProjectExists(NotWritten):
+    """The folder of a new plug-in's project exists already."""
+
+    help_text = (
+        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` says whether\n"
+        "kinetod would take the plug-in that is there."
+    )
+
+
 class SlurmFailed(CliError):
     """Slurm's programs are missing, or get no answer."""
 

@@ -77,7 +77,8 @@ def test_a_schema_says_which_table_a_type_has() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (NPU._replace(name="cpu"), "its name must be 2 to 16 lower-case letters and digits, and none of annotation"),
+        (NPU._replace(name="cpu"), "its name is reserved, as docs/record-schemas.md lists them; choose another"),
+        (NPU._replace(name="Npu"), "its name must be 2 to 16 lower-case letters and digits, the first a letter"),
         (NPU._replace(framing="kinds"), "there is no framing 'kinds'; choose one of kind_u32, headed, size_field"),
         (NPU._replace(clock="utc"), "there is no clock 'utc'; choose one of realtime, monotonic"),
         (NPU._replace(tick_ns=float("nan")), "tick_ns is nan; a tick is 1e-6 to 1e9 ns long"),
