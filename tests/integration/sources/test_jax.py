@@ -74,6 +74,21 @@ def test_hlo_operations_and_steps_are_in_the_trace_without_asking_for_them(
     assert main  # its own row: XLA does not say which of several Python threads of a name it is
 
 
+def test_iterations_are_counted_in_one_way_whatever_is_recorded(daemon: Daemon, loop: programs.Program) -> None:
+    numbers = []
+    for types in ((), ("python_function",), ("user_annotation",)):
+        capture_id = begin(daemon.stub(), loop.pid, 200, *types)
+        (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
+        assert (target.verdict, list(target.warnings)) == (pb.VERDICT_DONE, [])
+        rows = [row for row in trace_of(daemon.stub(), capture_id)["traceEvents"] if row.get("ph") == "X"]
+        steps = [row["name"] for row in rows if row["name"].startswith("ProfilerStep#")]
+        numbers += [int(name.partition("#")[2]) for name in steps]
+        marked = [row["args"]["step_num"] for row in rows if row["name"] == "train"]
+        assert bool(marked) == (types != ("python_function",))
+        assert steps and numbers == sorted(set(numbers))
+        assert not marked or marked[0] > numbers[0]  # the agent came later than the first step
+
+
 def test_kernels_that_a_cpu_does_not_have_fail_for_that_reason_although_a_plug_in_declares_them(
     tmp_path: Path,
 ) -> None:
