@@ -39,7 +39,8 @@ def played(target: Target, path: Path) -> int:
         done = replay(target, [path], 0)
         sys.stdout.write(done.stdout + done.stderr)
         return done.returncode
-    importlib.import_module(f"fuzz.targets.{target.name}").play(path.read_bytes())
+    assert isinstance(target, PythonTarget)
+    importlib.import_module(target.module).play(path.read_bytes())
     return 0
 
 

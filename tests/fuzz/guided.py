@@ -37,13 +37,14 @@ def main() -> None:
     from fuzz.table import PYTHON_TARGETS
 
     name, *words = sys.argv[1:]
-    packages = next(target.packages for target in PYTHON_TARGETS if target.name == name)
+    target = next(target for target in PYTHON_TARGETS if target.name == name)
     atheris = importlib.import_module("atheris")
-    atheris.instrument_imports(include=list(packages)).__enter__()  # for good: much is imported when it is needed
+    instrumented = atheris.instrument_imports(include=list(target.packages))
+    instrumented.__enter__()  # for good: much is imported when it is needed
     if library := os.environ.get(CODEC_VARIABLE):
         codec = importlib.import_module("kineto_trace.arrays.codec")
         codec.load.__wrapped__.__defaults__ = (library,)
-    module = importlib.import_module(f"fuzz.targets.{name}")
+    module = importlib.import_module(target.module)
     mutate = _mutator(module, atheris)
     options = {} if mutate is None else {"custom_mutator": mutate}
 

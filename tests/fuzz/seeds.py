@@ -22,7 +22,7 @@ def main() -> None:
     for name, made in NATIVE.items():
         write(name, made())
     for target in PYTHON_TARGETS:
-        write(target.name, importlib.import_module(f"fuzz.targets.{target.name}").seeds())
+        write(target.name, importlib.import_module(target.module).seeds())
 
 
 if __name__ == "__main__":

@@ -38,9 +38,15 @@ class NativeTarget(Target):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTarget(Target):
-    """In Python. packages: what libFuzzer sees the branches of."""
+    """In Python. packages: what libFuzzer sees the branches of. folder: of its module, below fuzz.targets."""
 
     packages: tuple[str, ...]
+    folder: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module's full name."""
+        return ".".join(filter(None, ("fuzz.targets", self.folder, self.name)))
 
 
 NATIVE_TARGETS = (
@@ -87,11 +93,13 @@ NATIVE_TARGETS = (
 )  # fmt: skip
 
 _SERVICE, _TRACE = ("kinetod",), ("kineto_trace",)
+_PROCESSES = "processes"  # what a hostile process shows
 PYTHON_TARGETS = (
     PythonTarget(
         name="link_frame", door="frames of agents and daemons, and what each makes of them",
         packages=("kineto_agent", "kinetod"),
     ),
+    PythonTarget(name="plugin_bundle", door="plug-ins that a daemon sends to an agent", packages=("kineto_agent",)),
     PythonTarget(name="arena", door="shared memory that a target hands over", packages=_SERVICE),
     PythonTarget(
         name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
@@ -111,10 +119,11 @@ PYTHON_TARGETS = (
     PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
     PythonTarget(name="config", door="config.toml and variables of the environment", packages=_SERVICE),
     PythonTarget(name="proc", door="/proc of a hostile process: status, stat, maps, cgroup, environ, cmdline, auxv",
-                 packages=_SERVICE),
-    PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE),
-    PythonTarget(name="device_code", door="ELF files with device code", packages=_SERVICE),
-    PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
+                 packages=_SERVICE, folder=_PROCESSES),
+    PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE,
+                 folder=_PROCESSES),
+    PythonTarget(name="device_code", door="ELF files with device code", packages=_SERVICE, folder=_PROCESSES),
+    PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE, folder=_PROCESSES),
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),

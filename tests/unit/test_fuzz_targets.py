@@ -21,7 +21,7 @@ OTHERS_ROUNDS = 1000
 @pytest.mark.slow
 @pytest.mark.parametrize("target", PYTHON_TARGETS, ids=lambda target: target.name)
 def test_a_door_takes_its_corpus_and_damaged_copies_of_it(target: PythonTarget) -> None:
-    module = importlib.import_module(f"fuzz.targets.{target.name}")
+    module = importlib.import_module(target.module)
     known = [path.read_bytes() for path in corpus(target)]
     rng = random.Random(7)
     for data in [*known, *(blindly(module, rng.choice(known), rng) for _ in range(BLIND))]:
@@ -49,13 +49,14 @@ def test_every_target_has_a_small_corpus_and_nothing_else_has() -> None:
 def test_every_target_has_its_file() -> None:
     natives = {path.stem for path in NATIVE.glob("*.c")} - {"replay"}
     assert natives == {target.name for target in NATIVE_TARGETS}
-    modules = {path.stem for path in (ROOT / "tests/fuzz/targets").glob("*.py")} - {"__init__"}
-    assert modules == {target.name for target in PYTHON_TARGETS}
+    files = [path.relative_to(ROOT / "tests").with_suffix("") for path in (ROOT / "tests/fuzz/targets").rglob("*.py")]
+    modules = {".".join(file.parts) for file in files if file.stem != "__init__"}
+    assert modules == {target.module for target in PYTHON_TARGETS}
 
 
 @pytest.mark.slow
 def test_modules_of_targets_leave_nothing_open_at_the_end() -> None:
-    code = f"from fuzz.targets import {', '.join(target.name for target in PYTHON_TARGETS)}"
+    code = f"import {', '.join(target.module for target in PYTHON_TARGETS)}"
     command = [sys.executable, "-W", "default::ResourceWarning", "-c", code]
     done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, check=True)
     assert done.stderr == ""
