@@ -31,7 +31,7 @@ from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
-from kineto_trace.model.activity_tables import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_NUMBER, STEP_PREFIX
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -39,7 +39,6 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = STEP_MARKS_FORMAT
 COMPLETE = "complete"
 INCOMPLETE = f'"{COMPLETE}":false'
-STEP_NUMBER = "step_num"
 BY_PROGRAM = f"iterations have the program's own numbers ({STEP_NUMBER}): the agent has not counted them"
 _NUMBERED_ARGUMENT = re.compile(rf'"{STEP_NUMBER}":(\d{{1,16}})')
 _NUMBERED_RANGE = re.compile(rf"{STEP_NUMBER} (\d{{1,16}})$")

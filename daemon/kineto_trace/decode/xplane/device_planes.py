@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kineto_trace.decode.iterations import STEP_NUMBER
 from kineto_trace.decode.xplane.hlo_arguments import HloArguments
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
 from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, Value
-from kineto_trace.model.activity_tables import NO_PRIORITY
+from kineto_trace.model.activity_tables import NO_PRIORITY, STEP_NUMBER
 from kineto_trace.model.trace import SCHEMAS, StringTable, Table, make_table
 
 _DEVICE = re.compile(r"/device:[^\s/]*?:(\d{1,9})(?:\s|$)")

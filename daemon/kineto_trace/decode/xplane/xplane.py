@@ -27,13 +27,13 @@ import numpy.typing as npt
 from kineto_agent.protocol.records import SCOPE_USER, XPLANE_FORMAT
 
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow
-from kineto_trace.decode.iterations import STEP_NUMBER
 from kineto_trace.decode.xplane.device_planes import DevicePlanes
 from kineto_trace.decode.xplane.hlo_arguments import HloArguments
 from kineto_trace.decode.xplane.parts import parts
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
 from kineto_trace.decode.xplane.protobuf import Damaged
 from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, planes
+from kineto_trace.model.activity_tables import STEP_NUMBER
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
