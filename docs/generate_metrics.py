@@ -8,6 +8,7 @@ from typing import Any
 from kinetod.base import metrics
 from kinetod.gpus.gpu_types import Snapshot
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
+from kinetod.telemetry.dynolog.metric_names import GPU_METRICS, HOST_METRICS, DynologMetric, ServedIn
 from kinetod.telemetry.gpu_metrics import LABELS, GpuCollector
 from kinetod.telemetry.host_metrics import HostCollector
 
@@ -57,12 +58,27 @@ def table(found: Iterable[Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def dynolog_table(metrics_of_dynolog: Iterable[DynologMetric]) -> str:
+    """A row for each metric of Dynolog's; those that are not served come last."""
+    lines = ["| Dynolog | unit | served | kinetod | note |", "|---|---|---|---|---|"]
+    for each in sorted(metrics_of_dynolog, key=lambda metric: metric.served is ServedIn.NOT):
+        names = ", ".join(f"`{name}`" for name in each.name.split(", "))
+        lines.append(f"| {names} | {each.unit} | {each.served.value} | {each.ours} | {each.note} |")
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, str]:
+    """The tables by the part of the document that they belong to."""
+    own = {part: table(found) for part, found in families().items()}
+    return {**own, "dynolog host": dynolog_table(HOST_METRICS), "dynolog gpus": dynolog_table(GPU_METRICS)}
+
+
 def with_tables(text: str) -> str:
     """The document with fresh tables."""
-    for part, found in families().items():
+    for part, fresh in tables().items():
         head, begin, rest = text.partition(BEGIN.format(part))
         _, end, tail = rest.partition(END)
-        text = f"{head}{begin}{table(found)}{end}{tail}"
+        text = f"{head}{begin}{fresh}{end}{tail}"
     return text
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "kinetoctl.commands.demo",
     "host": "kinetoctl.commands.host.host_group",
     "plugin": "kinetoctl.commands.plugin.plugin_group",
+    "migrate": "kinetoctl.commands.migrate.migrate_group",
     "version": "kinetoctl.commands.version",
     "completion": "kinetoctl.commands.completion",
 }
@@ -45,6 +46,7 @@ SUMMARIES = {
     "demo": "Try it all out: a daemon, a training process, a trace of it and a report.",
     "host": "Show the daemon's host: versions, GPUs, store, limits and checks.",
     "plugin": "Write, check and list plug-ins for accelerators.",
+    "migrate": "Write kinetod's configuration from that of another profiler's daemon.",
     "version": "Show the versions of kinetoctl and, if it can be reached, of the daemon.",
     "completion": "Print the completion script for a shell.",
 }

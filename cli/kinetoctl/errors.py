@@ -23,6 +23,7 @@
     ├── DemoFailed               5    a step of the demo failed
     ├── PluginRefused            5    a plug-in that kinetod would not take
     ├── NotInstalled             5    this machine: a step of an installation failed
+    ├── NotMigrated              5    another daemon's files cannot be read, or kinetod would not take the result
     ├── Denied                   6    the caller's rights
     │   ├── KubeDenied           6    the caller's rights in Kubernetes
     │   └── UntrustedSocket      6    somebody else may be listening, so nothing was sent
@@ -218,6 +219,16 @@ class NotInstalled(CliError):
     help_text = (
         "Completed steps stay in effect; run the same command again, like `kinetoctl host install`, to continue from\n"
         "here."
+    )
+
+
+class NotMigrated(CliError):
+    """The files of another daemon cannot be read, or kinetod would not take what was made of them."""
+
+    exit_code = ExitCode.FAILED
+    help_text = (
+        "Nothing was written. --flags and --unit name the files to read; copies from another host do, too.\n"
+        "docs/dynolog.md has the settings that belong to each flag, to write them by hand."
     )
 
 

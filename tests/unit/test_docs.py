@@ -21,6 +21,7 @@ from kinetod.base.errors import Reason, VerdictReason
 from kinetod.config.setting import CONFIG_VARIABLE
 from kinetod.config.settings import KEYS as KINETOD_KEYS
 from kinetod.hooks.hook_types import VARIABLES as HOOK_VARIABLES
+from kinetod.kineto_ipc.libkineto_variables import VARIABLES as LIBKINETO_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -131,7 +132,8 @@ def test_every_variable_is_documented_and_every_documented_one_exists() -> None:
 
 def test_documents_name_no_variable_that_does_not_exist() -> None:
     daemon = {CONFIG_VARIABLE, *(key.variable for key in KINETOD_KEYS)}
-    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon | set(HOOK_VARIABLES) | set(WEB_VARIABLES)
+    others = {*HOOK_VARIABLES, *WEB_VARIABLES, *LIBKINETO_VARIABLES}
+    known = agent_variables() | set(endpoints.CLIENT_VARIABLES) | daemon | others
     for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
         assert set(_VARIABLE.findall(path.read_text())) <= known, path.name
 
@@ -153,6 +155,7 @@ def test_variables_are_read_by_their_constants_only() -> None:
         "cli/kinetoctl/local/agent_injection.py",
     }
     defined |= {"daemon/kinetod/config/setting.py", "daemon/kinetod/hooks/hook_types.py"}
+    defined |= {"daemon/kinetod/kineto_ipc/libkineto_variables.py", "cli/kinetoctl/migration/dynolog_flags.py"}
     startup = {"agent/kineto_agent/bootstrap/inject/sitecustomize.py"}  # runs before anything can be imported
     for folder in ("agent/kineto_agent", "daemon", "cli", "protos"):
         for path in (ROOT / folder).rglob("*.py"):

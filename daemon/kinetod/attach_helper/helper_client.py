@@ -28,6 +28,7 @@ from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
 from kinetod.base.unix_sockets import receive
+from kinetod.processes import telemetry_variables
 from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
@@ -297,6 +298,8 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
         own_user_namespace=each.own_user_namespace,
         uid=each.uid,
         program=clean(each.program, 128),
+        trace_parent=telemetry_variables.checked_trace_parent(each.trace_parent),
+        resource=telemetry_variables.checked_resource(each.resource),
     )
 
 

@@ -16,11 +16,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from kinetod.processes.frameworks import Framework
+from kinetod.processes.telemetry_variables import (
+    MAX_ATTRIBUTES,
+    MAX_NAME_CHARS,
+    MAX_TRACE_PARENT_CHARS,
+    MAX_VALUE_CHARS,
+)
 
 VERSION = 4
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 36  # of one question for facts: the answer fits into a packet
+MAX_PROCESSES = 20  # of one question for facts: the answer fits into a packet
 MAX_TOOLS = 64  # likewise
 MAX_GPUS = 64
 MAX_PLUGINS = 16
@@ -37,6 +43,8 @@ Short = Annotated[str, msgspec.Meta(max_length=128)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+AttributeName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
+AttributeValue = Annotated[str, msgspec.Meta(max_length=MAX_VALUE_CHARS)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PluginName = Annotated[str, msgspec.Meta(max_length=16)]
 Patterns = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=16)]
@@ -186,6 +194,8 @@ class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     own_user_namespace: bool
     uid: Id | None
     program: Digest
+    trace_parent: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_PARENT_CHARS)]
+    resource: Annotated[dict[AttributeName, AttributeValue], msgspec.Meta(max_length=MAX_ATTRIBUTES)]
 
 
 class Seen(_Message, frozen=True, tag="seen"):

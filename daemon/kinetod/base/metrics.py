@@ -113,7 +113,8 @@ _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retent
 
 _HOOKS = Counter(
     "kineto_hook_calls",
-    "Attempts to notify a command or an address that a capture has ended; dropped: it will not be notified.",
+    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
+    "be none.",
     ["hook", "result"],
     registry=REGISTRY,
 )
@@ -159,7 +160,7 @@ for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
-for _hook in ("command", "webhook"):
+for _hook in ("command", "webhook", "profiles"):
     for _result in ("ok", "failed", "timeout", "dropped"):
         _HOOKS.labels(_hook, _result)
 

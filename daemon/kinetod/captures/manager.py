@@ -37,7 +37,13 @@ from kinetod.captures.live_capture import Running
 from kinetod.captures.pagination import fitting, from_token, to_token
 from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
-from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.request.capture_spec import (
+    CaptureRequest,
+    checked_key,
+    checked_spec,
+    request_hash,
+    with_trace_parent,
+)
 from kinetod.captures.request.factory import new_capture
 from kinetod.captures.request.offered_types import check_known
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
@@ -102,8 +108,13 @@ class CaptureManager:
 
     # making
 
-    async def create(self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller) -> pb.Capture:
-        """Creates a capture, or returns the one already created with this key. Raises KinetodError."""
+    async def create(
+        self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller, *, trace_parent: str = ""
+    ) -> pb.Capture:
+        """Creates a capture, or returns the one already created with this key. Raises KinetodError.
+
+        trace_parent: of the caller's call; it becomes a label and is no part of the request that a key stands for.
+        """
         requested_ns = time.time_ns()
         digest = request_hash(spec)
         key = _Key(checked_key(idempotency_key), _owner(caller))
@@ -120,7 +131,8 @@ class CaptureManager:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
-            return await self._create(spec, request, targets, requested_ns, caller, key=key, digest=digest)
+            labelled = with_trace_parent(spec, trace_parent)
+            return await self._create(labelled, request, targets, requested_ns, caller, key=key, digest=digest)
 
     def _wanted(self, request: CaptureRequest, caller: Caller) -> TargetRequest:
         attacher = None if request.no_attach else self._attacher

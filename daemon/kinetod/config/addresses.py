@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from kineto_protos.endpoints import is_loopback
 
+DYNOLOG_PORT = 1778  # dyno's default
 _SOCKET_PATH_BYTES = 107  # sun_path is 108 bytes with its NUL
 
 
@@ -52,6 +53,13 @@ def parse_metrics_listen(text: str) -> ListenAddress:
         except ValueError:
             raise ValueError(f"expected an IP address of this host before the port, got {text!r}") from None
     return ListenAddress(host=host, port=int(port))
+
+
+def parse_dynolog_rpc(text: str) -> ListenAddress:
+    """Parses `loopback`, `unix:/path` or `host:port`, an address of this host. Raises ValueError."""
+    if text == "loopback":
+        return ListenAddress(host="localhost", port=DYNOLOG_PORT)
+    return parse_listen(text) if text.startswith("unix:") else parse_metrics_listen(text)
 
 
 def checked_socket_path(text: str) -> Path:

@@ -14,7 +14,6 @@ from kinetod.config.addresses import (
     checked_socket_path,
     checked_webhook,
     parse_listen,
-    parse_metrics_listen,
 )
 from kinetod.config.default_paths import (
     HELPER_SOCKET,
@@ -23,7 +22,9 @@ from kinetod.config.default_paths import (
     default_listen,
     default_state_dir,
 )
+from kinetod.config.metrics_settings import MetricsConfig
 from kinetod.config.plugin_names import checked_plugin
+from kinetod.config.profile_addresses import checked_profiles
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
     Choice,
@@ -58,6 +59,7 @@ SECTIONS = {
     "access": "Who may do what, and how much; see docs/access.md.",
     "kubernetes": "What the daemon asks Kubernetes; see docs/kubernetes.md.",
     "metrics": "What Prometheus can read; see docs/metrics.md.",
+    "dynolog": "Processes and clients that were made for Dynolog; see docs/dynolog.md.",
 }
 
 
@@ -70,7 +72,7 @@ def _default_decode_workers() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(MetricsConfig):
     """Everything that can be set, in the order of the documents. Sizes are bytes, durations nanoseconds."""
 
     # By hand: a line of facts and one of meaning for each setting.
@@ -265,13 +267,28 @@ class Config:
         meaning="file (PEM) with the authorities that the certificates of webhooks are checked against; empty: the "
         "system's",
     )
+    hook_profiles: str = setting(
+        "hooks.profiles", ParsedText("address", checked_profiles), "", reload=True,
+        meaning="where the profiles of captures go: otlp+https://host:4318, otlp+grpcs://host:4317 or "
+        "pyroscope+https://host:4040 (without TLS on this host only); empty: nowhere; see docs/profiles.md",
+    )
+    hook_profiles_headers: Path | None = setting(
+        "hooks.profiles_headers", Maybe(SecretFile()), None, reload=True,
+        meaning="file with headers for them, one `Name: value` per line, such as Authorization, or credential:NAME; "
+        "empty: none",
+    )
+    hook_profiles_ca: Path | None = setting(
+        "hooks.profiles_ca", Maybe(ExistingFile()), None, reload=True,
+        meaning="file (PEM) with the authorities that the receiver's certificate is checked against; empty: the "
+        "system's",
+    )
     hook_timeout_ns: int = setting(
         "hooks.timeout", Duration(), 30 * SECOND_NS, reload=True,
-        meaning="how long the command, or one attempt of a webhook, may take",
+        meaning="how long the command, or one attempt of a webhook or a push of profiles, may take",
     )
     hook_retry_ns: int = setting(
         "hooks.retry_for", Duration(least_ns=0), 600 * SECOND_NS, reload=True,
-        meaning="how long a failing webhook is retried, with pauses that double from one second; 0: never",
+        meaning="how long a failing webhook or push is retried, with pauses that double from one second; 0: never",
     )
     hook_parallel: int = setting(
         "hooks.parallel", Count(1, 32), 2, reload=True,
@@ -397,20 +414,6 @@ class Config:
         "kubernetes.account_dir", FolderPath(), Path("/var/run/secrets/kubernetes.io/serviceaccount"),
         meaning="folder with `token` and `ca.crt`, with which kinetod asks the API server",
     )
-
-    metrics_listen: ListenAddress | None = setting(
-        "metrics.listen", Maybe(ParsedText("address", parse_metrics_listen)), None,
-        meaning="where to serve /metrics and /health over HTTP, as host:port such as 127.0.0.1:9417; empty: nowhere",
-    )
-    metrics_allow_remote: bool = setting(
-        "metrics.allow_remote", Switch(), False,
-        meaning="whether metrics.listen may be an address that other hosts can reach; they are not authenticated",
-    )
-    gpu_jobs_dir: Path = setting(
-        "metrics.gpu_jobs_dir", FolderPath(), Path("/run/kinetod-slurm"),
-        meaning="folder that says which batch jobs have which GPU, as dcgm-exporter's --hpc-job-mapping-dir; the "
-        "prolog of deploy/slurm keeps it",
-    )
     # fmt: on
 
     @property
@@ -450,5 +453,6 @@ def serves_everybody(config: Config) -> bool:
     return os.geteuid() == 0 or config.helper_socket is not None
 
 
-KEYS: tuple[SettingSpec, ...] = tuple(replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+_DECLARED = (replace(each.metadata[METADATA], field=each.name) for each in fields(Config))
+KEYS: tuple[SettingSpec, ...] = tuple(sorted(_DECLARED, key=lambda key: list(SECTIONS).index(key.section)))
 BY_NAME = {key.name: key for key in KEYS}

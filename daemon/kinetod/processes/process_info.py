@@ -7,13 +7,13 @@ import pwd
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from kinetod.base.safe_text import clean
-from kinetod.processes import credentials
+from kinetod.processes import credentials, telemetry_variables
 from kinetod.processes.accelerator_signs import OutsideSigns, shown
 from kinetod.processes.ancestry import Family
 from kinetod.processes.batch_jobs import job_in, step_in
@@ -37,7 +37,10 @@ NODE_VARIABLE = "SLURMD_NODENAME"  # in all that slurmd has started
 _STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
 _WANTED = frozenset(
     name.encode()
-    for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE)
+    for name in (
+        *(*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE),
+        *telemetry_variables.VARIABLES,
+    )
 )
 KEEP_NAMES_S = 60.0
 _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
@@ -70,6 +73,8 @@ class ProcessFacts:
     container: Container | None = None  # likewise, as far as the path tells
     names: Names | None = None  # what Kubernetes calls them
     credentials: Credentials | None = None  # what a decision about it rests on, compared later
+    trace_parent: str = ""  # W3C trace context in which it was started
+    resource: Mapping[str, str] = field(default_factory=dict)  # OpenTelemetry's attributes, as its environment has them
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
         """The same with what somebody else could read, unless that was of another program by then."""
@@ -87,6 +92,8 @@ class ProcessFacts:
             is_python=self.is_python or private.is_python,
             framework=private.framework,
             plugins=private.plugins,
+            trace_parent=private.trace_parent,
+            resource=private.resource,
             hidden=False,
             plain=self.plain or (self.capable and private.own_user_namespace),
         )
@@ -107,6 +114,8 @@ class PrivateFacts:
     own_user_namespace: bool = False  # as in a container that its user has started
     uid: int | None = None  # whose it was then; None: not known
     program: str = ""  # as Credentials has it
+    trace_parent: str = ""  # as ProcessFacts has them
+    resource: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_facts(pid: int, proc: Path = PROC, signs: Sequence[OutsideSigns] = ()) -> ProcessFacts | None:
@@ -138,7 +147,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[Out
     return ProcessFacts(
         key=ProcessKey(pid, started_ns(int(fields[_STAT_START_TIME]))),
         uid=rights.uid,
-        user=_user_name(rights.uids[0], int(time.monotonic() / KEEP_NAMES_S)),
+        user=user_name(rights.uids[0]),
         command=_clipped(command),
         gpus=private.gpus,
         rank=private.rank,
@@ -147,6 +156,8 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[Out
         is_python=private.is_python or named_python,
         framework=private.framework,
         plugins=private.plugins,
+        trace_parent=private.trace_parent,
+        resource=private.resource,
         parent_pid=int(fields[_STAT_PARENT]),
         is_ours=_is_ours(command),
         hidden=bool(arguments) and _hidden(folder),
@@ -206,12 +217,21 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
         job_step=clean(_STEPS.get(step, step), 32),
         is_python=_runs_python(folder),
         own_user_namespace=_in_own_user_namespace(folder),
+        trace_parent=telemetry_variables.trace_parent(environ),
+        resource=telemetry_variables.resource(environ),
     )
 
 
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where there is none. Asked once a minute: the databases may be on the network.
+
+    Blocks as they do.
+    """
+    return _name_in_this_minute(uid, int(time.monotonic() / KEEP_NAMES_S))
+
+
 @functools.lru_cache(maxsize=4096)
-def _user_name(uid: int, _minute: int) -> str:
-    """Asked once a minute: the databases may be on the network."""
+def _name_in_this_minute(uid: int, _minute: int) -> str:
     with contextlib.suppress(KeyError, OSError):
         return clean(pwd.getpwuid(uid).pw_name, 64)
     return str(uid)

@@ -465,6 +465,8 @@ def to_proto(facts: ProcessFacts) -> pb.Process:
     if facts.names is not None:
         process.pod_namespace, process.pod_name = facts.names.namespace, facts.names.pod
         process.container_name = facts.names.container
+    process.trace_parent = facts.trace_parent
+    process.resource.update(facts.resource)
     return process
 
 

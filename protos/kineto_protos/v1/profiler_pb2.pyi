@@ -14,6 +14,12 @@ class AgentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AGENT_STATE_BUSY: _ClassVar[AgentState]
     AGENT_STATE_INCOMPATIBLE: _ClassVar[AgentState]
 
+class Recorder(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECORDER_UNSPECIFIED: _ClassVar[Recorder]
+    RECORDER_AGENT: _ClassVar[Recorder]
+    RECORDER_KINETO: _ClassVar[Recorder]
+
 class TargetState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TARGET_STATE_UNSPECIFIED: _ClassVar[TargetState]
@@ -68,6 +74,9 @@ AGENT_STATE_NONE: AgentState
 AGENT_STATE_READY: AgentState
 AGENT_STATE_BUSY: AgentState
 AGENT_STATE_INCOMPATIBLE: AgentState
+RECORDER_UNSPECIFIED: Recorder
+RECORDER_AGENT: Recorder
+RECORDER_KINETO: Recorder
 TARGET_STATE_UNSPECIFIED: TargetState
 TARGET_STATE_PENDING: TargetState
 TARGET_STATE_WARMUP: TargetState
@@ -102,7 +111,14 @@ CHECK_STATUS_PROBLEM: CheckStatus
 CHECK_STATUS_UNKNOWN: CheckStatus
 
 class Process(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns")
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto", "trace_parent", "resource")
+    class ResourceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +144,9 @@ class Process(_message.Message):
     PARENT_PID_FIELD_NUMBER: _ClassVar[int]
     OBSTACLE_FIELD_NUMBER: _ClassVar[int]
     ITERATION_NS_FIELD_NUMBER: _ClassVar[int]
+    KINETO_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     user: str
@@ -153,7 +172,20 @@ class Process(_message.Message):
     parent_pid: int
     obstacle: str
     iteration_ns: int
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ...) -> None: ...
+    kineto: KinetoPolling
+    trace_parent: str
+    resource: _containers.ScalarMap[str, str]
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ..., kineto: _Optional[_Union[KinetoPolling, _Mapping]] = ..., trace_parent: _Optional[str] = ..., resource: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class KinetoPolling(_message.Message):
+    __slots__ = ("last_poll_ns", "tracing", "job_id")
+    LAST_POLL_NS_FIELD_NUMBER: _ClassVar[int]
+    TRACING_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    last_poll_ns: int
+    tracing: bool
+    job_id: int
+    def __init__(self, last_poll_ns: _Optional[int] = ..., tracing: bool = ..., job_id: _Optional[int] = ...) -> None: ...
 
 class Selector(_message.Message):
     __slots__ = ("pids", "command_regex", "user", "ranks", "job_ids", "gpus", "children", "helpers", "job_step", "pod_uids", "container_ids")
@@ -232,7 +264,7 @@ class Options(_message.Message):
     def __init__(self, record_shapes: bool = ..., with_stack: bool = ..., with_modules: bool = ..., with_flops: bool = ..., profile_memory: bool = ..., stack_sample_hz: _Optional[int] = ..., stack_trace: bool = ..., wait_for_user_profiler: bool = ..., execution_trace: bool = ...) -> None: ...
 
 class CaptureSpec(_message.Message):
-    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns", "arm_ns")
+    __slots__ = ("selector", "duration_ns", "iterations", "warmup_ns", "start_time_ns", "activity_types", "options", "buffer_limit_bytes", "formats", "labels", "no_attach", "keep_agent_ns", "or_duration_ns", "arm_ns", "recorder")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +286,7 @@ class CaptureSpec(_message.Message):
     KEEP_AGENT_NS_FIELD_NUMBER: _ClassVar[int]
     OR_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     ARM_NS_FIELD_NUMBER: _ClassVar[int]
+    RECORDER_FIELD_NUMBER: _ClassVar[int]
     selector: Selector
     duration_ns: int
     iterations: IterationWindow
@@ -268,7 +301,8 @@ class CaptureSpec(_message.Message):
     keep_agent_ns: int
     or_duration_ns: int
     arm_ns: int
-    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ..., arm_ns: _Optional[int] = ...) -> None: ...
+    recorder: Recorder
+    def __init__(self, selector: _Optional[_Union[Selector, _Mapping]] = ..., duration_ns: _Optional[int] = ..., iterations: _Optional[_Union[IterationWindow, _Mapping]] = ..., warmup_ns: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., activity_types: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., buffer_limit_bytes: _Optional[int] = ..., formats: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., no_attach: bool = ..., keep_agent_ns: _Optional[int] = ..., or_duration_ns: _Optional[int] = ..., arm_ns: _Optional[int] = ..., recorder: _Optional[_Union[Recorder, str]] = ...) -> None: ...
 
 class CreateCaptureRequest(_message.Message):
     __slots__ = ("spec", "idempotency_key")
@@ -458,7 +492,7 @@ class Summary(_message.Message):
     def __init__(self, activities: _Optional[_Mapping[str, int]] = ..., gpu_busy_fraction: _Optional[float] = ..., top_kernels: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., top_functions: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., window_start_ns: _Optional[int] = ..., window_end_ns: _Optional[int] = ..., out_of_window: _Optional[int] = ..., top_ops: _Optional[_Iterable[_Union[KernelStat, _Mapping]]] = ..., iterations: _Optional[int] = ..., first_iteration: _Optional[int] = ..., python_samples: _Optional[_Union[SampleStates, _Mapping]] = ..., native_threads: _Optional[_Iterable[_Union[ThreadStat, _Mapping]]] = ...) -> None: ...
 
 class Target(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns", "attach")
+    __slots__ = ("pid", "start_time_ns", "process", "state", "verdict", "reason_code", "reason", "counts", "overhead", "files", "summary", "state_since_ns", "warnings", "requested_ns", "collecting_ns", "collected_ns", "stored_ns", "attach", "recorder")
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +511,7 @@ class Target(_message.Message):
     COLLECTED_NS_FIELD_NUMBER: _ClassVar[int]
     STORED_NS_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
+    RECORDER_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     process: Process
@@ -495,7 +530,8 @@ class Target(_message.Message):
     collected_ns: int
     stored_ns: int
     attach: Attach
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ...) -> None: ...
+    recorder: Recorder
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., state: _Optional[_Union[TargetState, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason_code: _Optional[str] = ..., reason: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[SourceCounts, _Mapping]]] = ..., overhead: _Optional[_Union[Overhead, _Mapping]] = ..., files: _Optional[_Iterable[_Union[TraceFile, _Mapping]]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., state_since_ns: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., requested_ns: _Optional[int] = ..., collecting_ns: _Optional[int] = ..., collected_ns: _Optional[int] = ..., stored_ns: _Optional[int] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., recorder: _Optional[_Union[Recorder, str]] = ...) -> None: ...
 
 class Capture(_message.Message):
     __slots__ = ("id", "spec", "status", "targets", "created_ns", "ended_ns", "host", "pinned", "owner_uid", "local_bytes", "upload", "armed_until_ns", "clock")

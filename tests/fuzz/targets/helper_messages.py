@@ -13,6 +13,7 @@ APPROVED = messages.Approved(
 FACTS = messages.PrivateFactsItem(
     pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, framework="torch",
     plugins=("pebble",), own_user_namespace=False, uid=1000, program="ab" * 16,
+    trace_parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01", resource={"service.name": "trainer"},
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Metrics and WatchHost of a real daemon on a host with (fake) GPUs."""
 
+import json
 import os
 import re
 import shutil
@@ -158,3 +159,23 @@ def test_top_shows_the_host(daemon: Daemon) -> None:
     assert (done.code, done.stderr) == (0, "")
     assert re.search(r"^1    NVIDIA H200  86%", done.stdout, re.MULTILINE)
     assert re.search(rf"^{os.getpid()} .* 500\.0 MiB  33% ", done.stdout, re.MULTILINE)
+
+
+def test_on_request_dynologs_names_are_on_the_page_and_in_lines_of_json(gpus: FakeGpus, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    settings = {"COMPAT": "dynolog", "JSON_LOG": str(path), "HOST_INTERVAL": "1s", "GPU_INTERVAL": "1s"}
+    environ = {f"KINETOD_METRICS_{name}": value for name, value in settings.items()}
+
+    def lines() -> list[dict[str, object]]:
+        return [json.loads(line.partition(" data = ")[2]) for line in path.read_text().splitlines()]
+
+    with running_daemon(environ={**gpus.environ, LISTEN: "127.0.0.1:0", **environ}) as daemon:
+        until(lambda: any("cpu_util" in line for line in lines()), "an interval of the host has ended")
+        until(lambda: {line.get("device") for line in lines()} >= {0, 1}, "both GPUs have a line")
+        found = samples(page(daemon))
+        host = next(key[1] for key in found if key[0] == "uptime")
+        assert found["uptime", host] > 0
+        assert 0 <= found["cpu_util", host] <= 100
+        assert found["rx_bytes", host, "lo"] >= 0
+        assert found["kineto_collector_up", "host"] == 1
+    assert {line["gpu_power_draw"] for line in lines() if "device" in line} == {"512.345"}

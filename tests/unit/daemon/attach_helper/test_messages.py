@@ -58,6 +58,8 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         own_user_namespace=True,
         uid=2**32 - 1,
         program="é" * 64,
+        trace_parent="x" * 64,
+        resource={f"a{number:02}": '"' * 29 for number in range(16)},  # 512 bytes, each value's to be escaped
     )
     tool = messages.Tool(pid=1 << 22, product="x" * 128, gpus=facts.gpus)
     for said in (
@@ -104,7 +106,7 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="version 4") as caught:
+    with pytest.raises(messages.WrongVersion, match="version 5") as caught:
         messages.request(struct.pack("<4sH", b"KATT", 5) + b"whatever comes then")
     assert caught.value.theirs == 5
 

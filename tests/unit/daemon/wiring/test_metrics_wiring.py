@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from kinetod.agents.agent_hub import AgentHub
+from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress, parse_metrics_listen
 from kinetod.config.rules import metrics_problem
 from kinetod.config.settings import Config
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.telemetry import metrics_server
 from kinetod.wiring.metrics_wiring import start_metrics
+from support.waiting import until
 
 CONFIG = Config(listen=(), agent_socket=Path("/run/a"), state_dir=Path("/"))
 
@@ -54,7 +56,6 @@ def started(config: Config) -> int:
     """How many things have to be stopped after a start."""
 
     async def start() -> int:
-        gpus = GpuReader()
         async with contextlib.AsyncExitStack() as stack:
             start_metrics(
                 config,
@@ -67,7 +68,26 @@ def started(config: Config) -> int:
             )
             return len(stack._exit_callbacks)  # type: ignore[attr-defined]  # untold
 
-    return asyncio.run(start())
+    gpus = GpuReader()
+    with contextlib.closing(gpus):
+        return asyncio.run(start())
+
+
+def test_what_is_measured_at_intervals_is_started_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(metrics_server, "POLL_S", 0.01)
+    path = tmp_path / "metrics.log"
+    listen = ListenAddress(host="127.0.0.1", port=0)
+    assert started(replace(CONFIG, metrics_listen=listen, metrics_compat="dynolog")) == 2
+    assert started(replace(CONFIG, json_log=str(path))) == 1
+    assert started(replace(CONFIG, json_log=str(path), gpu_interval_ns=10**9)) == 2
+    until(lambda: '"uptime":' in path.read_text(), "the first line of the host is written")
+
+
+def test_a_log_of_metrics_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"metrics\.json_log: .* cannot be written"):
+        started(replace(CONFIG, json_log=str(tmp_path / "none/metrics.log")))
 
 
 def test_nothing_is_served_unless_the_configuration_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,8 @@ def test_each_content_is_loaded_although_its_descriptor_had_another_one_before(c
     assert first._name != second._name
     places = [ctypes.cast(library.kineto_vendor, ctypes.c_void_p).value for library in (first, second)]
     assert places[0] != places[1]
-    assert not [entry for entry in Path("/proc/self/fd").iterdir() if "kineto-lib" in os.path.realpath(str(entry))]
+    open_files = [os.path.realpath(str(entry)) for entry in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in open_files if "kineto-libtoy_collector" in path]
 
 
 UNLOADABLE = """

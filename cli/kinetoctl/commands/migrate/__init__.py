@@ -1,0 +1,1 @@
+"""The commands of `kinetoctl migrate`, for those who come from another profiler's daemon."""

@@ -1,0 +1,1 @@
+"""Reads the configuration of another profiler's daemon and writes kinetod's: flags, unit file, what became of each."""

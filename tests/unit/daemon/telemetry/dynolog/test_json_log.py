@@ -1,0 +1,112 @@
+"""Lines as Dynolog's JSON logger writes them: whole, bounded, and never through a link."""
+
+import errno
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kinetod.base.errors import StartError
+from kinetod.telemetry.dynolog.json_log import JsonLog, json_line
+
+NS = 1_795_750_800_007_654_321  # 2026-11-27T03:40:00.007Z
+
+
+def test_a_line_has_the_time_in_utc_sorted_keys_and_fractions_as_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert json_line(NS, {"uptime": 5120, "cpu_i": 81.25, "rx_bytes.eth0": 0, "gpu_name": 'H"200\n'}) == (
+        "time = 2026-11-27T03:40:00.007Z data = "
+        r'{"cpu_i":"81.250","gpu_name":"H\"200\n","rx_bytes.eth0":0,"uptime":5120}'
+    )
+
+
+def test_lines_are_appended_and_the_file_may_be_moved_away_at_any_time(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    log = JsonLog(str(path))
+    log.write(NS, {"uptime": 1})
+    path.rename(tmp_path / "moved")
+    log.write(NS, {"uptime": 2})
+    log.write(NS, {"uptime": 3})
+    assert [json.loads(line.partition(" data = ")[2]) for line in path.read_text().splitlines()] == [
+        {"uptime": 2},
+        {"uptime": 3},
+    ]
+    assert stat.S_IMODE(path.stat().st_mode) & 0o007 == 0
+
+
+def test_it_grows_to_its_limit_and_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    log = JsonLog(str(path), max_bytes=1000)
+    for number in range(200):
+        log.write(NS, {"uptime": number})
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 1000
+    kept = ((tmp_path / "metrics.log.1").read_text() + path.read_text()).splitlines()
+    assert kept == [json_line(NS, {"uptime": number}) for number in range(200 - len(kept), 200)]
+    assert len(kept) > 8
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_links_and_what_is_no_file_are_not_written_to(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (tmp_path / "link").symlink_to(target)
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "fifo", "none/metrics.log"):
+        with pytest.raises(StartError, match=rf"metrics.json_log: {tmp_path}/{name} cannot be written"):
+            JsonLog(str(tmp_path / name))
+    assert target.read_text() == "mine"
+
+
+def test_what_was_lost_is_said_once_when_it_begins_and_counted_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    log = JsonLog(str(folder / "metrics.log"))
+    folder.rename(tmp_path / "gone")
+    for _ in range(3):
+        log.write(NS, {"uptime": 1})
+    folder.mkdir()
+    log.write(NS, {"uptime": 2})
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"metrics.json_log: {folder}/metrics.log cannot be written: No such file or directory",
+        f"metrics.json_log: {folder}/metrics.log can be written again; 3 lines are missing",
+    ]
+    assert (folder / "metrics.log").read_text() == f"{json_line(NS, {'uptime': 2})}\n"
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.log"
+    log = JsonLog(str(path))
+    log.write(NS, {"uptime": 1})
+    whole = path.read_text()
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:7]))
+    log.write(NS, {"uptime": 2})
+    assert path.read_text() == whole
+
+    def full(_file: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    log.write(NS, {"uptime": 3})
+    assert path.read_text() == whole
+
+
+@pytest.fixture
+def _only_errors() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    yield
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_only_errors")
+def test_the_daemons_own_log_gets_them_whatever_else_it_shows(caplog: pytest.LogCaptureFixture) -> None:
+    JsonLog("log").write(NS, {"uptime": 1})
+    assert [record.getMessage() for record in caplog.records] == [json_line(NS, {"uptime": 1})]
