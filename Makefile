@@ -38,7 +38,7 @@ unit: $(STAMP)
 	$(PYTEST) -m 'not slow'
 
 # Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz), those of notebooks (notebook, polars) and the Perfetto UI (perfetto).
-EXTRAS := nvidia amd s3 gcs azure dask kubernetes web
+EXTRAS := nvidia amd s3 gcs azure otlp dask kubernetes web
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 lock: $(STAMP)
@@ -86,6 +86,7 @@ zoo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/bench/formats.py
 	$(BIN)/python tests/bench/tree.py
+	$(BIN)/python tests/bench/profiles.py
 
 # Attaching beside memray, gdb (which must be installed) and hypno.
 bench-attach: $(STAMP)
@@ -202,9 +203,10 @@ fuzz: $(STAMP)
 fuzz-replay: $(STAMP)
 	cd tests && ../$(BIN)/python -m fuzz --replay $(abspath $(FUZZ_FILE)) $(FUZZ_TARGET)
 
-# Ten minutes of damaged input through every door of running processes: daemon, agent, decode worker.
+# Ten minutes of damaged input through every door of running processes: daemon, agent, decode worker; or through FUZZ_DOORS.
+FUZZ_DOORS ?=
 campaign-fuzz-service: $(STAMP)
-	$(BIN)/python tests/campaign/fuzz_service.py
+	$(BIN)/python tests/campaign/fuzz_service.py $(FUZZ_DOORS)
 
 # A quarter of some twenty minutes of uploads to an S3 server through kills of the daemon and cut connections.
 campaign-uploads: $(STAMP)
@@ -245,6 +247,8 @@ protos:
 	.venv-protos/bin/pip install --quiet 'grpcio-tools==1.62.3' 'setuptools<80'
 	cd protos && ../.venv-protos/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. kineto_protos/v1/profiler.proto \
 	    kineto_protos/kubelet/v1/pod_resources.proto
+	cd protos && ../.venv-protos/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
+	    kineto_protos/pprof/profile.proto kineto_protos/pyroscope/push.proto
 
 clean:
 	rm -rf $(VENV) .venv-* build dist demo-output

@@ -63,6 +63,7 @@ from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
 from kinetod.wiring.dynolog_wiring import make_dynolog_door
+from kinetod.wiring.kineto_wiring import start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
 from kinetod.wiring.metrics_wiring import start_metrics
@@ -269,8 +270,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
+    poll_door = await start_poll_door(config, helper, stack)
     registry = Registry(
-        hub, privileged=helper, gpus=ContextHolders(gpus), attaching=config.attach, names=kubernetes.names
+        hub,
+        privileged=helper,
+        gpus=ContextHolders(gpus),
+        attaching=config.attach,
+        names=kubernetes.names,
+        polling=poll_door.processes if poll_door is not None else None,
     )
     services = Services(
         settings=settings,
@@ -296,7 +303,17 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         return rpc.serving
 
     looks = FairSlots(LOOKS, spare=1)
-    door = make_dynolog_door(settings, access, registry, store, captures, stack, looks=looks, healthy=is_healthy)
+    door = make_dynolog_door(
+        settings,
+        access,
+        registry,
+        store,
+        captures,
+        stack,
+        looks=looks,
+        healthy=is_healthy,
+        polling=poll_door.processes if poll_door is not None else None,
+    )
 
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
@@ -315,7 +332,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper)
+    polls = poll_door.state if poll_door is not None else lambda: None
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
     service = ProfilerService(
         hub=hub,
         registry=registry,
@@ -324,7 +342,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         watcher=watcher,
         diagnoser=diagnoser,
         host_diagnoser=HostDiagnoser(
-            settings, registry, gpus, hostname, helper=helper, plugins=plugins, doors=door.findings
+            settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls, doors=door.findings
         ),
         gate=gate,
         settings=settings,

@@ -32,7 +32,8 @@ PART_BUFFERS = 64
 WORKER = """
 import os, sys
 from kinetod.captures.result import decode_worker
-os.environ.update(decode_worker._ENVIRONMENT)
+from kinetod.sandbox.confinement import ENVIRONMENT
+os.environ.update(ENVIRONMENT)
 from kineto_trace.arrays import spilled_memory
 from kineto_trace.conversion import worker_job
 if {plain_memory}:

@@ -1,9 +1,9 @@
 """Damaged input through every door of the service: `fuzz_service.py [--seconds N] [--seed N] [DOOR…]`.
 
 The doors: raw (what targets recorded, through the decode worker), link (frames of agents to a daemon), agent (frames
-of a daemon to an agent), calls (gRPC). Each runs in a process of its own, beside the others, for the given time. A
-crash, a hang, an internal error of the service in its log or answer, and growth of memory or descriptors are
-failures. Failing cases are kept in build/fuzz, and `--replay FILE DOOR` runs one again.
+of a daemon to an agent), calls (gRPC), polls (datagrams of libkineto). Each runs in a process of its own, beside the
+others, for the given time. A crash, a hang, an internal error of the service in its log or answer, and growth of memory
+or descriptors are failures. Failing cases are kept in build/fuzz, and `--replay FILE DOOR` runs one again.
 
 This campaign tests the running processes for a while. `make fuzz` tests the parsers behind the doors, each alone and
 guided by coverage.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.fuzz import agent, calls, link, records, xla_sources
+from support.fuzz import agent, calls, link, polls, records, xla_sources
 from support.fuzz.loop import Door, Failure, kept, run
 
 DOORS: dict[str, Callable[[Path], AbstractContextManager[Door]]] = {
@@ -29,6 +29,7 @@ DOORS: dict[str, Callable[[Path], AbstractContextManager[Door]]] = {
     "link": link.opened,
     "agent": agent.opened,
     "calls": calls.opened,
+    "polls": polls.opened,
 }
 START_S = 180.0  # what the start and the end of a door may add
 

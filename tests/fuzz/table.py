@@ -125,6 +125,8 @@ PYTHON_TARGETS = (
     PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
+    PythonTarget(name="polls", door="datagrams of processes that poll as libkineto does", packages=_SERVICE,
+                 family="other_tools"),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),

@@ -15,6 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core logs to our stderr
 import grpc
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1 import profiler_pb2_grpc
+from kineto_trace.base.telemetry_ids import TRACE_PARENT, TRACE_PARENT_VARIABLE, TraceContext
 
 from kinetoctl import errors
 from kinetoctl.client.channel import StubCalls, open_connection, unreachable
@@ -88,7 +89,10 @@ def translate(error: grpc.RpcError, *, address: str, timeout_s: float) -> errors
 
 
 class Client:
-    """One connection to a daemon. Use it as a context manager. metadata: goes with each call."""
+    """One connection to a daemon. Use it as a context manager.
+
+    metadata: goes with each call, as does the span of TRACEPARENT in `environ`, which the daemon notes in captures.
+    """
 
     def __init__(
         self,
@@ -101,7 +105,9 @@ class Client:
         self.address = address
         self.timeout_s = timeout_s
         self._connection = open_connection(address, CHANNEL_OPTIONS, environ)
-        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub, metadata)
+        span = environ.get(TRACE_PARENT_VARIABLE, "")
+        own = ((TRACE_PARENT, span),) if TraceContext.parse(span) else ()
+        self._stub = StubCalls(self._connection, profiler_pb2_grpc.ProfilerStub, (*metadata, *own))
 
     def __enter__(self) -> "Client":
         return self

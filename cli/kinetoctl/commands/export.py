@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMATS = (
     *("chrome", "chrome-json", "perfetto", "tensorboard", "speedscope", "folded", "folded-gpu", "folded-samples"),
-    "store",
+    *("pprof", "otlp", "store"),
 )
 ALIGNMENTS = ("collectives", "clock")
 
@@ -86,6 +86,7 @@ def command(
     kinetoctl export trace.json.gz --format store -o trace      typed columns, which open at once
     kinetoctl export trace.json.gz --format tensorboard -o logs
     kinetoctl export trace.json.gz -o trace.speedscope.json
+    kinetoctl export trace.json.gz -o trace.pb.gz               for pprof, Pyroscope and others
     kinetoctl export --merge --rank 0,8-15 job/ -o job.pftrace  several ranks: folders, patterns, captures
 
     An existing file is replaced. A trace from another tool keeps all its events; a note says what the format cannot

@@ -62,15 +62,16 @@ def command(
 ) -> int:
     """List processes that train or use a GPU, and whether they can be traced.
 
-    Listed are processes that have an agent or hold a context on a GPU, and Python processes that have loaded torch,
-    JAX, TensorFlow or CuPy, have a GPU open, have a rank or belong to a job. Launchers and DataLoader workers are left
-    out. --all lists every Python and GPU process. With options that select processes, it lists those that
-    `kinetoctl trace` would record with the same options.
+    Listed are processes that have an agent, hold a context on a GPU or were started with KINETO_USE_DAEMON, and Python
+    processes that have loaded torch, JAX, TensorFlow or CuPy, have a GPU open, have a rank or belong to a job.
+    Launchers and DataLoader workers are left out. --all lists every Python and GPU process. With options that select
+    processes, it lists those that `kinetoctl trace` would record with the same options.
 
     TRACE is ready (an agent is waiting), attached (likewise; `kinetoctl trace` attached it for a while), attach
     (`kinetoctl trace` will attach one; nothing was seen that prevents it), busy (a capture is running), or why there
-    can be no trace; `kinetoctl doctor PID` says more. ITER is the number of training iterations that the agent has
-    counted, ITER/S how many there are in a second now.
+    can be no trace; `kinetoctl doctor PID` says more. KINETO is polls where the process's own libkineto asks kinetod
+    for requests, as it would ask Dynolog, and traces while it records. ITER is the number of training iterations that
+    the agent has counted, ITER/S how many there are in a second now.
     """
     settings = current()
     places = named_places(hosts)

@@ -15,6 +15,9 @@ from kineto_trace.errors import FormatError
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
 from kineto_trace.formats.flame_graphs import FlameGraph, folded, speedscope, stacks
 from kineto_trace.formats.perfetto.perfetto_writer import write_perfetto
+from kineto_trace.formats.profiles.otlp_writer import otlp_message
+from kineto_trace.formats.profiles.pprof_writer import pprof_file
+from kineto_trace.formats.profiles.profile_samples import Profile, profile
 from kineto_trace.formats.shared.text_sinks import GzipSink, TextSink
 from kineto_trace.formats.tensorboard_folder import write_tensorboard
 from kineto_trace.model.context import Context
@@ -105,6 +108,20 @@ def _speedscope(trace: Trace, path: Path) -> Written:
     return Written(path, len(data))
 
 
+def _profile(encode: Callable[[Profile], bytes]) -> Callable[[Trace, Path], Written]:
+    def write(trace: Trace, path: Path) -> Written:
+        found = profile(Context(trace))
+        data = encode(found)
+        write_atomically(path, data)
+        return Written(path, len(data), () if found.subjects else ("the trace has no samples, operators or GPU work",))
+
+    return write
+
+
+def _otlp(found: Profile) -> bytes:
+    return otlp_message(found).SerializeToString()
+
+
 def _store(trace: Trace, path: Path) -> Written:
     files = save_columns(trace, path)
     return Written(path, sum(file.stat().st_size for file in files))
@@ -135,6 +152,8 @@ FORMATS: Mapping[str, TraceFormat] = {
             "flame graph of Python samples by line as folded stacks",
             _folded(FlameGraph.SAMPLES),
         ),
+        TraceFormat("pprof", ".pb.gz", "pprof: CPU samples, host time and GPU time by stack", _profile(pprof_file)),
+        TraceFormat("otlp", ".otlp", "the same as OpenTelemetry profiles (ProfilesData)", _profile(_otlp)),
         TraceFormat("store", "", "folder of typed Parquet columns, which this library opens fastest", _store),
     )
 }

@@ -42,6 +42,8 @@ class TargetInfo:
     kernel_counters: dict[str, Any] = field(default_factory=dict)  # see model/kernel_counters.py; {}: not recorded
     settings: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the program: "torch.num_threads"
     labels: dict[str, str] = field(default_factory=dict)
+    resource: dict[str, str] = field(default_factory=dict)  # attributes by OpenTelemetry's names: pod, service, …
+    trace_parent: str = ""  # W3C trace context in which the process was started; empty: none
     iterations: list[list[int]] = field(default_factory=list)  # [number, Unix ns at which it began], ascending
     iteration_thread: int = 0  # system thread id of the thread that steps; 0: unknown
     options: dict[str, bool | int] = field(default_factory=dict)  # of the capture, named as in the public `Options`
@@ -120,6 +122,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "kernel_counters": dict,
     "settings": dict,
     "labels": dict,
+    "resource": dict,
+    "trace_parent": str,
     "iterations": list,
     "iteration_thread": int,
     "options": dict,
@@ -160,6 +164,7 @@ def _are_numbers(values: Mapping[str, Any]) -> bool:
 _ITEMS: dict[str, Callable[[Any], bool]] = {
     "command": _are_texts,
     "labels": lambda labels: _are_texts(list(labels.values())),
+    "resource": lambda attributes: _are_texts(list(attributes.values())),
     "options": _are_numbers,
     "activity_types": lambda types: types is None or _are_texts(types),
     "not_recorded": lambda reasons: _are_texts(list(reasons.values())),

@@ -43,6 +43,9 @@ from kinetod.attach.policy.preconditions import (
     tracer,
     uses_cuda,
 )
+from kinetod.base.safe_text import clean
+from kinetod.kineto_ipc.door_findings import KinetoStart
+from kinetod.kineto_ipc.libkineto_variables import SOCKET_DIR, USE_DAEMON
 from kinetod.profilers import profiler_findings as profilers
 
 AGENT, PENDING_CALL, COLLECTOR = "agent", "pending-call", "collector"
@@ -62,10 +65,13 @@ class KnownAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What `kinetoctl doctor` shows. method: how a capture would enter the process; empty if it cannot."""
+    """What `kinetoctl doctor` shows. method: how a capture would enter the process; empty if it cannot. kineto: None if
+    it was started without KINETO_USE_DAEMON, or its environment cannot be read.
+    """
 
     method: str
     findings: tuple[Finding, ...] = field(default_factory=tuple)
+    kineto: KinetoStart | None = None
 
 
 def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
@@ -90,7 +96,7 @@ def diagnose(pid: int, agent: KnownAgent | None = None) -> Diagnosis:
         _torch(mapped),
     ]
     chosen = "" if method.status is Status.PROBLEM else method.detail.partition(":")[0]
-    return Diagnosis(method=chosen, findings=tuple(findings))
+    return Diagnosis(method=chosen, findings=tuple(findings), kineto=kineto_start(pid))
 
 
 def _with_image(subject: Subject) -> Subject:
@@ -260,6 +266,17 @@ def _torch(mapped: MappedFacts | None) -> Finding:
     return Finding("torch", Status.NOTE, detail, "while torch.profiler records, a capture gets no CUDA calls")
 
 
+def kineto_start(pid: int, proc: Path = PROC) -> KinetoStart | None:
+    """How its libkineto looks for a daemon; None if it does not, or that cannot be read."""
+    environ = process_inspection.environment(pid, proc) or {}
+    if USE_DAEMON not in environ:
+        return None
+    namespace = 0
+    with contextlib.suppress(OSError):
+        namespace = (proc / str(pid) / "ns/net").stat().st_ino
+    return KinetoStart(folder=clean(environ.get(SOCKET_DIR, ""), 200), net_namespace=namespace)
+
+
 def encode(diagnosis: Diagnosis) -> bytes:
     """Encodes a diagnosis as one JSON object."""
     return json.dumps(asdict(diagnosis)).encode()
@@ -273,7 +290,8 @@ def decode(data: bytes | bytearray) -> Diagnosis:
             Finding(each["name"], Status(each["status"]), each["detail"], each["advice"], AttachCode(each["code"]))
             for each in fields["findings"]
         )
-        return Diagnosis(method=fields["method"], findings=findings)
+        kineto = KinetoStart(**fields["kineto"]) if fields["kineto"] is not None else None
+        return Diagnosis(method=fields["method"], findings=findings, kineto=kineto)
     except (KeyError, TypeError, RecursionError) as exc:
         raise ValueError(f"not a diagnosis: {exc!r}") from exc
 

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,8 @@ from kinetod.attach_helper import diagnosis, messages
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.base.safe_text import clean, clean_code
 from kinetod.base.unix_sockets import receive
+from kinetod.kineto_ipc.network_namespaces import NamespacesSeen
+from kinetod.processes import telemetry_variables
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import ProfilingTool
@@ -38,6 +40,7 @@ ANSWER_GRACE_S = 2.0  # beyond what the service itself allows
 LOOK_DEADLINE_S = 5.0
 DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
+NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as a Python takes to start
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
@@ -83,8 +86,7 @@ class HelperService:
         if isinstance(said, messages.AttachReply) and descriptor is not None:
             attached = Attached(method=clean(said.method, 40), stopped_ns=said.stopped_ns, latency_ns=said.latency_ns)
             return attached, socket.socket(fileno=descriptor)
-        if descriptor is not None:
-            os.close(descriptor)
+        _close(descriptor)
         raise _refusal(said, key.pid)
 
     async def diagnose(self, pid: int, agent: KnownAgent) -> Diagnosis:
@@ -173,9 +175,31 @@ class HelperService:
             said, descriptor = await service.ask(messages.Kubelet())
         if isinstance(said, messages.Connected) and descriptor is not None:
             return socket.socket(fileno=descriptor)
-        if descriptor is not None:
-            os.close(descriptor)
+        _close(descriptor)
         raise HelperUnreachable(_refusal(said, 0).reason)
+
+    async def poll_sockets(self, served: Collection[int]) -> NamespacesSeen | None:
+        """Sockets in the network namespaces that are not served; None, and logged, if the service is unreachable."""
+        opened, problems = dict[int, socket.socket](), dict[int, str]()
+        try:
+            async with _Conversation(self._path, NAMESPACES_DEADLINE_S + self._start_grace_s) as service:
+                while True:
+                    known = tuple({*served, *opened, *problems})[: messages.MAX_SERVED]
+                    said, descriptor = await service.ask(messages.OpenPollSocket(served=known))
+                    if not isinstance(said, messages.PollSockets):
+                        raise HelperUnreachable(_refusal(said, 0).reason)
+                    if not said.namespace or said.namespace in known:
+                        _close(descriptor)
+                        return NamespacesSeen(frozenset(said.inhabited), opened, problems)
+                    if descriptor is None:
+                        problems[said.namespace] = clean(said.problem, 200)
+                    else:
+                        opened[said.namespace] = socket.socket(fileno=descriptor)
+        except HelperUnreachable as exc:
+            log.warning("network namespaces of containers cannot be served: %s", self._unreachable(str(exc)))
+            for sock in opened.values():
+                sock.close()
+            return None
 
     async def problem(self) -> str:
         """Why the service cannot be asked; empty if it answers. We ask about ourselves, on whom it says nothing."""
@@ -249,7 +273,7 @@ class _Conversation:
             if not packet:
                 raise HelperUnreachable("it hung up")
             said = messages.answer(packet)
-            brings = isinstance(said, messages.AttachReply | messages.Connected)
+            brings = isinstance(said, messages.AttachReply | messages.Connected | messages.PollSockets)
             keep = fds.pop() if brings and len(fds) == 1 else None
             return said, keep
         except messages.BadMessage as exc:
@@ -257,6 +281,11 @@ class _Conversation:
         finally:
             for fd in fds:
                 os.close(fd)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _keys(pids: Iterable[int]) -> list[ProcessKey]:
@@ -288,6 +317,8 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
         own_user_namespace=each.own_user_namespace,
         uid=each.uid,
         program=clean(each.program, 128),
+        trace_parent=telemetry_variables.checked_trace_parent(each.trace_parent),
+        resource=telemetry_variables.checked_resource(each.resource),
     )
 
 

@@ -32,8 +32,10 @@ from kinetod.attach.attach_types import Approval, AttachCode, AttachError, repla
 from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
+from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
+from kinetod.attach_helper.namespace_sockets import open_one
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
@@ -57,14 +59,6 @@ T = TypeVar("T")
 
 class _HungUp(Exception):
     pass
-
-
-class Denial(Exception):
-    """A request is refused. The text is the answer to the caller."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +278,14 @@ class AttachService:
             raise Denial(AttachCode.FAILED, f"{path}: {why}; is the node's folder mounted?") from exc
         return messages.Connected(), sock
 
+    async def poll_socket(
+        self, caller: HelperCaller, policy: Policy, asked: messages.OpenPollSocket
+    ) -> tuple[messages.PollSockets, socket.socket | None]:
+        """Raises Denial."""
+        return await open_one(
+            asked, caller.pid, self._ask, lambda key: self.check(caller, policy, key, boot_time_ns=0), self._proc
+        )
+
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             return await self._lookers.ask(question, deadline_s=LOOK_S)
@@ -361,6 +363,8 @@ class _Connection:
                 said = await self._unless_it_hangs_up(service.toolkit(caller, policy, asked))
             elif isinstance(asked, messages.DeviceCode):
                 said = await self._unless_it_hangs_up(service.device_code(caller, policy, asked))
+            elif isinstance(asked, messages.OpenPollSocket):
+                said, channel = await self._unless_it_hangs_up(service.poll_socket(caller, policy, asked))
             else:
                 said, channel = await self._unless_it_hangs_up(service.kubelet(policy))
         except Denial as exc:
@@ -401,7 +405,7 @@ class _Connection:
             looks.seen += seen
             return
         took_ms = (time.monotonic() - began) * 1000
-        if isinstance(asked, messages.Kubelet):  # often, and about no process
+        if isinstance(asked, messages.Kubelet | messages.OpenPollSocket):  # often, and about no process
             log.debug("%s by %s: %s in %.0f ms", kind, self._caller, result, took_ms)
             return
         whose = _describe(asked.target.pid)
@@ -438,6 +442,8 @@ async def _writable(sock: socket.socket) -> None:
 def _result(said: messages.Answer) -> str:
     if isinstance(said, messages.RefusedReply):
         return f"refused {said.code}: {clean(said.reason, 500)}"
+    if isinstance(said, messages.PollSockets) and said.namespace:
+        return f"network namespace {said.namespace}: {said.problem or 'opened'}"
     if isinstance(said, messages.AttachReply):
         return f"done by {said.method}, one thread was stopped for {said.stopped_ns / 1e6:.2f} ms"
     return "done"

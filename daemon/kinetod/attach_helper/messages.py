@@ -4,7 +4,7 @@ Theory of operation
     A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything
     has a bound, and unknown fields are refused, so that what is not understood is not half done. The caller sends a
     request and waits for its answer before it sends the next one; an `Attached` or `Connected` brings one descriptor
-    (SCM_RIGHTS).
+    (SCM_RIGHTS), and so may a `PollSockets`.
 
     A caller of another version gets a `Refused` with the code VERSION in the version that the service speaks. Front
     end and helper come from one package, so that this happens only in the seconds of an upgrade.
@@ -15,14 +15,22 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kinetod.kineto_ipc.network_namespaces import MAX_NAMESPACES
 from kinetod.processes.frameworks import Framework
+from kinetod.processes.telemetry_variables import (
+    MAX_ATTRIBUTES,
+    MAX_NAME_CHARS,
+    MAX_TRACE_PARENT_CHARS,
+    MAX_VALUE_CHARS,
+)
 
-VERSION = 3
+VERSION = 5
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 48  # of one question for facts: the answer fits into a packet
+MAX_PROCESSES = 24  # of one question for facts: the answer fits into a packet
 MAX_TOOLS = 64  # likewise
 MAX_GPUS = 64
+MAX_SERVED = 2 * MAX_NAMESPACES  # those with a socket, and those without one that were tried lately
 MAX_DEADLINE_MS = 60_000
 _HEAD = struct.Struct("<4sH")
 _MAGIC = b"KATT"
@@ -35,6 +43,8 @@ Short = Annotated[str, msgspec.Meta(max_length=128)]
 Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+AttributeName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
+AttributeValue = Annotated[str, msgspec.Meta(max_length=MAX_VALUE_CHARS)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -133,7 +143,16 @@ class Kubelet(_Message, frozen=True, tag="kubelet"):
     """A connection to the kubelet's pod-resources socket, which is root's. Answered by Connected or Refused."""
 
 
-Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet
+class OpenPollSocket(_Message, frozen=True, tag="open_poll_socket"):
+    """A socket for libkineto's polls in one more network namespace. served: inodes of those that have one.
+
+    Answered by PollSockets or Refused.
+    """
+
+    served: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_SERVED)]
+
+
+Request = Attach | Diagnose | Look | Search | Toolkit | DeviceCode | Kubelet | OpenPollSocket
 
 
 class AttachReply(_Message, frozen=True, tag="attached"):
@@ -146,6 +165,16 @@ class AttachReply(_Message, frozen=True, tag="attached"):
 
 class Connected(_Message, frozen=True, tag="connected"):
     """The connection's descriptor comes with it; the helper reads and writes nothing on it."""
+
+
+class PollSockets(_Message, frozen=True, tag="poll_sockets"):
+    """inhabited: the network namespaces that should have a socket. namespace: the one in which a socket was made, whose
+    descriptor comes with it, or could not be made, which `problem` says; 0: all are served.
+    """
+
+    inhabited: Annotated[tuple[Id, ...], msgspec.Meta(max_length=MAX_NAMESPACES)]
+    namespace: Id
+    problem: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Diagnosed(_Message, frozen=True, tag="diagnosed"):
@@ -168,6 +197,8 @@ class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     own_user_namespace: bool
     uid: Id | None
     program: Digest
+    trace_parent: Annotated[str, msgspec.Meta(max_length=MAX_TRACE_PARENT_CHARS)]
+    resource: Annotated[dict[AttributeName, AttributeValue], msgspec.Meta(max_length=MAX_ATTRIBUTES)]
 
 
 class Seen(_Message, frozen=True, tag="seen"):
@@ -211,7 +242,7 @@ class RefusedReply(_Message, frozen=True, tag="refused"):
     reason: Annotated[str, msgspec.Meta(max_length=4000)]
 
 
-Answer = AttachReply | Connected | Diagnosed | Seen | Found | Tools | LaunchesReply | RefusedReply
+Answer = AttachReply | Connected | PollSockets | Diagnosed | Seen | Found | Tools | LaunchesReply | RefusedReply
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -13,11 +13,13 @@ from kinetod.attach.inspect import device_graph_code, process_inspection
 from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper import messages
 from kinetod.base.safe_text import clean
+from kinetod.kineto_ipc.network_namespaces import inhabited
 from kinetod.processes.identity import PROC, start_time_ns
 from kinetod.processes.process_info import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
 from kinetod.profilers.profiler_scan import look_into
 
 LOOK, SEARCH, TOOLKIT, DEVICE_GRAPHS = "look", "search", "toolkit", "device_graphs"
+NAMESPACES = "namespaces"
 MAX_PATH_CHARS = 4096
 _VARIABLES = (
     *RANK_VARIABLES,
@@ -28,7 +30,13 @@ _MAX_VALUE_CHARS = 256
 
 
 def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
-    """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError."""
+    """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError.
+
+    Of NAMESPACES it is {"do", "own"}: the caller's network namespace; start times are those of a machine booted at 0.
+    """
+    if question["do"] == NAMESPACES:
+        namespaces = inhabited(int(question["own"]), proc)
+        return {"found": [[each, [[key.pid, key.start_time_ns] for key in keys]] for each, keys in namespaces.items()]}
     boot_time_ns = int(question["boot_time_ns"])
     targets = [(int(pid), int(start)) for pid, start in question["targets"]]
 

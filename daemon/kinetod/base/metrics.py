@@ -113,7 +113,8 @@ _PRUNED_CAPTURES = Counter("kineto_pruned_captures", "Captures removed by retent
 
 _HOOKS = Counter(
     "kineto_hook_calls",
-    "Attempts to notify a command or an address that a capture has ended; dropped: it will not be notified.",
+    "Attempts to notify a command or an address that a capture has ended, or to push its profiles; dropped: there will "
+    "be none.",
     ["hook", "result"],
     registry=REGISTRY,
 )
@@ -138,6 +139,18 @@ _REFUSED = Counter(
 )
 _THROTTLED = Counter(
     "kineto_link_throttled", "Times that an agent sent too much and was read more slowly.", registry=REGISTRY
+)
+
+_POLLING = Gauge("kineto_polling_processes", "Processes whose libkineto polls this daemon.", registry=REGISTRY)
+_POLLS = Counter("kineto_polls_answered", "Polls of libkineto that were answered.", registry=REGISTRY)
+_CONFIGURATIONS = Counter(
+    "kineto_polled_configurations",
+    "Configurations for libkineto: sent with a poll's answer, the same one again included, and taken by its profiler.",
+    ["event"],
+    registry=REGISTRY,
+)
+_DATAGRAMS_DROPPED = Counter(
+    "kineto_polls_dropped", "Datagrams of libkineto or its imitators that got no answer.", ["reason"], registry=REGISTRY
 )
 
 _CALLS = Counter("kineto_grpc_requests", "gRPC calls that have ended.", ["method", "code"], registry=REGISTRY)
@@ -166,15 +179,20 @@ _DYNOLOG_FILES = Counter(
 )
 
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
+POLL_DROP_REASONS = ("malformed", "unnamed", "unidentified", "too_often", "too_many", "unread")
 for _reason in LINK_REASONS:
     _REFUSED.labels(_reason)  # there from the beginning: rate() needs the 0
+for _reason in POLL_DROP_REASONS:
+    _DATAGRAMS_DROPPED.labels(_reason)
+for _event in ("sent", "taken"):
+    _CONFIGURATIONS.labels(_event)
 for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION_RATE", "BYTES", "CALLS"):
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
 for _result in ("written", "refused"):
     _DYNOLOG_FILES.labels(_result)
-for _hook in ("command", "webhook"):
+for _hook in ("command", "webhook", "profiles"):
     for _result in ("ok", "failed", "timeout", "dropped"):
         _HOOKS.labels(_hook, _result)
 
@@ -317,6 +335,29 @@ def link_refused(reason: str) -> None:
 def link_throttled() -> None:
     """Counts an agent that sent too much and is read more slowly."""
     _THROTTLED.inc()
+
+
+# libkineto's polls
+
+
+def polling_processes(count: int) -> None:
+    """Sets the number of processes that poll."""
+    _POLLING.set(count)
+
+
+def poll_answered() -> None:
+    """Counts a poll that was answered."""
+    _POLLS.inc()
+
+
+def poll_dropped(reason: str) -> None:
+    """Counts a datagram that was not answered; `reason` is one of POLL_DROP_REASONS."""
+    _DATAGRAMS_DROPPED.labels(reason).inc()
+
+
+def polled_configuration(event: str) -> None:
+    """Counts a configuration that was sent or taken; `event` is one of these words."""
+    _CONFIGURATIONS.labels(event).inc()
 
 
 # calls

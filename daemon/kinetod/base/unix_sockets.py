@@ -41,14 +41,14 @@ async def receive(sock: socket.socket, max_bytes: int) -> tuple[bytes, list[int]
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Removes a socket that nobody listens on. Raises StartError if somebody does, or if it is not a socket."""
+    """Removes a socket that nobody has open. Raises StartError if somebody has, or if it is not a socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
         raise StartError(f"{path} exists but is not a socket; move it away or choose another path")
-    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+    for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_UNIX, kind) as probe:
             probe.settimeout(1)
             try:

@@ -37,7 +37,13 @@ from kinetod.captures.live_capture import Running
 from kinetod.captures.pagination import fitting, from_token, to_token
 from kinetod.captures.persistence import Saver
 from kinetod.captures.request.alignment import observe
-from kinetod.captures.request.capture_spec import CaptureRequest, checked_key, checked_spec, request_hash
+from kinetod.captures.request.capture_spec import (
+    CaptureRequest,
+    checked_key,
+    checked_spec,
+    request_hash,
+    with_trace_parent,
+)
 from kinetod.captures.request.factory import new_capture
 from kinetod.captures.request.offered_types import check_known
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
@@ -103,10 +109,17 @@ class CaptureManager:
     # making
 
     async def create(
-        self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller, *, each_by_itself: bool = False
+        self,
+        spec: pb.CaptureSpec,
+        idempotency_key: str,
+        caller: Caller,
+        *,
+        trace_parent: str = "",
+        each_by_itself: bool = False,
     ) -> pb.Capture:
         """Creates a capture, or returns the one already created with this key. Raises KinetodError.
 
+        trace_parent: of the caller's call; it becomes a label and is no part of the request that a key stands for.
         each_by_itself: whether named processes that cannot be traced are FAILED targets, rather than an error.
         """
         requested_ns = time.time_ns()
@@ -126,7 +139,8 @@ class CaptureManager:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
-            return await self._create(spec, request, wanted, targets, requested_ns, key=key, digest=digest)
+            labelled = with_trace_parent(spec, trace_parent)
+            return await self._create(labelled, request, wanted, targets, requested_ns, key=key, digest=digest)
 
     def _wanted(self, request: CaptureRequest, caller: Caller, each_by_itself: bool) -> TargetRequest:
         return TargetRequest(

@@ -23,6 +23,11 @@ class ForeignToolsConfig:
         meaning="folders where such processes look for the daemon's socket, as in their KINETO_IPC_SOCKET_DIR; needs "
         "dynolog.ipc",
     )
+    dynolog_containers: bool = setting(
+        "dynolog.containers", Switch(), True,
+        meaning="whether to answer such processes in network namespaces of their own, too, as containers have; needs "
+        "dynolog.ipc, and root or the attach helper",
+    )
     dynolog_tracing: str = setting(
         "dynolog.tracing", Choice("agent", "kineto", "refuse"), "agent", reload=True,
         meaning="who records in such a process unless a request says it: kinetod's agent, the process's own libkineto "

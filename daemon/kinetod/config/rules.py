@@ -1,5 +1,6 @@
 """What must hold between settings. Each rule yields (name of a key, problem) for what is wrong."""
 
+import importlib.util
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -7,9 +8,11 @@ from pathlib import Path
 
 from kineto_protos.endpoints import is_loopback
 
+from kinetod.base.header_file import headers_in
 from kinetod.base.object_store_urls import missing_extra
 from kinetod.base.webhook_signature import secret_in
 from kinetod.config.metrics_settings import COMPAT_OFF, JSON_LOG_OFF
+from kinetod.config.profile_addresses import ProfileForm, parse_profiles
 from kinetod.config.settings import SECOND_NS, Config
 from kinetod.permissions.role_grants import wrong_names
 
@@ -79,6 +82,22 @@ def hook_problems(config: Config) -> Iterable[tuple[str, str]]:
             secret_in(config.hook_secret.read_bytes())
         except (OSError, ValueError) as exc:
             yield "hooks.webhook_secret", f"{config.hook_secret} {exc}"
+    pushes_otlp = config.hook_profiles and parse_profiles(config.hook_profiles).form is not ProfileForm.PYROSCOPE
+    if pushes_otlp and not has_otlp():
+        yield "hooks.profiles", "OTLP needs the package opentelemetry-proto; run pip install 'kinetod[otlp]'"
+    if config.hook_profiles_headers is not None:
+        try:
+            headers_in(config.hook_profiles_headers.read_bytes())
+        except (OSError, ValueError) as exc:
+            yield "hooks.profiles_headers", f"{config.hook_profiles_headers} {exc}"
+
+
+def has_otlp() -> bool:
+    """Whether the messages of OTLP profiles are installed."""
+    try:
+        return importlib.util.find_spec("opentelemetry.proto.profiles.v1development") is not None
+    except ImportError:  # a package above it is missing
+        return False
 
 
 def _command_problem(program: str) -> str:

@@ -24,6 +24,7 @@ from kinetod.config.default_paths import (
 )
 from kinetod.config.metrics_settings import MetricsConfig
 from kinetod.config.plugin_names import checked_plugin
+from kinetod.config.profile_addresses import checked_profiles
 from kinetod.config.setting import METADATA, HostDefault, SettingSpec, setting
 from kinetod.config.value_kinds import (
     Choice,
@@ -266,13 +267,28 @@ class Config(MetricsConfig):
         meaning="file (PEM) with the authorities that the certificates of webhooks are checked against; empty: the "
         "system's",
     )
+    hook_profiles: str = setting(
+        "hooks.profiles", ParsedText("address", checked_profiles), "", reload=True,
+        meaning="where the profiles of captures go: otlp+https://host:4318, otlp+grpcs://host:4317 or "
+        "pyroscope+https://host:4040 (without TLS on this host only); empty: nowhere; see docs/profiles.md",
+    )
+    hook_profiles_headers: Path | None = setting(
+        "hooks.profiles_headers", Maybe(SecretFile()), None, reload=True,
+        meaning="file with headers for them, one `Name: value` per line, such as Authorization, or credential:NAME; "
+        "empty: none",
+    )
+    hook_profiles_ca: Path | None = setting(
+        "hooks.profiles_ca", Maybe(ExistingFile()), None, reload=True,
+        meaning="file (PEM) with the authorities that the receiver's certificate is checked against; empty: the "
+        "system's",
+    )
     hook_timeout_ns: int = setting(
         "hooks.timeout", Duration(), 30 * SECOND_NS, reload=True,
-        meaning="how long the command, or one attempt of a webhook, may take",
+        meaning="how long the command, or one attempt of a webhook or a push of profiles, may take",
     )
     hook_retry_ns: int = setting(
         "hooks.retry_for", Duration(least_ns=0), 600 * SECOND_NS, reload=True,
-        meaning="how long a failing webhook is retried, with pauses that double from one second; 0: never",
+        meaning="how long a failing webhook or push is retried, with pauses that double from one second; 0: never",
     )
     hook_parallel: int = setting(
         "hooks.parallel", Count(1, 32), 2, reload=True,

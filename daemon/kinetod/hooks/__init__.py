@@ -1,1 +1,1 @@
-"""Runs a program or sends a webhook when a capture has ended."""
+"""Runs a program, sends a webhook or pushes profiles when a capture has ended."""

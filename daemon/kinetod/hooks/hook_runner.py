@@ -9,8 +9,8 @@ Theory of operation
     all run: that is one call more. When all places are taken, the user with most of them gives up the newest that
     does not run.
 
-    A webhook that fails is tried again after pauses that double, with jitter, until `hooks.retry_for` is over; the
-    place is free meanwhile. A command runs once.
+    A webhook, or a push of profiles, that fails is tried again after pauses that double, with jitter, until
+    `hooks.retry_for` is over; the place is free meanwhile. A command runs once.
 
     What waits is not on disk: when the daemon stops, hooks get STOP_S to end, and what is left is logged and counted.
 """
@@ -44,6 +44,7 @@ from kinetod.hooks.hook_types import (
     HookOutcome,
     HookResult,
 )
+from kinetod.hooks.profile_hook import ProfileHook
 from kinetod.hooks.webhook_hook import WebhookHook
 
 log = logging.getLogger(__name__)
@@ -254,4 +255,5 @@ class _Places:
 def configured(config: Config) -> list[Hook]:
     """The hooks of a configuration."""
     hooks: list[Hook] = [CommandHook(config.hook_command)] if config.hook_command else []
-    return hooks + [WebhookHook(url, config.hook_secret, config.hook_ca) for url in config.hook_webhooks]
+    hooks += [WebhookHook(url, config.hook_secret, config.hook_ca) for url in config.hook_webhooks]
+    return [*hooks, ProfileHook(config)] if config.hook_profiles else hooks

@@ -9,8 +9,9 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from kinetod.base.safe_text import redacted
 from kinetod.hooks.command_hook import last_line
 from kinetod.hooks.hook_types import Ended, HookOutcome, HookResult
+from kinetod.hooks.http_post import ReceiverAnswer
 from kinetod.hooks.program_run import run_program
-from kinetod.hooks.webhook_sender import Delivery, ReceiverAnswer
+from kinetod.hooks.webhook_sender import Delivery
 from kinetod.supervise import child
 
 _COMMAND = child.python("kinetod.hooks.webhook_sender")

@@ -7,13 +7,13 @@ import pwd
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from kinetod.base.safe_text import clean
-from kinetod.processes import credentials
+from kinetod.processes import credentials, telemetry_variables
 from kinetod.processes.ancestry import Family
 from kinetod.processes.batch_jobs import job_in, step_in
 from kinetod.processes.containers import Container, Names, container_in, pod_in
@@ -36,7 +36,10 @@ NODE_VARIABLE = "SLURMD_NODENAME"  # in all that slurmd has started
 _STEPS = {"4294967291": "batch", "4294967292": "extern", "4294967290": "interactive"}  # Slurm's numbers for these
 _WANTED = frozenset(
     name.encode()
-    for name in (*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE)
+    for name in (
+        *(*RANK_VARIABLES, *WORLD_SIZE_VARIABLES, *JOB_ID_VARIABLES, *JOB_STEP_VARIABLES, NODE_VARIABLE),
+        *telemetry_variables.VARIABLES,
+    )
 )
 KEEP_NAMES_S = 60.0
 _STAT_STATE, _STAT_PARENT, _STAT_START_TIME = 0, 1, 19  # /proc/PID/stat behind the name: fields 3, 4 and 22 in proc(5)
@@ -68,6 +71,8 @@ class ProcessFacts:
     container: Container | None = None  # likewise, as far as the path tells
     names: Names | None = None  # what Kubernetes calls them
     credentials: Credentials | None = None  # what a decision about it rests on, compared later
+    trace_parent: str = ""  # W3C trace context in which it was started
+    resource: Mapping[str, str] = field(default_factory=dict)  # OpenTelemetry's attributes, as its environment has them
 
     def with_private(self, private: "PrivateFacts") -> "ProcessFacts":
         """The same with what somebody else could read, unless that was of another program by then."""
@@ -84,6 +89,8 @@ class ProcessFacts:
             job_step=self.job_step if self.job else private.job_step,
             is_python=self.is_python or private.is_python,
             framework=private.framework,
+            trace_parent=private.trace_parent,
+            resource=private.resource,
             hidden=False,
             plain=self.plain or (self.capable and private.own_user_namespace),
         )
@@ -103,6 +110,8 @@ class PrivateFacts:
     own_user_namespace: bool = False  # as in a container that its user has started
     uid: int | None = None  # whose it was then; None: not known
     program: str = ""  # as Credentials has it
+    trace_parent: str = ""  # as ProcessFacts has them
+    resource: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
@@ -139,6 +148,8 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
         job_id=private.job_id,
         is_python=private.is_python or named_python,
         framework=private.framework,
+        trace_parent=private.trace_parent,
+        resource=private.resource,
         parent_pid=int(fields[_STAT_PARENT]),
         is_ours=_is_ours(command),
         hidden=bool(arguments) and _hidden(folder),
@@ -198,6 +209,8 @@ def _read_private(folder: ProcessFolder) -> PrivateFacts:
         job_step=clean(_STEPS.get(step, step), 32),
         is_python=_runs_python(folder),
         own_user_namespace=_in_own_user_namespace(folder),
+        trace_parent=telemetry_variables.trace_parent(environ),
+        resource=telemetry_variables.resource(environ),
     )
 
 

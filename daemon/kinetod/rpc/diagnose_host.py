@@ -13,6 +13,8 @@ from kinetod.gpus.gpu_findings import findings as gpu_findings
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.host_checks.check_protocol import CheckQuestion
 from kinetod.host_checks.check_runner import HostLooker, Searcher
+from kinetod.kineto_ipc.door_findings import DoorState
+from kinetod.kineto_ipc.door_findings import of_host as polling_findings
 from kinetod.permissions.role_policy import Caller
 from kinetod.plugins.plugin_findings import findings as plugin_findings
 from kinetod.plugins.plugin_loader import KnownPlugins
@@ -48,6 +50,7 @@ class HostDiagnoser:
         looker: HostLooker | None = None,
         gpus_present: Callable[[], Mapping[str, int]] = present,
         plugins: KnownPlugins | None = None,
+        polls: Callable[[], DoorState | None] = lambda: None,
         doors: Callable[[Caller], Awaitable[list[Finding]]] = _nothing,
     ) -> None:
         self._settings = settings
@@ -58,6 +61,7 @@ class HostDiagnoser:
         self._looker = looker or HostLooker(helper=helper)
         self._gpus_present = gpus_present
         self._plugins = plugins or KnownPlugins()
+        self._polls = polls
         self._doors = doors
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
@@ -74,6 +78,7 @@ class HostDiagnoser:
             self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors(caller)
         )
         findings = [*looked.findings, *helper, *doors, *gpus, *plugin_findings(self._plugins)]
+        findings += polling_findings(self._polls())
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)
             findings += profiler_findings(looked.scan, lambda each: each.pid in visible, looked.dcgm)

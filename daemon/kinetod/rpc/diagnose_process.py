@@ -1,6 +1,9 @@
 """DiagnoseProcess: what the daemon knows about a process, combined with what can be seen from outside."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -12,6 +15,8 @@ from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.base.errors import invalid
 from kinetod.base.safe_text import clean
 from kinetod.captures.request.target_resolution import no_such_process, not_yours
+from kinetod.kineto_ipc.door_findings import DoorState
+from kinetod.kineto_ipc.door_findings import of_process as polling_findings
 from kinetod.permissions.role_policy import Action, Caller, Thing, may
 from kinetod.selection.process_registry import Registry
 
@@ -31,7 +36,9 @@ class Looker(Protocol):
 
 
 class Diagnoser:
-    """Diagnoses processes for callers. attaching: whether this daemon attaches agents at all."""
+    """Diagnoses processes for callers. attaching: whether this daemon attaches agents at all; polls: where it answers
+    libkineto's polls, None: nowhere.
+    """
 
     def __init__(
         self,
@@ -40,10 +47,12 @@ class Diagnoser:
         attaching: bool = True,
         process: Looker | None = None,
         own_uid: int | None = None,
+        polls: Callable[[], DoorState | None] = lambda: None,
     ) -> None:
         self._registry = registry
         self._attaching = attaching
         self._process: Looker = process or DiagnosisProcess()
+        self._polls = polls
         self._own_uid = registry.own_uid if own_uid is None else own_uid
 
     async def diagnose(self, pid: int, caller: Caller) -> pb.Diagnosis:
@@ -67,7 +76,8 @@ class Diagnoser:
         now = await self._describe(pid, caller)  # it may have become another user's while it was looked at
         if now.uid != process.uid:
             raise no_such_process(caller, pid, Action.SEE_PROCESS)
-        return _to_proto(process, found)
+        polls = polling_findings(now, found.kineto, self._polls(), time.time_ns())
+        return _to_proto(process, replace(found, findings=(*found.findings, *polls)))
 
     async def _describe(self, pid: int, caller: Caller) -> pb.Process:
         candidate = await self._registry.candidate(pid)

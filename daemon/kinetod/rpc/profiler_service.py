@@ -19,6 +19,7 @@ from kinetod.permissions.role_policy import Caller, Role
 from kinetod.rpc.diagnose_host import HostDiagnoser
 from kinetod.rpc.diagnose_process import Diagnoser
 from kinetod.rpc.error_status import Context, streaming, unary
+from kinetod.rpc.trace_metadata import caller_trace_parent, traced
 from kinetod.rpc.watch_host import HostWatcher
 from kinetod.selection.process_registry import Registry, checked_selector
 from kinetod.telemetry.host_info import HostInfo
@@ -90,10 +91,12 @@ class ProfilerService(ProfilerServicer):
             )
         return pb.ListProcessesResponse(processes=processes)
 
+    @traced
     @unary
     async def CreateCapture(self, request: pb.CreateCaptureRequest, caller: Caller) -> pb.Capture:
         """Creates a capture."""
-        return await self._captures.create(request.spec, request.idempotency_key, caller)
+        span = caller_trace_parent.get()
+        return await self._captures.create(request.spec, request.idempotency_key, caller, trace_parent=span)
 
     @unary
     async def StartCapture(self, request: pb.StartCaptureRequest, _caller: Caller) -> pb.Capture:

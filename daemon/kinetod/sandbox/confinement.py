@@ -26,6 +26,13 @@ from kineto_trace.model.target_info import raw_bytes
 from kinetod.base.libc import LIBC
 from kinetod.sandbox import landlock, seccomp_filter
 
+# For the libraries of a process that will be confined: none shall start a thread before, nor take address space that
+# counts as its memory.
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 47, 4
 _CAPABILITIES_V3 = 0x20080522
 _CODE_FOLDERS = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")

@@ -30,3 +30,7 @@ class Candidate:
     def has_agent(self) -> bool:
         """Also one that we cannot talk to."""
         return self.process.agent_state != pb.AGENT_STATE_NONE
+
+    def polls(self) -> bool:
+        """Whether its libkineto asks this daemon for configurations."""
+        return self.process.HasField("kineto")

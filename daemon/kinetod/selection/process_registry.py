@@ -15,6 +15,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.agents.agent_hub import AgentHub, ConnectedAgent
 from kinetod.base.errors import check_shown, invalid
 from kinetod.gpus.context_holders import Held
+from kinetod.kineto_ipc.polling_process import PollingProcesses
 from kinetod.kubernetes.pod_names import PodNames
 from kinetod.permissions.role_policy import Caller
 from kinetod.processes.ancestry import with_descendants
@@ -25,6 +26,7 @@ from kinetod.processes.process_info import PrivateFacts, ProcessFacts, foreign_p
 from kinetod.selection.candidate import Candidate
 from kinetod.selection.obstacles import note
 from kinetod.selection.process_info_cache import RecentFacts
+from kinetod.selection.process_messages import add_agent, add_polling, to_proto
 from kinetod.selection.target_selection import Member, leading, leading_of_families
 
 DESCRIBE_DEADLINE_S = 0.5
@@ -194,7 +196,8 @@ class Registry:
     """Joins AgentHub and /proc.
 
     Without `privileged` the facts of processes that we may not read are left out; without `gpus` nobody tells who holds
-    a context on a GPU. attaching: whether captures bring agents into processes that have none.
+    a context on a GPU. attaching: whether captures bring agents into processes that have none. polling: those whose
+    libkineto polls this daemon.
     """
 
     def __init__(
@@ -206,6 +209,7 @@ class Registry:
         gpus: Holders | None = None,
         attaching: bool = True,
         names: PodNames | None = None,
+        polling: PollingProcesses | None = None,
     ) -> None:
         self._hub = hub
         self._proc = proc
@@ -213,6 +217,7 @@ class Registry:
         self._gpus = gpus
         self._attaching = attaching
         self._names = names
+        self._polling = polling
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
@@ -307,7 +312,7 @@ class Registry:
         """Of these processes those that meet the conditions, by pid, without launchers and workers.
 
         listed: to be shown only, and then with recent data of the agents. anything: pids that count whatever they are;
-        others only if they have an agent, are Python or use a GPU.
+        others only if they have an agent, poll, are Python or use a GPU.
         """
         wanted = sorted(pids)
         if listed:
@@ -383,33 +388,36 @@ class Registry:
         if agent is not None and agent.identity.uid != facts.uid:  # it connected as another user's
             agent = None
         incompatible = agent is None and self._hub.incompatible_version(facts.key) is not None
-        if not (agent or incompatible or facts.is_python or facts.gpus or anything):
+        polling = self._polling.get(facts.key) if self._polling is not None else None
+        if not (agent or incompatible or polling or facts.is_python or facts.gpus or anything):
             return None
         process = to_proto(facts)
         if agent is not None:
             add_agent(process, agent)
         elif incompatible:
             process.agent_state = pb.AGENT_STATE_INCOMPATIBLE
+        if polling is not None:
+            add_polling(process, polling)
         return Candidate(facts.key, process, agent, facts)
 
 
 def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
-    """Whether it has an agent or, if it may be attached to, should get one. None of ours is: a kinetoctl that runs in a
-    job with KINETO_AGENT set has an agent, too.
+    """Whether it has an agent or, if it may be attached to, should get one: it has a GPU open, its libkineto polls, or
+    it is Python. None of ours is: a kinetoctl that runs in a job with KINETO_AGENT set has an agent, too.
     """
     facts = candidate.facts
-    worth_one = attachable and (bool(facts.gpus) or (facts.is_python and match.means_python))
+    worth_one = attachable and (bool(facts.gpus) or candidate.polls() or (facts.is_python and match.means_python))
     return not facts.is_ours and (candidate.has_agent() or worth_one)
 
 
 def shows_training(candidate: Candidate, held: Held) -> bool:
-    """Whether a person would trace it: it has an agent, or holds a context on a GPU (has one open, if nobody's contexts
-    are known), or is Python with a framework, a GPU, a rank or a job. None of ours is.
+    """Whether a person would trace it: it has an agent, its libkineto polls, or it holds a context on a GPU (has one
+    open, if nobody's contexts are known), or is Python with a framework, a GPU, a rank or a job. None of ours is.
     """
     facts = candidate.facts
     if facts.is_ours:
         return False
-    if candidate.has_agent() or facts.key.pid in held or (facts.gpus and not held):
+    if candidate.has_agent() or candidate.polls() or facts.key.pid in held or (facts.gpus and not held):
         return True
     signs = (facts.framework, facts.gpus, facts.rank is not None, facts.job_id, facts.job)
     return facts.is_python and any(signs)
@@ -430,52 +438,3 @@ def _member(candidate: Candidate, held: Held) -> Member:
         holds=candidate.key.pid in held,
         trains=candidate.process.iterations > 0,
     )
-
-
-def to_proto(facts: ProcessFacts) -> pb.Process:
-    """A process without an agent."""
-    process = pb.Process(
-        pid=facts.key.pid,
-        start_time_ns=facts.key.start_time_ns,
-        user=facts.user,
-        uid=facts.uid,
-        command=facts.command,
-        gpus=facts.gpus,
-        job_id=facts.job_id,
-        framework=facts.framework,
-        parent_pid=facts.parent_pid,
-        agent_state=pb.AGENT_STATE_NONE,
-        iterations=-1,
-    )
-    if facts.rank is not None:
-        process.rank = facts.rank
-    if facts.world_size is not None:
-        process.world_size = facts.world_size
-    if facts.container is not None:
-        process.container_id = facts.container.id
-        process.pod_uid = facts.container.pod_uid
-    if facts.names is not None:
-        process.pod_namespace, process.pod_name = facts.names.namespace, facts.names.pod
-        process.container_name = facts.names.container
-    return process
-
-
-def add_agent(process: pb.Process, agent: ConnectedAgent) -> None:
-    """Adds what the agent said of itself."""
-    hello = agent.hello
-    if hello.rank is not None:
-        process.rank = hello.rank
-    if hello.world_size is not None:
-        process.world_size = hello.world_size
-    process.job_id = hello.job_id or process.job_id
-    process.framework = hello.framework or process.framework
-    process.python_version = hello.python_version
-    process.agent_version = hello.agent_version
-    process.iterations = hello.iterations
-    process.iteration_ns = hello.iteration_ns
-    process.busy_capture_id = agent.capture_id or hello.busy_capture_id
-    process.agent_state = pb.AGENT_STATE_BUSY if process.busy_capture_id else pb.AGENT_STATE_READY
-    process.activity_types.extend(agent.activity_types())
-    process.attached = agent.attached is not None
-    if not process.command:
-        process.command.extend(hello.argv)

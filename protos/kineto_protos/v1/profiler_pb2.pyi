@@ -111,7 +111,14 @@ CHECK_STATUS_PROBLEM: CheckStatus
 CHECK_STATUS_UNKNOWN: CheckStatus
 
 class Process(_message.Message):
-    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto")
+    __slots__ = ("pid", "start_time_ns", "user", "uid", "command", "gpus", "rank", "world_size", "job_id", "framework", "python_version", "agent_state", "agent_version", "busy_capture_id", "activity_types", "iterations", "attached", "container_id", "pod_uid", "pod_namespace", "pod_name", "container_name", "parent_pid", "obstacle", "iteration_ns", "kineto", "trace_parent", "resource")
+    class ResourceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PID_FIELD_NUMBER: _ClassVar[int]
     START_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +145,8 @@ class Process(_message.Message):
     OBSTACLE_FIELD_NUMBER: _ClassVar[int]
     ITERATION_NS_FIELD_NUMBER: _ClassVar[int]
     KINETO_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
     pid: int
     start_time_ns: int
     user: str
@@ -164,7 +173,9 @@ class Process(_message.Message):
     obstacle: str
     iteration_ns: int
     kineto: KinetoPolling
-    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ..., kineto: _Optional[_Union[KinetoPolling, _Mapping]] = ...) -> None: ...
+    trace_parent: str
+    resource: _containers.ScalarMap[str, str]
+    def __init__(self, pid: _Optional[int] = ..., start_time_ns: _Optional[int] = ..., user: _Optional[str] = ..., uid: _Optional[int] = ..., command: _Optional[_Iterable[str]] = ..., gpus: _Optional[_Iterable[int]] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., job_id: _Optional[str] = ..., framework: _Optional[str] = ..., python_version: _Optional[str] = ..., agent_state: _Optional[_Union[AgentState, str]] = ..., agent_version: _Optional[str] = ..., busy_capture_id: _Optional[str] = ..., activity_types: _Optional[_Iterable[str]] = ..., iterations: _Optional[int] = ..., attached: bool = ..., container_id: _Optional[str] = ..., pod_uid: _Optional[str] = ..., pod_namespace: _Optional[str] = ..., pod_name: _Optional[str] = ..., container_name: _Optional[str] = ..., parent_pid: _Optional[int] = ..., obstacle: _Optional[str] = ..., iteration_ns: _Optional[int] = ..., kineto: _Optional[_Union[KinetoPolling, _Mapping]] = ..., trace_parent: _Optional[str] = ..., resource: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class KinetoPolling(_message.Message):
     __slots__ = ("last_poll_ns", "tracing", "job_id")

@@ -13,6 +13,7 @@ APPROVED = messages.Approved(
 FACTS = messages.PrivateFactsItem(
     pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, framework="torch",
     own_user_namespace=False, uid=1000, program="ab" * 16,
+    trace_parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01", resource={"service.name": "trainer"},
 )  # fmt: skip
 
 
@@ -43,6 +44,8 @@ def seeds() -> Iterator[bytes]:
         messages.Toolkit(target=TARGET, boot_time_ns=1),
         messages.DeviceCode(target=TARGET, boot_time_ns=1),
         messages.Kubelet(),
+        messages.OpenPollSocket(served=(4026532999,)),
+        messages.PollSockets(inhabited=(4026532999, 4026533000), namespace=4026533000, problem=""),
         messages.AttachReply(method="pending-call", stopped_ns=5, latency_ns=6),
         messages.Diagnosed(diagnosis={"method": "x", "findings": []}),
         messages.Seen(facts=(FACTS,)),

@@ -40,7 +40,7 @@ def play(data: bytes) -> None:
     delivery = webhook_sender.Delivery(
         url=f"http://127.0.0.1:{_port}/x", message_id="m", secret_file="", ca_file="", timeout_s=WAIT_S
     )
-    with patch("kinetod.hooks.webhook_sender.ssl.create_default_context", return_value=_CONTEXT):  # 50 ms each
+    with patch("kinetod.hooks.http_post.ssl.create_default_context", return_value=_CONTEXT):  # 50 ms each
         answer = webhook_sender.deliver(delivery, b"{}", 1)
     assert 0 <= answer.after_s < 1e6 and len(answer.text) < 100_000
     server = ApiServer(("127.0.0.1", _port), Path("/nonexistent"), deadline_s=WAIT_S)

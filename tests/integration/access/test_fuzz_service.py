@@ -11,7 +11,7 @@ from support.fuzz.loop import run
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = {"raw": 12, "link": 30, "agent": 100, "calls": 60}
+ROUNDS = {"raw": 12, "link": 30, "agent": 100, "calls": 60, "polls": 60}
 SEED = 3
 
 

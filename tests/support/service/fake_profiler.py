@@ -73,10 +73,12 @@ class FakeProfiler(profiler_pb2_grpc.ProfilerServicer):
     chunk_bytes: int = 1 << 20
     fetch_limits: list[int | Abort | WaitForCancel] = field(default_factory=list)  # per call: bytes before it breaks
     requests: list[Any] = field(default_factory=list)
+    metadata: list[tuple[str, str]] = field(default_factory=list)  # of the latest unary call
     cancel_seen: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def _answer(self, request: Any, answer: Any, context: Any) -> Any:
         self.requests.append(request)
+        self.metadata = [(name, str(value)) for name, value in context.invocation_metadata() or ()]
         if isinstance(answer, Abort):
             await _abort(context, answer)
         return answer

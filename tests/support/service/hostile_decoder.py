@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kinetod.captures.result.decode_worker import _ENVIRONMENT, main
+from kinetod.captures.result.decode_worker import main
+from kinetod.sandbox.confinement import ENVIRONMENT
 
 
 class Taken(NamedTuple):
@@ -31,7 +32,7 @@ def attack(target_dir: Path, *, formats: Sequence[str]) -> Taken:
 
 
 if __name__ == "__main__":
-    os.environ.update(_ENVIRONMENT)  # before Arrow is there, as in the real one
+    os.environ.update(ENVIRONMENT)  # before Arrow is there, as in the real one
     from kineto_trace.conversion import worker_job
 
     setattr(worker_job, "convert_target", attack)  # noqa: B010 - the name is imported there, not made

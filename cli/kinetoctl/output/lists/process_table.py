@@ -31,6 +31,18 @@ def rate(process: "pb.Process") -> str:
     return f"{1e9 / process.iteration_ns:.3g}" if process.iteration_ns > 0 else NOTHING
 
 
+def _agent(process: "pb.Process") -> str:
+    """The state of the agent; KINETO where there is none, but a libkineto that polls."""
+    state = enum_names.agent_state(process.agent_state)
+    return "KINETO" if state == "NONE" and process.HasField("kineto") else state
+
+
+def _libkineto(process: "pb.Process") -> str:
+    if not process.HasField("kineto"):
+        return NOTHING
+    return "traces" if process.kineto.tracing else "polls"
+
+
 def _rank(process: "pb.Process") -> str:
     return str(process.rank) if process.HasField("rank") else NOTHING
 
@@ -50,9 +62,10 @@ COLUMNS = (
     ListColumn(title="ITER/S", cell=rate, optional=True, moves=True),
     ListColumn(title="PARENT", cell=lambda each: str(each.parent_pid or NOTHING)),
     ListColumn(title="TRACE", cell=traceable),
+    ListColumn(title="KINETO", cell=_libkineto, optional=True),
     ListColumn(title="FRAMEWORK", cell=lambda each: each.framework or NOTHING, wide=True),
     ListColumn(title="PYTHON", cell=lambda each: each.python_version or NOTHING, wide=True),
-    ListColumn(title="AGENT", cell=lambda each: enum_names.agent_state(each.agent_state), wide=True),
+    ListColumn(title="AGENT", cell=_agent, wide=True),
     ListColumn(title="CONTAINER", cell=lambda each: each.container_id[:12] or NOTHING, wide=True, optional=True),
     ListColumn(title="POD", cell=lambda each: enum_names.pod(each) or NOTHING, optional=True),
     ListColumn(title="COMMAND", cell=lambda each: " ".join(each.command)),

@@ -58,9 +58,11 @@ def describe(head: Mapping[str, str], loaded: ChromeRows) -> TargetDescription:
         kernel_counters=ours["kernel_counters"] if isinstance(ours.get("kernel_counters"), dict) else {},
         settings=_settings(ours.get("settings")),
         labels={str(k): str(v) for k, v in ours["labels"].items()} if isinstance(ours.get("labels"), dict) else {},
+        resource=_texts_by_name(ours.get("resource")),
+        trace_parent=_text(ours.get("trace_parent")),
         options={names[0]: True for key, names in OPTION_KEYS.items() if value(head, key)},
         activity_types=_texts(ours.get("activity_types")),
-        not_recorded=_reasons(ours.get("not_recorded")),
+        not_recorded=_texts_by_name(ours.get("not_recorded")),
         clock_offset_ns=_whole(ours.get("clock_offset_ns")),
         clock_uncertainty_ns=_whole(ours.get("clock_uncertainty_ns")),
         step_ratio=_ratio(ours.get("step_ratio")),
@@ -98,7 +100,7 @@ def _texts(found: Any) -> list[str] | None:
     return found
 
 
-def _reasons(found: Any) -> dict[str, str]:
+def _texts_by_name(found: Any) -> dict[str, str]:
     values = found.items() if isinstance(found, dict) else ()
     return {str(name): why for name, why in values if isinstance(why, str)}
 

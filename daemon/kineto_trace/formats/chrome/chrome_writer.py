@@ -140,6 +140,8 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         "framework": target.framework,
         "python_version": target.python_version,
         "labels": target.labels,
+        **({"resource": target.resource} if target.resource else {}),
+        **({"trace_parent": target.trace_parent} if target.trace_parent else {}),
         "complete": target.complete,
         **{key: getattr(trace.losses, name) for name, key in LOSS_KEYS.items()},
         "coverage": [each.to_json() for each in trace.coverage],

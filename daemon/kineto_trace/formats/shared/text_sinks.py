@@ -113,7 +113,7 @@ class GzipSink(TextSink):
         self._threads = threads
 
     def _emit(self, buffer: AnyArray, used: int) -> AnyArray:
-        self._pending.append((self._pool.submit(_gzip, buffer[:used].data), buffer))
+        self._pending.append((self._pool.submit(gzip_member, buffer[:used].data), buffer))
         if len(self._pending) > self._threads:
             return self._collect()
         return np.empty(len(buffer), np.uint8)
@@ -136,6 +136,7 @@ class GzipSink(TextSink):
             self._pool.shutdown()
 
 
-def _gzip(data: memoryview) -> bytes:
+def gzip_member(data: bytes | memoryview) -> bytes:
+    """Returns the data as one member of a gzip file."""
     compressed: bytes = igzip_lib.compress(data, GZIP_LEVEL, igzip_lib.COMP_GZIP)
     return compressed

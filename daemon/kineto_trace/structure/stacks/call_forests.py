@@ -10,6 +10,7 @@ Theory of operation
     - module_calls_on_host: calls of modules alone, with their self times; module_calls_on_gpu: the same with the GPU
       time that was launched in each call, outside of the calls inside it
     - sampled_lines: sampled Python by line, and below a line what its thread waited for; own values are samples
+    - python_rows: Python frames below their recorded callers, without own values
 """
 
 from collections.abc import Iterator, Mapping
@@ -213,6 +214,15 @@ def sampled_lines(context: Context) -> CallForest:
         seen = np.flatnonzero(found.counts[:, state])
         nodes.add_samples(leaf[seen], frame[seen], kind, found.counts[seen, state], table, found.row[seen])
     return nodes.forest()
+
+
+def python_rows(context: Context) -> tuple[CallForest, Ints]:
+    """Returns the rows of python_function below their recorded callers, and the place of each row's node."""
+    table = context.trace.table("python_function")
+    nodes = _Nodes(context.trace)
+    nodes.add_threads(table["thread"])
+    places = nodes.add_rows(table)
+    return nodes.forest(), places
 
 
 def _lines(nodes: "_Nodes", rows: Ints, table: Table, found: LineSamples) -> Ints:

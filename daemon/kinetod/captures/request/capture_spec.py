@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kineto_agent.protocol import wire
 from kineto_protos.units import format_duration, format_size
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.base.telemetry_ids import TRACE_PARENT
 from kineto_trace.store.output_formats import DEFAULT_FORMAT, FILE_NAMES
 
 from kinetod.base.errors import check_shown, invalid
@@ -88,6 +89,16 @@ class CaptureRequest:
 def request_hash(spec: pb.CaptureSpec) -> str:
     """Digest of a request that does not depend on the order of its labels."""
     return hashlib.sha256(spec.SerializeToString(deterministic=True)).hexdigest()
+
+
+def with_trace_parent(spec: pb.CaptureSpec, trace_parent: str) -> pb.CaptureSpec:
+    """Returns the spec with the caller's span as a label, unless there is none or the caller set that label."""
+    if not trace_parent or TRACE_PARENT in spec.labels:
+        return spec
+    labelled = pb.CaptureSpec()
+    labelled.CopyFrom(spec)
+    labelled.labels[TRACE_PARENT] = trace_parent
+    return labelled
 
 
 def checked_key(key: str) -> str:

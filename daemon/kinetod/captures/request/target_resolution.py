@@ -31,7 +31,8 @@ from kinetod.permissions.role_policy import Action, Caller, listed, may, needed,
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey
 from kinetod.selection.candidate import Candidate
-from kinetod.selection.process_registry import Match, Registry, add_agent
+from kinetod.selection.process_messages import add_agent
+from kinetod.selection.process_registry import Match, Registry
 
 MAX_TARGETS = 512  # they travel in one message
 HOW_TO_GET_AN_AGENT = (

@@ -6,14 +6,9 @@ import signal
 import sys
 
 from kinetod.sandbox.confined_jobs import die_with_parent, serve
+from kinetod.sandbox.confinement import ENVIRONMENT
 
 _NICE = 5  # a third of what others get who want the processor: the programs that are traced, and the daemon's answers
-# No library shall start a thread before we fork, nor take address space that counts as the decoder's memory.
-_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
 
 
 def main() -> int:
@@ -21,7 +16,7 @@ def main() -> int:
     die_with_parent()
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout = sys.stderr

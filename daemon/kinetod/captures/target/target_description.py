@@ -61,6 +61,8 @@ def describe_target(
         window_end_ns=window_ns[1],
         threads={**kernel_names, **agent_names},
         labels=dict(labels),
+        resource=_resource(process),
+        trace_parent=process.trace_parent,
         iterations=checked_iterations(iterations),
         iteration_thread=_thread_id(iterations.get("thread")),
         options=dict(start.options),
@@ -74,6 +76,18 @@ def describe_target(
         least_step_ratio=overhead.least_step_ratio,
         complete=result is not None,
     )
+
+
+def _resource(process: pb.Process) -> dict[str, str]:
+    """What the process says of itself, and what the kernel and Kubernetes know better."""
+    known = {
+        "container.id": process.container_id,
+        "k8s.pod.uid": process.pod_uid,
+        "k8s.pod.name": process.pod_name,
+        "k8s.namespace.name": process.pod_namespace,
+        "k8s.container.name": process.container_name,
+    }
+    return {**process.resource, **{name: value for name, value in known.items() if value}}
 
 
 def checked_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

@@ -15,6 +15,8 @@ from kinetoctl.exit_codes import ExitCode
 from support.service.fake_profiler import Abort, FakeProfiler, FakeServer, serve
 from support.waiting import scaled
 
+SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
@@ -170,3 +172,12 @@ def test_leaving_at_once_waits_for_nothing(stuck: tuple[Client, Stuck], monkeypa
     monkeypatch.setattr(client_module, "CLOSE_LIMIT_S", 3600.0)
     with pytest.raises(KeyboardInterrupt), client:
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("variable", "sent"), [(SPAN, [SPAN]), ("00-none", [])])
+def test_the_span_of_whoever_runs_it_goes_with_each_call_if_it_is_a_valid_one(
+    server: FakeServer, variable: str, sent: list[str]
+) -> None:
+    with Client(server.address, timeout_s=5, environ={"TRACEPARENT": variable}) as client:
+        client.host()
+    assert [value for name, value in server.profiler.metadata if name == "traceparent"] == sent

@@ -25,8 +25,9 @@ MESSAGES = [
     messages.Toolkit(target=TARGET, boot_time_ns=1),
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
+    messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
-HEAD = b"KATT\x03\x00"
+HEAD = b"KATT\x05\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -49,11 +50,14 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         own_user_namespace=True,
         uid=2**32 - 1,
         program="é" * 64,
+        trace_parent="x" * 64,
+        resource={f"a{number:02}": '"' * 29 for number in range(16)},  # 512 bytes, each value's to be escaped
     )
     tool = messages.Tool(pid=1 << 22, product="x" * 128, gpus=facts.gpus)
     for said in (
         messages.Seen(facts=(facts,) * messages.MAX_PROCESSES),
         messages.Found(searched=(1 << 22,) * messages.MAX_PROCESSES, tools=(tool,) * messages.MAX_TOOLS),
+        messages.PollSockets(inhabited=(2**32 - 1,) * 256, namespace=1, problem="é" * 1000),
     ):
         assert len(messages.encode(said)) <= messages.MAX_ANSWER_BYTES
         assert messages.answer(messages.encode(said)) == said
@@ -95,9 +99,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="version 3") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 4) + b"whatever comes then")
-    assert caught.value.theirs == 4
+    with pytest.raises(messages.WrongVersion, match="this side version 5") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 6) + b"whatever comes then")
+    assert caught.value.theirs == 6
 
 
 @given(st.binary(max_size=200))

@@ -1,11 +1,14 @@
 """Settings that cannot work, alone or together, are refused with what to do."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from kinetod.__main__ import command
+from kinetod.config import rules
 from kinetod.config.config_sources import ConfigError, load
+from kinetod.config.rules import has_otlp
 
 ENVIRON = {"CONFIGURATION_DIRECTORY": "/nonexistent/kinetod"}
 
@@ -53,6 +56,30 @@ def test_other_mistakes_are_named(tmp_path: Path) -> None:
     secret.write_bytes(b"short")
     secret.chmod(0o600)
     assert "a secret needs 16 or more: openssl rand" in problems(tmp_path, f'webhook_secret = "{secret}"')
+
+
+def test_profiles_need_headers_that_are_some(tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    headers.write_text("Authorization = x")
+    headers.chmod(0o600)
+    asked = f'profiles = "pyroscope+https://p:4040"\nprofiles_headers = "{headers}"'
+    assert f"hooks.profiles_headers: {headers} line 1 is not `Name: value`" in problems(tmp_path, asked)
+    assert "hooks.profiles: expected otlp+https://host:4318" in problems(tmp_path, 'profiles = "https://p"')
+
+
+def test_otlp_needs_its_package_and_pyroscope_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "has_otlp", lambda: False)
+    said = problems(tmp_path, 'profiles = "otlp+https://c:4318"')
+    assert "hooks.profiles: OTLP needs the package opentelemetry-proto; run pip install 'kinetod[otlp]'" in said
+    file = tmp_path / "config.toml"
+    file.write_text('[hooks]\nprofiles = "pyroscope+https://p:4040"\n')
+    assert load(file, {}, ENVIRON).config.hook_profiles == "pyroscope+https://p:4040"
+
+
+def test_whether_that_package_is_installed_is_seen_without_loading_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_otlp()
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto.profiles.v1development", None)
+    assert not has_otlp()
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "gpu-host:1"])

@@ -234,6 +234,10 @@ def test_the_configuration_says_which_hooks_there_are() -> None:
         ("command", "/bin/true"),
         ("webhook", "https://h/p"),
     ]
+    address = "otlp+https://collector:4318"
+    assert [(hook.kind, hook.name) for hook in configured(replace(CONFIG, hook_profiles=address))] == [
+        ("profiles", address)
+    ]
 
 
 # what one user's captures do to another's

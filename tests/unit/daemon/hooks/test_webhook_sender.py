@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from kinetod.base import webhook_signature
-from kinetod.hooks.webhook_sender import Delivery, ReceiverAnswer, deliver, main
+from kinetod.hooks.http_post import ReceiverAnswer
+from kinetod.hooks.webhook_sender import Delivery, deliver, main
 from support.peers.certificates import Authority
 from support.peers.receiver import Receiver, receiving
 

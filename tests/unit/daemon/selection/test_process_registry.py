@@ -16,7 +16,7 @@ from kinetod.permissions.role_policy import Caller, Role, Via
 from kinetod.processes.containers import Container
 from kinetod.processes.identity import ProcessKey
 from kinetod.processes.process_info import ProcessFacts, read_facts
-from kinetod.selection import process_registry
+from kinetod.selection import process_messages, process_registry
 from kinetod.selection.candidate import Candidate
 from kinetod.selection.process_registry import Registry, checked_selector, is_meant, shows_training
 from support.agent.scripted_agent import hello_message
@@ -328,9 +328,9 @@ def test_an_empty_selector_means_processes_with_an_agent_only() -> None:
 def test_a_process_in_a_container_has_its_id_and_pod() -> None:
     facts = read_facts(os.getpid())
     assert facts is not None
-    found = process_registry.to_proto(
+    found = process_messages.to_proto(
         replace(facts, container=Container(id="4f" * 32, pod_uid="8f2c", runtime="cri-o"))
     )
     assert (found.container_id, found.pod_uid) == ("4f" * 32, "8f2c")
-    outside = process_registry.to_proto(replace(facts, container=None))
+    outside = process_messages.to_proto(replace(facts, container=None))
     assert (outside.container_id, outside.pod_uid) == ("", "")

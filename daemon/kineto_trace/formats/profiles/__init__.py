@@ -1,0 +1,1 @@
+"""Profiles in the forms that other tools ingest: pprof and OTLP."""

@@ -1,0 +1,68 @@
+"""One POST to an address of the configuration, for the processes that send webhooks and profiles.
+
+Nothing is followed elsewhere: what is signed or has credentials is for the configured address, and no other.
+"""
+
+import http.client
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_MAX_ANSWER_BYTES = 300
+_MAX_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverAnswer:
+    """The outcome. text: what went wrong; empty if it was accepted. again: whether a retry may succeed."""
+
+    text: str = ""
+    again: bool = False
+    after_s: float = 0.0
+
+
+def post(
+    url: str, body: bytes, headers: Mapping[str, str], *, ca_file: str, timeout_s: float, answer_bytes: int = 0
+) -> tuple[ReceiverAnswer, bytes]:
+    """Sends the body, and returns the outcome and, if it was accepted, what was answered.
+
+    ca_file: of authorities (PEM); empty: the system's. answer_bytes: how much is read of the answer.
+    """
+    request = urllib.request.Request(url, data=body, headers=dict(headers), method="POST")  # noqa: S310  # checked
+    try:
+        with _opener(url, ca_file).open(request, timeout=timeout_s) as answer:
+            return ReceiverAnswer(), answer.read(answer_bytes) if answer_bytes else b""
+    except urllib.error.HTTPError as exc:
+        return _refused(exc), b""
+    except (OSError, http.client.HTTPException, ValueError) as exc:
+        reason = exc.reason if isinstance(exc, urllib.error.URLError) else exc
+        return ReceiverAnswer(text=f"cannot be reached: {str(reason) or type(reason).__name__}", again=True), b""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_args: Any) -> None:
+        return None
+
+
+def _opener(url: str, ca_file: str) -> urllib.request.OpenerDirector:
+    context = ssl.create_default_context(cafile=ca_file or None)
+    handlers: list[urllib.request.BaseHandler] = [_NoRedirects(), urllib.request.HTTPSHandler(context=context)]
+    if urlsplit(url).scheme == "http":  # on this host: through no proxy
+        handlers.append(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener(*handlers)
+
+
+def _refused(exc: urllib.error.HTTPError) -> ReceiverAnswer:
+    with exc:
+        said = " ".join(exc.read(_MAX_ANSWER_BYTES).decode("utf-8", "replace").split())
+    text = f"answered {exc.code} {exc.reason}"
+    if 300 <= exc.code < 400:
+        return ReceiverAnswer(text=f"{text}: redirects are not followed; configure the address that it points to")
+    after = exc.headers.get("Retry-After", "")
+    after_s = min(float(after), _MAX_AFTER_S) if after.isdecimal() else 0.0
+    return ReceiverAnswer(text=f"{text}{': ' if said else ''}{said}", again=exc.code in _AGAIN, after_s=after_s)

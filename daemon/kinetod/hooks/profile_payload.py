@@ -1,0 +1,86 @@
+"""Makes the message about one target that a receiver of profiles takes: `python -m kinetod.hooks.profile_payload`.
+
+What it reads came from a traced process, so it runs in a process of its own that is confined like a decoder
+(sandbox/confinement.py): it can read the target's folder, and reaches no network and no credentials. The message goes
+to standard output behind MADE; behind FAILED comes what is wrong with the target.
+"""
+
+import sys
+import uuid
+from pathlib import Path
+from typing import BinaryIO
+
+from kineto_protos.pprof import profile_pb2
+from kineto_protos.pyroscope import push_pb2
+from kineto_trace.errors import TraceError
+from kineto_trace.formats.profiles.otlp_writer import otlp_message
+from kineto_trace.formats.profiles.pprof_writer import RANK, plain_text, pprof_message
+from kineto_trace.formats.profiles.profile_samples import THREAD_ID, ProfileSubject, profile
+from kineto_trace.formats.profiles.resource_attributes import resource_attributes
+from kineto_trace.model.context import Context
+from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
+from kineto_trace.store.parquet_folder import load_columns
+
+from kinetod.config.profile_addresses import ProfileForm
+from kinetod.hooks.profile_sender import FAILED, MADE
+from kinetod.sandbox.confined_jobs import die_with_parent
+from kinetod.sandbox.confinement import CannotConfine, Limits, confine
+
+# What Pyroscope calls the profiles of a subject. A label of each thread's number would make a series of each thread;
+# the rank is a label of the series already.
+PYROSCOPE_NAMES = {ProfileSubject.PYTHON: "process_cpu", ProfileSubject.HOST: "host", ProfileSubject.GPU: "gpu"}
+PYROSCOPE_WITHOUT = (THREAD_ID, RANK)
+
+
+def payload(target_dir: Path, form: ProfileForm) -> bytes:
+    """Returns the message; b"" if the trace has nothing to tell. Raises TraceError."""
+    context = Context(load_columns(target_dir / COLUMNS_DIRECTORY))
+    if form is ProfileForm.PYROSCOPE:
+        return _pyroscope(context)
+    found = profile(context)
+    return otlp_message(found).SerializeToString() if found.subjects else b""
+
+
+def _pyroscope(context: Context) -> bytes:
+    request, target = push_pb2.PushRequest(), context.trace.target
+    attributes = resource_attributes(context.trace)
+    shown = {name: value if isinstance(value, str | int) else ",".join(value) for name, value in attributes.items()}
+    labels = {_label(name): plain_text(str(value)) for name, value in shown.items()}
+    for subject, name in PYROSCOPE_NAMES.items():
+        found = profile(context, subject)
+        if not found.subjects:
+            continue
+        series = request.series.add()
+        for key, value in sorted({**labels, "__name__": name}.items()):
+            series.labels.add(name=key, value=value)
+        message: profile_pb2.Profile = pprof_message(found, without=PYROSCOPE_WITHOUT)
+        identity = " ".join(map(str, (target.host, target.capture_id, target.pid, message.time_nanos, name)))
+        series.samples.add(raw_profile=message.SerializeToString(), ID=str(uuid.uuid5(uuid.NAMESPACE_OID, identity)))
+    return request.SerializeToString() if request.series else b""
+
+
+def _label(name: str) -> str:
+    """Returns a name that every version of Pyroscope takes: of letters, digits and underscores."""
+    return "".join(char if char.isascii() and char.isalnum() else "_" for char in name)
+
+
+def main(arguments: list[str], output: BinaryIO) -> int:
+    """Arguments: the target's folder, an empty one, the form, bytes of memory, seconds of processor time, and whether
+    all parts of the sandbox are required.
+    """
+    folder, own, form, memory, cpu_s, required = arguments
+    target_dir = Path(folder).resolve()
+    try:
+        limits = Limits(memory_bytes=int(memory), cpu_s=int(cpu_s), required=required == "required")
+        confine(Path(own), limits, readable=(target_dir,))
+        output.write(MADE + payload(target_dir, ProfileForm(form)))
+    except (TraceError, CannotConfine, MemoryError) as exc:
+        text = str(exc) or "there is too little memory: raise captures.decode_memory"
+        output.write(FAILED + text.encode("utf-8", "replace"))
+    output.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.exit(main(sys.argv[1:], sys.stdout.buffer))

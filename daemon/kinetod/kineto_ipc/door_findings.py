@@ -1,0 +1,93 @@
+"""What `kinetoctl doctor` says about libkineto's polls: of the host, and of one process."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.attach.finding import Finding, Status
+
+NAME = "libkineto"
+ABSTRACT = "the abstract socket @dynolog"
+_SWITCH_ON = "set dynolog.ipc = true in kinetod's configuration and restart it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoStart:
+    """A process that was started with KINETO_USE_DAEMON. folder: its KINETO_IPC_SOCKET_DIR. net_namespace: inode; 0:
+    unknown.
+    """
+
+    folder: str = ""
+    net_namespace: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorState:
+    """Where polls are answered: served are places, namespaces the inodes of others' network namespaces. problems and
+    namespace_problems: why there is no socket elsewhere.
+    """
+
+    served: tuple[str, ...] = ()
+    namespaces: frozenset[int] = frozenset()
+    own_namespace: int = 0
+    problems: Mapping[str, str] = field(default_factory=dict)
+    namespace_problems: Mapping[int, str] = field(default_factory=dict)
+    processes: int = 0
+
+
+def of_host(door: DoorState | None) -> Iterator[Finding]:
+    """One finding for the places that are served, and one for each that is not. door: None if dynolog.ipc is off."""
+    if door is None:
+        return
+    for place, problem in door.problems.items():
+        yield Finding(NAME, Status.PROBLEM, f"polls are not answered at {place}: {problem}")
+    if door.served:
+        count = (
+            f"{door.processes} process{'' if door.processes == 1 else 'es'} poll{'s' if door.processes == 1 else ''}"
+        )
+        containers = f", and in {_namespaces(len(door.namespaces))}" if door.namespaces else ""
+        yield Finding(NAME, Status.OK, f"{count}; polls are answered at {', '.join(door.served)}{containers}")
+    if door.namespace_problems:
+        namespace, problem = next(iter(door.namespace_problems.items()))
+        detail = f"polls are not answered in {_namespaces(len(door.namespace_problems))}; in {namespace}: {problem}"
+        yield Finding(NAME, Status.NOTE, detail)
+
+
+def _namespaces(count: int) -> str:
+    return "1 other network namespace" if count == 1 else f"{count} other network namespaces"
+
+
+def of_process(
+    process: pb.Process, start: KinetoStart | None, door: DoorState | None, now_ns: int
+) -> Iterator[Finding]:
+    """Whether it polls, or why not; nothing of a process that was started without KINETO_USE_DAEMON."""
+    if process.HasField("kineto"):
+        ago_s = max(0, now_ns - process.kineto.last_poll_ns) / 1e9
+        doing = ", and its profiler is armed or records" if process.kineto.tracing else ""
+        yield Finding(NAME, Status.OK, f"its libkineto polls this daemon, the last time {ago_s:.1f} s ago{doing}")
+    elif start is not None:
+        why, advice = _why_not(start, door)
+        yield Finding(
+            NAME, Status.NOTE, f"started with KINETO_USE_DAEMON, but it does not poll this daemon: {why}", advice
+        )
+
+
+def _why_not(start: KinetoStart, door: DoorState | None) -> tuple[str, str]:
+    """The likely cause, and advice."""
+    if door is None:
+        return "dynolog.ipc is off", _SWITCH_ON
+    place = str(PurePath(start.folder)) if start.folder else ABSTRACT
+    if start.folder:
+        if place not in {*door.served, *door.problems}:
+            advice = f"add {place} to dynolog.socket_dirs, if it is the same folder on the host, and restart kinetod"
+            return f"it looks for the daemon in {place}, which is not one of dynolog.socket_dirs", advice
+    elif start.net_namespace not in (0, door.own_namespace, *door.namespaces):
+        why = door.namespace_problems.get(start.net_namespace, "this daemon has no socket there (yet)")
+        advice = "wait some 15 s; a daemon that is neither root nor has the attach helper serves its own namespace only"
+        return f"it has a network namespace of its own: {why}", advice
+    if problem := door.problems.get(place):
+        return f"polls are not answered at {place}: {problem}", "`kinetoctl doctor` shows all places"
+    advice = "wait until it has loaded libtorch, with which polling begins; a torch without libkineto never polls"
+    return "it has not loaded libtorch yet, or ended its polls", advice

@@ -1,0 +1,1 @@
+"""pprof's profile format."""

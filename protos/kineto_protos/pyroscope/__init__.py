@@ -1,0 +1,1 @@
+"""What Pyroscope is sent."""

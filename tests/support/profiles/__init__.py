@@ -1,0 +1,1 @@
+"""Profiles for tests: a small trace, what receives pushes, and pprof itself."""

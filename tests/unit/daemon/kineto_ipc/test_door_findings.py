@@ -1,0 +1,83 @@
+from collections.abc import Mapping
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.attach.finding import Finding, Status
+from kinetod.kineto_ipc.door_findings import ABSTRACT, DoorState, KinetoStart, of_host, of_process
+
+OWN, INSIDE, OTHER = 4026531840, 4026532555, 4026532999
+TAKEN = {ABSTRACT: "process 7 (dynolog) has it; stop that, or set dynolog.ipc = false"}
+
+
+def door(*served: str, problems: Mapping[str, str] = {}, processes: int = 0) -> DoorState:
+    return DoorState(
+        served=served, own_namespace=OWN, namespaces=frozenset({INSIDE}), problems=problems, processes=processes
+    )
+
+
+def test_a_host_whose_polls_are_not_answered_has_nothing_to_say() -> None:
+    assert list(of_host(None)) == []
+
+
+def test_a_host_says_where_polls_are_answered_and_where_not() -> None:
+    assert list(of_host(door("/run/ipc", problems=TAKEN, processes=1))) == [
+        Finding("libkineto", Status.PROBLEM, f"polls are not answered at {ABSTRACT}: {TAKEN[ABSTRACT]}"),
+        Finding(
+            "libkineto", Status.OK, "1 process polls; polls are answered at /run/ipc, and in 1 other network namespace"
+        ),
+    ]
+    state = DoorState(served=(ABSTRACT,), namespace_problems={OTHER: "process 9 (dynolog) has it", INSIDE: "else"})
+    assert list(of_host(state)) == [
+        Finding("libkineto", Status.OK, f"0 processes poll; polls are answered at {ABSTRACT}"),
+        Finding(
+            "libkineto",
+            Status.NOTE,
+            f"polls are not answered in 2 other network namespaces; in {OTHER}: process 9 (dynolog) has it",
+        ),
+    ]
+
+
+def test_a_process_that_polls_says_when_it_did() -> None:
+    process = pb.Process(kineto=pb.KinetoPolling(last_poll_ns=10**9))
+    (found,) = of_process(process, None, door(ABSTRACT), 3_500_000_000)
+    assert (found.status, found.detail) == (Status.OK, "its libkineto polls this daemon, the last time 2.5 s ago")
+    process.kineto.tracing = True
+    (found,) = of_process(process, None, door(ABSTRACT), 3_500_000_000)
+    assert found.detail.endswith("2.5 s ago, and its profiler is armed or records")
+
+
+def test_a_process_without_the_variable_says_nothing() -> None:
+    assert list(of_process(pb.Process(), None, door(ABSTRACT), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "state", "why", "advice"),
+    [
+        (KinetoStart(), None, "dynolog.ipc is off", "set dynolog.ipc = true"),
+        (KinetoStart(), door(problems=TAKEN), f"polls are not answered at {ABSTRACT}: process 7", "`kinetoctl doctor`"),
+        (KinetoStart(net_namespace=OWN), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
+        (KinetoStart(net_namespace=OTHER), door(ABSTRACT), "it has a network namespace of its own", "wait some 15 s"),
+        (KinetoStart(net_namespace=INSIDE), door(ABSTRACT), "it has not loaded libtorch yet", "wait until"),
+        (
+            KinetoStart(net_namespace=OTHER),
+            DoorState(namespace_problems={OTHER: "process 9 (dynolog) has it"}),
+            "it has a network namespace of its own: process 9 (dynolog) has it",
+            "wait some 15 s",
+        ),
+        (KinetoStart(folder="/ipc/"), door(ABSTRACT), "it looks for the daemon in /ipc, which is not", "add /ipc to"),
+        (KinetoStart(folder="/ipc/"), door("/ipc"), "it has not loaded libtorch yet", "wait until"),
+        (
+            KinetoStart(folder="/ipc", net_namespace=OTHER),
+            door(problems={"/ipc": "no such folder"}),
+            "polls are not answered at /ipc: no such folder",
+            "`kinetoctl doctor`",
+        ),
+    ],
+)
+def test_a_process_that_does_not_poll_says_the_likely_cause(
+    start: KinetoStart, state: DoorState | None, why: str, advice: str
+) -> None:
+    (found,) = of_process(pb.Process(), start, state, 0)
+    beginning = f"started with KINETO_USE_DAEMON, but it does not poll this daemon: {why}"
+    assert (found.status, found.detail[: len(beginning)]) == (Status.NOTE, beginning)
+    assert found.advice.startswith(advice)

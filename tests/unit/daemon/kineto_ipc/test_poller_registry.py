@@ -1,0 +1,305 @@
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kinetod.base.errors import Precondition, Reason
+from kinetod.kineto_ipc import poller_registry
+from kinetod.kineto_ipc.datagrams import Drop, Poll, Registration
+from kinetod.kineto_ipc.poller_registry import FORGET_S, Dropped, PollAnswer, PollerRegistry, Sender
+from kinetod.kineto_ipc.polling_process import OfferEvent
+from kinetod.processes.identity import ProcessKey, start_time_ns
+
+SENT, TAKEN, OVER, GONE = OfferEvent.SENT, OfferEvent.TAKEN, OfferEvent.OVER, OfferEvent.GONE
+FREE, BUSY = 3, 1
+WAIT = "import sys; sys.stdin.read()"
+_SAY_AND_WAIT = "import sys; print(flush=True); sys.stdin.read()"
+THEN_ANOTHER = f"""
+import os, sys
+print(flush=True)
+sys.stdin.readline()
+os.execv(sys.executable, ["python", "-c", {_SAY_AND_WAIT!r}])
+"""
+
+
+class Scene:
+    """A registry, and processes that poll."""
+
+    def __init__(self) -> None:
+        self.registry = PollerRegistry(asyncio.get_running_loop())
+        self.now_s = 0.0
+        self.events: list[OfferEvent] = []
+
+    def poll(self, pid: int = 0, wants: int = FREE, *, address: bytes = b"\0a\0", uid: int | None = None) -> PollAnswer:
+        sender = Sender(pid or os.getpid(), os.getuid() if uid is None else uid, os.getgid(), address)
+        answer = self.registry.polled(Poll(wants, 77, (pid, 1)), sender, now_s=self.now_s, now_ns=int(self.now_s) + 1)
+        self.registry.sent(answer)
+        return answer
+
+    async def happened(self) -> list[OfferEvent]:
+        await asyncio.sleep(0)
+        return self.events
+
+
+def with_scene(test: Callable[[Scene], Awaitable[None]]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        try:
+            await test(scene)
+        finally:
+            scene.registry.close()
+
+    asyncio.run(run())
+
+
+@contextlib.contextmanager
+def process(code: str = WAIT) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        yield child
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def test_a_process_is_known_by_the_kernels_pid_and_by_its_claims() -> None:
+    async def test(scene: Scene) -> None:
+        scene.poll()
+        (found,) = scene.registry.all()
+        me = ProcessKey(os.getpid(), start_time_ns(os.getpid()))
+        assert (found.key, found.uid, found.gid, found.pids, found.job_id, found.last_poll_ns, found.tracing) == (
+            me, os.geteuid(), os.getegid(), (0, 1), 77, 1, False,
+        )  # fmt: skip
+        assert scene.registry.get(me) is found
+        assert scene.registry.get(ProcessKey(me.pid, me.start_time_ns + 1)) is None
+
+    with_scene(test)
+
+
+def test_a_configuration_is_offered_until_it_is_taken() -> None:
+    async def test(scene: Scene) -> None:
+        poller = scene.poll().poller
+        offered = poller.offer(b"A=1\n", scene.events.append)
+        assert scene.poll().configuration == b"A=1\n"
+        assert scene.poll().configuration == b"A=1\n"
+        assert offered.times_sent == 2
+        assert await scene.happened() == [SENT, SENT]
+        assert scene.poll(wants=BUSY).configuration == b""
+        assert poller.tracing
+        assert scene.poll(wants=BUSY).configuration == b""
+        assert await scene.happened() == [SENT, SENT, TAKEN]
+        assert scene.poll().configuration == b""
+        assert scene.poll().configuration == b""
+        assert await scene.happened() == [SENT, SENT, TAKEN, OVER]
+        poller.offer(b"B=1\n", scene.events.append)
+        assert scene.poll().configuration == b"B=1\n"
+
+    with_scene(test)
+
+
+def test_a_process_that_traces_for_somebody_else_gets_it_afterwards() -> None:
+    async def test(scene: Scene) -> None:
+        poller = scene.poll(wants=BUSY).poller
+        poller.offer(b"A=1\n", scene.events.append)
+        assert scene.poll(wants=BUSY).configuration == b""
+        assert await scene.happened() == []
+        assert scene.poll().configuration == b"A=1\n"
+        assert await scene.happened() == [SENT]
+
+    with_scene(test)
+
+
+def test_an_answer_that_could_not_be_sent_does_not_count() -> None:
+    async def test(scene: Scene) -> None:
+        poller = scene.poll().poller
+        offered = poller.offer(b"A=1\n", scene.events.append)
+        sender = Sender(os.getpid(), os.getuid(), os.getgid(), b"\0a\0")
+        scene.registry.polled(Poll(FREE, 0, ()), sender, now_s=0, now_ns=1)
+        scene.poll(wants=BUSY)
+        assert (offered.times_sent, await scene.happened()) == (0, [])
+
+    with_scene(test)
+
+
+def test_one_process_has_one_offer_at_a_time() -> None:
+    async def test(scene: Scene) -> None:
+        poller = scene.poll().poller
+        first = poller.offer(b"A=1\n", scene.events.append)
+        with pytest.raises(Precondition) as refused:
+            poller.offer(b"B=1\n", scene.events.append)
+        assert refused.value.reason is Reason.BUSY
+        first.withdraw()
+        first.withdraw()
+        poller.offer(b"B=1\n", scene.events.append)
+        assert scene.poll().configuration == b"B=1\n"
+
+    with_scene(test)
+
+
+def test_nothing_happens_to_an_offer_that_was_withdrawn() -> None:
+    async def test(scene: Scene) -> None:
+        offered = scene.poll().poller.offer(b"A=1\n", scene.events.append)
+        scene.poll()
+        offered.withdraw()  # the event is on its way
+        assert scene.poll().configuration == b""
+        scene.poll(wants=BUSY)
+        assert await scene.happened() == []
+
+    with_scene(test)
+
+
+def test_the_end_of_a_process_ends_its_offer() -> None:
+    async def test(scene: Scene) -> None:
+        with process() as child:
+            poller = scene.poll(child.pid).poller
+            poller.offer(b"A=1\n", scene.events.append)
+        scene.registry.forget_ended()
+        assert await scene.happened() == [GONE]
+        assert scene.registry.all() == []
+        poller.offer(b"A=1\n", scene.events.append)
+        assert await scene.happened() == [GONE, GONE]
+
+    with_scene(test)
+
+
+def test_a_process_that_is_silent_for_a_minute_is_gone() -> None:
+    async def test(scene: Scene) -> None:
+        scene.poll().poller.offer(b"A=1\n", scene.events.append)
+        scene.registry.forget_silent(FORGET_S - 1)
+        assert len(scene.registry.all()) == 1
+        scene.registry.forget_silent(FORGET_S)
+        assert (scene.registry.all(), await scene.happened()) == ([], [GONE])
+
+    with_scene(test)
+
+
+def test_another_program_in_the_same_process_does_not_get_what_was_for_the_first() -> None:
+    async def test(scene: Scene) -> None:
+        with process(THEN_ANOTHER) as child:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdout.readline()
+            first = scene.poll(child.pid).poller
+            first.offer(b"A=1\n", scene.events.append)
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            child.stdout.readline()
+            answer = scene.poll(child.pid, address=b"\0b\0")
+            assert (answer.configuration, answer.poller is first, answer.poller.key == first.key) == (b"", False, True)
+            assert await scene.happened() == [GONE]
+
+    with_scene(test)
+
+
+def test_two_copies_of_libkineto_in_a_process_are_one_process() -> None:
+    async def test(scene: Scene) -> None:
+        first = scene.poll(address=b"\0a\0").poller
+        first.offer(b"A=1\n", scene.events.append)
+        assert scene.poll(address=b"\0b\0").poller is first
+        assert await scene.happened() == [SENT]
+        for address in (b"\0a\0", b"\0b\0"):
+            assert scene.registry.knows(Sender(os.getpid(), os.getuid(), os.getgid(), address))
+
+    with_scene(test)
+
+
+def test_a_process_with_ever_new_addresses_is_remembered_by_a_few() -> None:
+    async def test(scene: Scene) -> None:
+        for number in range(100):
+            poller = scene.poll(address=b"\0%d" % number).poller
+        assert len(poller.addresses) <= poller_registry.MAX_ADDRESSES
+        assert len(scene.registry.all()) == 1
+
+    with_scene(test)
+
+
+def test_a_sender_is_known_by_its_pid_its_user_and_its_address() -> None:
+    async def test(scene: Scene) -> None:
+        me = Sender(os.getpid(), os.getuid(), os.getgid(), b"\0a\0")
+        assert not scene.registry.knows(me)
+        scene.poll()
+        assert scene.registry.knows(me)
+        assert not scene.registry.knows(replace(me, uid=54321))
+        assert not scene.registry.knows(replace(me, address=b"\0b\0"))
+        assert not scene.registry.knows(replace(me, pid=os.getppid()))
+
+    with_scene(test)
+
+
+def test_a_sender_that_claims_another_users_ids_is_dropped() -> None:
+    async def test(scene: Scene) -> None:
+        with pytest.raises(Dropped) as dropped:
+            scene.poll(uid=54321)
+        assert dropped.value.why is Drop.UNIDENTIFIED
+
+    with_scene(test)
+
+
+def test_a_sender_that_has_ended_is_dropped() -> None:
+    async def test(scene: Scene) -> None:
+        with process() as child:
+            pass
+        with pytest.raises(Dropped) as dropped:
+            scene.poll(child.pid)
+        assert dropped.value.why is Drop.UNIDENTIFIED
+
+    with_scene(test)
+
+
+def test_without_pidfds_the_start_time_tells_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(scene: Scene) -> None:
+        def refused(_pid: int) -> int:
+            raise OSError
+
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        with process() as child:
+            first = scene.poll(child.pid).poller
+            assert scene.poll(child.pid).poller is first
+        with pytest.raises(Dropped):
+            scene.poll(child.pid)
+
+    with_scene(test)
+
+
+def test_the_number_of_processes_of_a_user_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(scene: Scene) -> None:
+        monkeypatch.setattr(poller_registry, "MAX_ROOT_PROCESSES", 1)
+        monkeypatch.setattr(poller_registry, "MAX_PROCESSES_PER_USER", 1)
+        with process() as child:
+            scene.poll(child.pid)
+            with pytest.raises(Dropped) as dropped:
+                scene.poll()
+            assert dropped.value.why is Drop.TOO_MANY
+            scene.poll(child.pid)
+        scene.registry.forget_ended()
+        scene.poll()
+
+    with_scene(test)
+
+
+def test_registrations_are_counted_by_job_and_gpu_and_are_no_polls() -> None:
+    async def test(scene: Scene) -> None:
+        def register(pid: int, gpu: int) -> int:
+            sender = Sender(pid, os.getuid(), os.getgid(), b"\0a\0")
+            return scene.registry.registered(Registration(gpu, 1, 77), sender, now_s=0)
+
+        with process() as child:
+            assert (register(os.getpid(), 0), register(child.pid, 0), register(child.pid, 1)) == (1, 2, 1)
+            assert (scene.registry.all(), scene.registry.count()) == ([], 0)
+
+    with_scene(test)
+
+
+def test_every_descriptor_is_closed() -> None:
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+
+    async def test(scene: Scene) -> None:
+        with process() as child:
+            scene.poll(child.pid)
+            scene.poll()
+
+    with_scene(test)
+    assert len(list(descriptors.iterdir())) == before
