@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -174,6 +174,12 @@ $(DOCS_STAMP): $(STAMP)
 
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file .mkdocs.yml
+
+# The unmodified dyno and unitrace.py of a checkout of facebookincubator/dynolog, built with cargo and Debian's packages,
+# against a daemon and real training processes (torch is needed).
+DYNOLOG ?=
+dyno: $(STAMP)
+	DYNOLOG_SOURCES=$(abspath $(DYNOLOG)) $(PYTEST) tests/integration/dynolog_door/test_dyno.py
 
 # Every role against every call, over the Unix socket, loopback and TLS; then a hostile user beside another one; as root.
 HOSTILE_SECONDS ?= 600

@@ -62,6 +62,7 @@ from kinetod.store.path_guard import check_store
 from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
+from kinetod.wiring.dynolog_wiring import make_dynolog_door
 from kinetod.wiring.kineto_wiring import start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
@@ -269,14 +270,14 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hub = AgentHub(plugins.parcel)
     gpus = GpuReader()
     stack.push_async_callback(asyncio.to_thread, gpus.close)
-    door = await start_poll_door(config, helper, stack)
+    poll_door = await start_poll_door(config, helper, stack)
     registry = Registry(
         hub,
         privileged=helper,
         gpus=ContextHolders(gpus),
         attaching=config.attach,
         names=kubernetes.names,
-        polling=door.processes if door is not None else None,
+        polling=poll_door.processes if poll_door is not None else None,
     )
     services = Services(
         settings=settings,
@@ -298,13 +299,29 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     hooks = HookRunner(settings, store.capture_dir)
     stack.push_async_callback(hooks.stop)
 
+    def is_healthy() -> bool:
+        return rpc.serving
+
+    looks = FairSlots(LOOKS, spare=1)
+    door = make_dynolog_door(
+        settings,
+        access,
+        registry,
+        store,
+        captures,
+        stack,
+        looks=looks,
+        healthy=is_healthy,
+        polling=poll_door.processes if poll_door is not None else None,
+    )
+
     def ended(capture: pb.Capture) -> None:
         gate.note_end(capture)
+        door.capture_ended(capture)
         hooks.capture_ended(capture)
 
     captures.on_end = ended
     host = HostInfo(settings, store, hostname, gpus, plugins)
-    looks = FairSlots(LOOKS, spare=1)
     watcher = HostWatcher(
         hub=hub,
         registry=registry,
@@ -315,7 +332,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         settings=settings,
         looks=looks,
     )
-    polls = door.state if door is not None else lambda: None
+    polls = poll_door.state if poll_door is not None else lambda: None
     diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
     service = ProfilerService(
         hub=hub,
@@ -324,7 +341,9 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         host=host,
         watcher=watcher,
         diagnoser=diagnoser,
-        host_diagnoser=HostDiagnoser(settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls),
+        host_diagnoser=HostDiagnoser(
+            settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls, doors=door.findings
+        ),
         gate=gate,
         settings=settings,
         looks=looks,
@@ -333,6 +352,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     await captures.recover()
     await rpc.start()
     link.start()
+    await door.start(captures)
     start_metrics(
         config,
         hub=hub,
@@ -340,7 +360,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         gpus=gpus,
         holders=kubernetes.holders,
         hostname=hostname,
-        healthy=lambda: rpc.serving,
+        healthy=is_healthy,
         stack=stack,
     )
     await _ask_vendor_libraries(gpus)

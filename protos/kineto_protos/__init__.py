@@ -1,1 +1,1 @@
-"""What daemon and clients share: generated messages, addresses, and the notation of durations and sizes."""
+"""What daemon and clients share: messages, addresses, Kineto's configuration, durations and sizes as text."""

@@ -112,6 +112,8 @@ PYTHON_TARGETS = (
     PythonTarget(name="manifest", door="manifests of uploaded captures, and reports of their hosts' clocks",
                  packages=_TRACE),
     PythonTarget(name="requests", door="gRPC requests: captures, selectors, labels", packages=_SERVICE),
+    PythonTarget(name="dynolog_rpc", door="requests of Dynolog's clients, and the configurations in them",
+                 packages=("kinetod", "kineto_protos"), family="other_tools"),
     PythonTarget(name="helper_messages", door="messages between front end and attach helper, both ways",
                  packages=_SERVICE),
     PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
@@ -130,7 +132,7 @@ PYTHON_TARGETS = (
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),
     ),
     PythonTarget(name="words", door="libkineto.conf, values of options, texts for the terminal",
-                 packages=("kinetoctl", "kineto_trace")),
+                 packages=("kinetoctl", "kineto_trace", "kineto_protos")),
 )  # fmt: skip
 TARGETS: tuple[Target, ...] = (*NATIVE_TARGETS, *PYTHON_TARGETS)
 

@@ -10,9 +10,9 @@ import pytest
 from kineto_agent.sources.torch.object_layouts import LAYOUTS
 from kineto_agent.system import env
 from kineto_protos import endpoints
+from kineto_protos.kineto_config import KEYS, Effect
 from kinetoctl.app import cli
 from kinetoctl.base import common_options
-from kinetoctl.client.kineto_config import KEYS, Effect
 from kinetoctl.exit_codes import MEANINGS, ExitCode
 from kinetoctl.kinetod_web import VARIABLES as WEB_VARIABLES
 from kinetoctl.options import completers

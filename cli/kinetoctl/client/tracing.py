@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.requested_names import LogFile
 
 from kinetoctl.client import enum_names
 from kinetoctl.client.daemon_client import Client
 from kinetoctl.client.download import download
-from kinetoctl.client.log_file import LogFile
 from kinetoctl.client.retry import RETRYABLE, Patience
 from kinetoctl.errors import CliError, DownloadFailed, FileConflict, TimedOut, Unreachable
 from kinetoctl.exit_codes import ExitCode

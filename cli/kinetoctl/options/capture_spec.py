@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from kineto_protos.kineto_config import KinetoConfig
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetoctl.client.kineto_config import KinetoConfig
 from kinetoctl.client.selection import Selection
 from kinetoctl.options.selection_options import required
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from click.shell_completion import CompletionItem
 from kineto_protos import endpoints
+from kineto_protos.kineto_config import KEYS, Effect
 from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.client.daemon_client import Client
-from kinetoctl.client.kineto_config import KEYS, Effect
 from kinetoctl.client.selection import Selection
 from kinetoctl.errors import CliError
 

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from kineto_protos.options import Parsed
-
-from kinetoctl.client.kineto_config import (
+from kineto_protos.kineto_config import (
     KinetoConfig,
     KinetoConfigError,
     RequestedCapture,
@@ -18,7 +16,9 @@ from kinetoctl.client.kineto_config import (
     parse_inline,
     request,
 )
-from kinetoctl.client.log_file import LogFile, parse_log_file
+from kineto_protos.options import Parsed
+from kineto_trace.store.requested_names import LogFile, parse_log_file
+
 from kinetoctl.options.capture_spec import OPERATOR_OPTIONS, TraceOptions
 
 _TIMED = ("duration", "warmup", "start_at")

@@ -155,6 +155,8 @@ class Callers:
         if peer.via is Via.KUBERNETES:
             assert self._kubernetes is not None  # else there is no such door
             return await self._kubernetes.caller(peer, auth, pods if action in _PROCESS_ACTIONS else None)
+        if peer.via is Via.DYNOLOG and peer.uid is None:
+            return await self._from_other_host(peer)
         return await (self._remote(peer, auth) if peer.via is Via.TLS else self._local(peer))
 
     async def _for_page_user(self, proxy: Caller, auth: Auth) -> Caller:
@@ -260,6 +262,28 @@ class Callers:
             gid_of=names.group_ids.get,
         )
         return Caller(uid=peer.uid, user=names.user, roles=roles, via=peer.via, pid=peer.pid, address=peer.address)
+
+    async def _from_other_host(self, peer: Peer) -> Caller:
+        """The user for whom clients of Dynolog on other hosts count, whom nothing identifies. Raises NotPermitted."""
+        user, rules = self._settings.current.dynolog_remote_user, local_rules(self._settings.current)
+        if not user:
+            raise NotPermitted(
+                Reason.NOT_IDENTIFIED,
+                f"nothing identifies a client at {peer.address}: Dynolog's protocol has no authentication; send the "
+                "request on the host itself, use kinetoctl with a certificate, or let an administrator set "
+                "dynolog.remote_user",
+            )
+        names = await self._looked_up(user, rules.groups)
+        if names.uid is None or names.uid in (0, self._own_uid, unmapped()):
+            raise NotPermitted(
+                Reason.NOT_IDENTIFIED,
+                f"dynolog.remote_user is {user!r:.80}, which is no user of this host, or root, or the daemon's own "
+                "user; name another one",
+            )
+        roles = local_roles(
+            rules, uid=names.uid, user=names.user, gids=names.gids, own_uid=self._own_uid, gid_of=names.group_ids.get
+        )
+        return Caller(uid=names.uid, user=names.user, roles=roles, via=peer.via, address=peer.address)
 
     async def _remote(self, peer: Peer, auth: Auth) -> Caller:
         certificates: Mapping[str, Grant] = self._settings.current.certificates

@@ -165,6 +165,19 @@ _LIMITED = Counter(
 )
 _CALLS_RUNNING = Gauge("kineto_grpc_requests_running", "gRPC calls in progress.", ["method"], registry=REGISTRY)
 
+_DYNOLOG = Counter(
+    "kineto_dynolog_requests",
+    "Requests of Dynolog's clients, by function and by what became of them.",
+    ["function", "outcome"],
+    registry=REGISTRY,
+)
+_DYNOLOG_FILES = Counter(
+    "kineto_dynolog_files",
+    "Trace files that Dynolog's clients asked for outside the store.",
+    ["result"],
+    registry=REGISTRY,
+)
+
 LINK_REASONS = ("protocol", "handshake", "too_many", "version", "unidentified", "slow_reader")
 POLL_DROP_REASONS = ("malformed", "unnamed", "unidentified", "too_often", "too_many", "unread")
 for _reason in LINK_REASONS:
@@ -177,6 +190,8 @@ for _limit in ("TOO_MANY_REQUESTS", "TOO_MANY_CALLS", "CONNECTIONS", "CONNECTION
     _LIMITED.labels(_limit)
 for _status in ("DONE", "PARTIAL", "FAILED", "CANCELLED"):
     _CAPTURES.labels(_status)
+for _result in ("written", "refused"):
+    _DYNOLOG_FILES.labels(_result)
 for _hook in ("command", "webhook", "profiles"):
     for _result in ("ok", "failed", "timeout", "dropped"):
         _HOOKS.labels(_hook, _result)
@@ -376,3 +391,16 @@ def call(method: str) -> Iterator[GrpcCall]:
         _CALLS_RUNNING.labels(method).dec()
         _CALLS.labels(method, made.code).inc()
         _CALL_S.labels(method).observe(time.perf_counter() - began)
+
+
+# Dynolog's clients
+
+
+def dynolog_request(function: str, outcome: str) -> None:
+    """Counts a request by its function ("unknown" for others) and outcome: answered, refused, failed or unanswered."""
+    _DYNOLOG.labels(function, outcome).inc()
+
+
+def dynolog_file(*, written: bool) -> None:
+    """Counts a trace file that was asked for outside the store."""
+    _DYNOLOG_FILES.labels("written" if written else "refused").inc()

@@ -109,11 +109,18 @@ class CaptureManager:
     # making
 
     async def create(
-        self, spec: pb.CaptureSpec, idempotency_key: str, caller: Caller, *, trace_parent: str = ""
+        self,
+        spec: pb.CaptureSpec,
+        idempotency_key: str,
+        caller: Caller,
+        *,
+        trace_parent: str = "",
+        each_by_itself: bool = False,
     ) -> pb.Capture:
         """Creates a capture, or returns the one already created with this key. Raises KinetodError.
 
         trace_parent: of the caller's call; it becomes a label and is no part of the request that a key stands for.
+        each_by_itself: whether named processes that cannot be traced are FAILED targets, rather than an error.
         """
         requested_ns = time.time_ns()
         digest = request_hash(spec)
@@ -125,35 +132,42 @@ class CaptureManager:
                 request = checked_spec(spec, self._config, time.time_ns())
                 self._check_count(caller)
                 await self._shares.check(caller, _owner(caller))
-                targets = await resolve(self._registry, self._wanted(request, caller), holds)
+                wanted = self._wanted(request, caller, each_by_itself)
+                targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
             except KinetodError:
                 if before := await self._before(key, digest):  # made meanwhile, which may be what is in the way
                     return before
                 raise
             labelled = with_trace_parent(spec, trace_parent)
-            return await self._create(labelled, request, targets, requested_ns, caller, key=key, digest=digest)
+            return await self._create(labelled, request, wanted, targets, requested_ns, key=key, digest=digest)
 
-    def _wanted(self, request: CaptureRequest, caller: Caller) -> TargetRequest:
-        attacher = None if request.no_attach else self._attacher
-        return TargetRequest(match=request.match, caller=caller, attacher=attacher, keep_agent_ns=request.keep_agent_ns)
+    def _wanted(self, request: CaptureRequest, caller: Caller, each_by_itself: bool) -> TargetRequest:
+        return TargetRequest(
+            match=request.match,
+            caller=caller,
+            attacher=None if request.no_attach else self._attacher,
+            keep_agent_ns=request.keep_agent_ns,
+            each_by_itself=each_by_itself,
+        )
 
     async def _create(
         self,
         spec: pb.CaptureSpec,
         request: CaptureRequest,
+        wanted: TargetRequest,
         targets: list[Resolved],
         requested_ns: int,
-        caller: Caller,
         *,
         key: "_Key",
         digest: str,
     ) -> pb.Capture:
+        caller = wanted.caller
         async with self._creating:
             if before := await self._before(key, digest):
                 return before
             self._check_count(caller)
-            targets = still_there(self._registry, request.match, targets)
+            targets = still_there(self._registry, wanted, targets)
             host, owner_uid = self._services.host, _owner(caller)
             capture = new_capture(spec, targets, host=host, requested_ns=requested_ns, owner_uid=owner_uid)
             running = Running(capture, unlimited=Role.ADMIN in caller.roles)

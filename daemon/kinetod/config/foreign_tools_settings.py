@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kinetod.config.addresses import ListenAddress, parse_dynolog_rpc
 from kinetod.config.setting import setting
-from kinetod.config.value_kinds import Choice, FolderPath, ListOf, Maybe, ParsedText, Switch
+from kinetod.config.value_kinds import Choice, FolderPath, ListOf, Maybe, ParsedText, Switch, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,11 @@ class ForeignToolsConfig:
     dynolog_allow_remote: bool = setting(
         "dynolog.allow_remote", Switch(), False,
         meaning="whether dynolog.rpc may be an address that other hosts can reach; its callers are not authenticated",
+    )
+    dynolog_remote_user: str = setting(
+        "dynolog.remote_user", Text(), "", reload=True,
+        meaning="user of this host for whom requests of `dyno` from other hosts count, with that user's roles; empty: "
+        "they are refused",
     )
     dynolog_log_roots: tuple[Path, ...] = setting(
         "dynolog.log_roots", ListOf(FolderPath()), (), reload=True,

@@ -127,6 +127,25 @@ def metrics_problem(config: Config) -> str:
     )
 
 
+def dynolog_problems(config: Config) -> Iterable[tuple[str, str]]:
+    """Settings of the door for Dynolog's clients that are refused."""
+    address = config.dynolog_rpc
+    if address is None:
+        return
+    if address.path is None and not (config.dynolog_allow_remote or address.is_loopback):
+        yield (
+            "dynolog.rpc",
+            f"{address} can be reached from other hosts, and the protocol does not authenticate them; write loopback, "
+            "or set dynolog.allow_remote = true",
+        )
+    if address.path is None and config.kubernetes:
+        yield (
+            "dynolog.rpc",
+            f"{address} must be unix:/path or empty when access.kubernetes is on: forwarded connections come from a "
+            "socket of root",
+        )
+
+
 def compat_problems(config: Config) -> Iterable[tuple[str, str]]:
     """Settings of metrics under other names that would do nothing, or too much."""
     if config.metrics_compat != COMPAT_OFF and config.metrics_listen is None:
@@ -141,6 +160,7 @@ RULES: tuple[Callable[[Config], Iterable[tuple[str, str]]], ...] = (
     access_problems,
     hook_problems,
     lambda config: [("metrics.listen", problem)] if (problem := metrics_problem(config)) else [],
+    dynolog_problems,
     compat_problems,
     lambda config: [("upload.url", problem)] if (problem := missing_extra(config.upload_url)) else [],
 )

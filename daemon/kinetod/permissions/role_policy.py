@@ -41,6 +41,7 @@ class Via(StrEnum):
     LOOPBACK = "loopback"  # the uid of the other end's socket, by the kernel's table of connections
     TLS = "tls"  # a client certificate
     KUBERNETES = "kubernetes"  # a token that the API server knows
+    DYNOLOG = "dynolog"  # the door of Dynolog's clients: on this host as above, from other hosts nothing
 
 
 class Action(StrEnum):

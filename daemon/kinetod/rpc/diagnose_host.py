@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -32,8 +32,12 @@ class HelperSearcher(Searcher, Protocol):
         """Why the helper cannot be asked; "" if it answers."""
 
 
+async def _nothing(_caller: Caller) -> list[Finding]:
+    return []
+
+
 class HostDiagnoser:
-    """Diagnoses the host for callers. helper: None if this daemon attaches by itself."""
+    """Diagnoses the host for callers. helper: None if this daemon attaches by itself; doors: findings about others."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class HostDiagnoser:
         gpus_present: Callable[[], Mapping[str, int]] = present,
         plugins: KnownPlugins | None = None,
         polls: Callable[[], DoorState | None] = lambda: None,
+        doors: Callable[[Caller], Awaitable[list[Finding]]] = _nothing,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -57,6 +62,7 @@ class HostDiagnoser:
         self._gpus_present = gpus_present
         self._plugins = plugins or KnownPlugins()
         self._polls = polls
+        self._doors = doors
 
     async def diagnose(self, caller: Caller) -> pb.HostDiagnosis:
         """All checks, run afresh. Processes of other profilers are named only to callers who may see them."""
@@ -68,10 +74,10 @@ class HostDiagnoser:
             helper=self._helper is not None,
             attaching=config.attach,
         )
-        looked, gpus, helper = await asyncio.gather(
-            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper()
+        looked, gpus, helper, doors = await asyncio.gather(
+            self._looker.look(question), asyncio.to_thread(self._look_at_gpus), self._ask_helper(), self._doors(caller)
         )
-        findings = [*looked.findings, *helper, *gpus, *plugin_findings(self._plugins)]
+        findings = [*looked.findings, *helper, *doors, *gpus, *plugin_findings(self._plugins)]
         findings += polling_findings(self._polls())
         if looked.scan is not None:
             visible = await self._visible(looked.scan.profilers, caller)

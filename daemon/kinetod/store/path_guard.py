@@ -22,7 +22,7 @@ from kinetod.base.errors import StartError
 log = logging.getLogger(__name__)
 
 ROOT = 0
-FOLDERS = ("captures", "trash")
+FOLDERS = ("captures", "trash", "dynolog")
 FILES = ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "lock")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

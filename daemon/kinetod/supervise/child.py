@@ -73,14 +73,23 @@ class ProcessEnd:
 
 
 async def ask_once(
-    command: Sequence[str], question: bytes, on_line: Callable[[bytes], object], *, deadline_s: float
+    command: Sequence[str],
+    question: bytes,
+    on_line: Callable[[bytes], object],
+    *,
+    deadline_s: float,
+    pass_fds: Sequence[int] = (),
 ) -> ProcessEnd:
     """Starts a process with the question on its standard input and hands over each line of its answer.
+
+    pass_fds: descriptors that it gets under the same numbers.
 
     Raises OSError if it cannot be started, ValueError for a line that is too long, and what `on_line` raises; the
     process has been ended by then.
     """
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=MAX_LINE_BYTES, pass_fds=pass_fds
+    )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     errors = asyncio.create_task(process.stderr.read())
     try:

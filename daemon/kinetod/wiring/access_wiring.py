@@ -35,6 +35,7 @@ class AccessParts:
     certificates: Certificates | None
     callers: Callers
     rate: RequestRate
+    calls: Shares
     doorkeeper: Doorkeeper
 
     def gate(self, thing_of: ThingOf, no_such: Callable[[str], KinetodError]) -> Gate:
@@ -86,6 +87,7 @@ async def make_access(
         certificates=certificates,
         callers=callers,
         rate=rate,
+        calls=calls,
         doorkeeper=doorkeeper,
     )
 

@@ -6,10 +6,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kineto_protos import endpoints
+from kineto_protos import endpoints, kineto_config
 from kineto_trace.base.visible_text import in_json, one_line, visible
 from kinetoctl.base import value_types
-from kinetoctl.client import kineto_config
 from kinetoctl.client.hosts import host_targets, slurm
 
 NOW_NS = 1_795_163_478_000_000_000

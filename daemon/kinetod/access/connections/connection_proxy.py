@@ -139,7 +139,7 @@ class Front:
             if path is None or path.is_socket():
                 continue
             try:
-                sock = _bound_unix(path, self._socket_mode)
+                sock = bound_unix(path, self._socket_mode)
             except StartError as exc:
                 problems.append(f"clients cannot connect: {path} is gone; {exc}")
                 continue
@@ -306,7 +306,7 @@ class _Listener:
 async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket]:
     """Binds the listening sockets of an address. Raises StartError."""
     if address.path is not None:
-        return [_bound_unix(address.path, socket_mode)]
+        return [bound_unix(address.path, socket_mode)]
     loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
     try:
@@ -326,7 +326,8 @@ async def _bound(address: ListenAddress, socket_mode: int) -> list[socket.socket
     return sockets
 
 
-def _bound_unix(path: Path, mode: int) -> socket.socket:
+def bound_unix(path: Path, mode: int) -> socket.socket:
+    """A listening socket at a path, with this mode. Raises StartError."""
     remove_stale_socket(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     old_mask = os.umask(0o777 & ~mode)

@@ -61,6 +61,12 @@ class TargetRequest:
     caller: Caller
     attacher: Attacher | None  # None: only processes that have an agent
     keep_agent_ns: int
+    each_by_itself: bool = False  # a named pid that cannot be traced does not end the others
+
+    @property
+    def all_or_none(self) -> bool:
+        """Whether the first process that cannot be traced ends the request."""
+        return self.match.names_pids and not self.each_by_itself
 
 
 async def resolve(
@@ -71,8 +77,10 @@ async def resolve(
     Raises KinetodError: for named pids on the first that cannot be traced, else if none is selected.
     """
     match, own_uid = wanted.match, registry.own_uid if own_uid is None else own_uid
-    if match.names_pids:
+    if wanted.all_or_none:
         found = await _named(registry, wanted, own_uid)
+    elif match.names_pids:
+        found = await _visible(registry, wanted, own_uid)
     else:
         found = await _selected(registry, wanted, own_uid)
     if not found:
@@ -84,20 +92,20 @@ async def resolve(
         )
     found = await _with_agents(registry, wanted, found, holds)
     found = await _decided_again(registry, wanted, found, own_uid)
-    _raise_first(match, found)
+    _raise_first(wanted, found)
     return found
 
 
-def still_there(registry: Registry, match: Match, targets: Sequence[Resolved]) -> list[Resolved]:
+def still_there(registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved]) -> list[Resolved]:
     """Rechecks the targets just before the capture starts. Raises KinetodError for named pids as `resolve` does."""
     found = [_now(registry, target) for target in targets]
-    _raise_first(match, found)
+    _raise_first(wanted, found)
     return found
 
 
-def _raise_first(match: Match, found: Sequence[Resolved]) -> None:
+def _raise_first(wanted: TargetRequest, found: Sequence[Resolved]) -> None:
     for resolved in found:
-        if match.names_pids and resolved.problem is not None:
+        if wanted.all_or_none and resolved.problem is not None:
             raise resolved.problem
 
 
@@ -108,6 +116,12 @@ async def _named(registry: Registry, wanted: TargetRequest, own_uid: int) -> lis
             raise problem
     found = await registry.narrowed(wanted.match, candidates)
     return [_checked(registry, wanted, candidate, own_uid) for candidate in found]
+
+
+async def _visible(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
+    """Those of the named processes that exist and that the caller may know of."""
+    found = await registry.candidates(wanted.match.pids)
+    return [_checked(registry, wanted, each, own_uid) for each in found if each.visible_to(wanted.caller)]
 
 
 async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:

@@ -269,3 +269,28 @@ def test_calls_through_a_web_front_end_count_for_their_user_alone() -> None:
     assert key(for_certificate("CN:ops")) == "certificate CN:ops"
     assert key(for_user("no-such-user")) == key({}) == f"uid {WEB}"
     assert known(PAGES, local(ADA)).standing(NAME, for_user("daemon")).key == f"uid {ADA}"
+
+
+FAR = Peer(via=Via.DYNOLOG, address="192.0.2.7")
+
+
+def test_a_client_of_dynolog_on_this_host_is_its_user() -> None:
+    found = who(known(CONFIG, Peer(via=Via.DYNOLOG, uid=ADA, address="127.0.0.1:5")))
+    assert (found.uid, found.via) == (ADA, Via.DYNOLOG)
+    assert found.roles == {Role.OWN, Role.JOBS}
+
+
+def test_a_client_of_dynolog_on_another_host_is_nobody_unless_a_user_is_named() -> None:
+    with pytest.raises(NotPermitted, match=r"nothing identifies a client at 192\.0\.2\.7") as caught:
+        who(known(CONFIG, FAR))
+    assert caught.value.reason == "NOT_IDENTIFIED"
+    user = pwd.getpwuid(1)
+    found = who(known(replace(CONFIG, dynolog_remote_user=user.pw_name, admin_users=(user.pw_name,)), FAR))
+    assert (found.uid, found.user, found.address) == (1, user.pw_name, "192.0.2.7")
+    assert found.roles == {Role.OWN, Role.JOBS, Role.ADMIN}
+
+
+@pytest.mark.parametrize("user", ["root", "no-such-user"])
+def test_clients_on_other_hosts_never_count_for_root(user: str) -> None:
+    with pytest.raises(NotPermitted, match="which is no user of this host, or root"):
+        who(known(replace(CONFIG, dynolog_remote_user=user), FAR))

@@ -88,6 +88,31 @@ def test_a_network_address_is_refused_without_certificates(text: str) -> None:
     assert "is not a loopback address and needs certificates" in str(result.exception)
 
 
+def dynolog_problems(folder: Path, text: str, more: str = "") -> str:
+    file = folder / "config.toml"
+    file.write_text(f"[dynolog]\n{text}\n{more}")
+    file.chmod(0o600)
+    try:
+        load(file, {}, ENVIRON)
+    except ConfigError as exc:
+        return str(exc)
+    return ""
+
+
+def test_the_door_for_dynologs_clients_is_open_to_other_hosts_only_if_that_is_said(tmp_path: Path) -> None:
+    for harmless in ("loopback", "127.0.0.1:65406", "[::1]:1778", "unix:/run/kineto/dynolog"):
+        assert dynolog_problems(tmp_path, f'rpc = "{harmless}"') == ""
+    for address in ("0.0.0.0:1778", "[::]:1778", "10.0.0.7:1778"):
+        assert "the protocol does not authenticate them" in dynolog_problems(tmp_path, f'rpc = "{address}"')
+        assert dynolog_problems(tmp_path, f'rpc = "{address}"\nallow_remote = true') == ""
+
+
+def test_forwarded_ports_of_kubernetes_do_not_end_at_the_door_for_dynologs_clients(tmp_path: Path) -> None:
+    kubernetes = '[access]\nkubernetes = true\n[kubernetes]\nnode_name = "n"\n'
+    assert "socket of root" in dynolog_problems(tmp_path, 'rpc = "loopback"', kubernetes)
+    assert dynolog_problems(tmp_path, 'rpc = "unix:/run/kineto/dynolog"', kubernetes) == ""
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from kinetoctl.client import kineto_config
-from kinetoctl.client.kineto_config import (
+from kineto_protos import kineto_config
+from kineto_protos.kineto_config import (
     KEYS,
     Effect,
     KinetoConfigError,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from kinetoctl.client.log_file import parse_log_file
+from kineto_trace.store.requested_names import parse_log_file
 
 
 @pytest.mark.parametrize(

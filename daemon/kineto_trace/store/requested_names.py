@@ -1,4 +1,4 @@
-"""File names that ACTIVITIES_LOG_FILE requests, by Kineto's rule; they apply on this machine only. Pure."""
+"""File names that ACTIVITIES_LOG_FILE requests, by Kineto's rule. Imports nothing big. Pure."""
 
 from dataclasses import dataclass
 from pathlib import Path, PurePath

@@ -1,0 +1,277 @@
+"""Traces where a client of Dynolog asked for them: below dynolog.log_roots, with its user's rights alone.
+
+Theory of operation
+    A request that names a file is a promise, kept in a file of the state folder, so that the next daemon keeps it if
+    this one ends before the capture does. When the capture has ended, the files of its targets are copied from the
+    store by a process that has become the user before it touches a path (`trace_writer`). So the daemon never opens a
+    path of a caller, and nothing is written that the user could not write. Files are named as Kineto names them:
+    NAME_PID.json for NAME.json, with the pid that the answer to the request has.
+
+    The user is the caller. What root asks for is written as the user of each traced process, as with Dynolog, whose
+    traces are written by the process itself.
+
+    Whether a file can be written is looked at when it is asked for, too, so that the answer can say it. What is
+    refused is in the daemon's log and in the audit log; the trace is in the store in any case.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.output_formats import STORED_NAMES
+from kineto_trace.store.requested_names import LogFile
+
+from kinetod.access.audit_log import AuditLog
+from kinetod.base import metrics
+from kinetod.base.fair_slots import FairSlots, payer
+from kinetod.config.settings import Settings
+from kinetod.permissions.role_policy import Caller
+from kinetod.store.capture_store import key_of
+from kinetod.store.path_guard import open_regular
+from kinetod.supervise.child import ask_once, python
+
+log = logging.getLogger(__name__)
+
+PROMISES_FOLDER = "dynolog"  # in the state folder
+WRITER = python("kinetod.dynolog_door.trace_writer")
+CHECK_DEADLINE_S = 5.0
+WRITE_DEADLINE_S = 120.0
+STOP_S = 3.0
+FILES_AT_ONCE = 32  # descriptors that one writer gets
+WRITERS = 2  # at a time, and one for a user who has none
+AUDITED = "(trace file)"
+ROOT = 0
+FolderOf = Callable[[str, Any], Path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePromise:
+    """Where the traces of a capture are to appear, and as whose."""
+
+    capture_id: str
+    uid: int
+    directory: str
+    stem: str
+    infix: str | None
+    format: str
+
+    @property
+    def log_file(self) -> LogFile:
+        """The names of the files."""
+        return LogFile(Path(self.directory), self.stem, self.infix, self.format)
+
+
+class LogFiles:
+    """Writes the files. target_dir: the folder in the store of a target, by the capture's id and the target's key."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        audit: AuditLog,
+        target_dir: FolderOf,
+        *,
+        own_uid: int | None = None,
+        writer: Sequence[str] = WRITER,
+    ) -> None:
+        self._settings = settings
+        self._audit = audit
+        self._target_dir = target_dir
+        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._writer = writer
+        self._folder = settings.current.state_dir / PROMISES_FOLDER
+        self._promises: dict[str, FilePromise] = {}
+        self._kept: set[str] = set()  # those of them that are being written
+        self._slots = FairSlots(WRITERS, spare=1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # asking
+
+    async def problem(self, log_file: LogFile, caller: Caller) -> str:
+        """Why files there could not be written now; "" if they could."""
+        if caller.uid is None:
+            return f"{caller} is no user of this host"
+        uid = caller.uid
+        if uid == ROOT:  # each process's own user, who is not known yet
+            return self._refusal(log_file.directory, uid)
+        async with self._slots.turn():
+            found = await self._write(log_file.directory, uid, [], CHECK_DEADLINE_S)
+        return found[0]
+
+    def promise(self, capture: pb.Capture, log_file: LogFile, caller: Caller) -> None:
+        """Takes note that the traces of a capture are to be written there. Call it before the capture can end."""
+        assert caller.uid is not None  # else there is a problem
+        self._promises[capture.id] = made = FilePromise(
+            capture_id=capture.id,
+            uid=caller.uid,
+            directory=str(log_file.directory),
+            stem=log_file.stem,
+            infix=log_file.infix,
+            format=log_file.format,
+        )
+        self._start(asyncio.to_thread(self._save, made))
+
+    def _refusal(self, directory: Path, uid: int) -> str:
+        """Why nothing is written into this folder as this user, as far as the settings say it."""
+        if not directory.is_absolute():
+            return f"{directory} is not an absolute path"
+        if _below(directory, self._settings.current.dynolog_log_roots) is None:
+            return f"{directory} is below no folder of dynolog.log_roots"
+        if self._own_uid not in (ROOT, uid):
+            return f"this daemon runs as uid {self._own_uid} and cannot write files as uid {uid}"
+        return ""
+
+    # writing
+
+    def capture_ended(self, capture: pb.Capture) -> None:
+        """Writes the files of an ended capture in the background, if they were promised. Returns at once."""
+        promise = self._promises.get(capture.id)
+        if promise is not None and capture.id not in self._kept:
+            self._kept.add(capture.id)
+            copy = pb.Capture()
+            copy.CopyFrom(capture)
+            self._start(self._keep(promise, copy))
+
+    async def _keep(self, promise: FilePromise, capture: pb.Capture) -> None:
+        payer.set(f"uid {promise.uid}")
+        alone = len(capture.targets) == 1
+        by_uid: dict[int, list[tuple[Path, str]]] = {}
+        for target in capture.targets:
+            uid = target.process.uid if promise.uid == ROOT else promise.uid
+            folder = self._target_dir(capture.id, key_of(target))
+            for file in target.files:
+                name = promise.log_file.name(target.pid, file.format, alone=alone)
+                by_uid.setdefault(uid, []).append((folder / STORED_NAMES[file.format], name))
+            if not target.files:
+                name = promise.log_file.name(target.pid, promise.format, alone=alone)
+                self._note(promise, uid, name, f"there is no trace: {target.reason}")
+        for uid, files in by_uid.items():
+            for start in range(0, len(files), FILES_AT_ONCE):
+                batch = files[start : start + FILES_AT_ONCE]
+                async with self._slots.turn():
+                    problems = await self._write(Path(promise.directory), uid, batch, WRITE_DEADLINE_S)
+                for (_source, name), problem in zip(batch, problems, strict=True):
+                    self._note(promise, uid, name, problem)
+        self._promises.pop(capture.id, None)
+        self._kept.discard(capture.id)
+        await asyncio.to_thread(self._forget, capture.id)
+
+    def _note(self, promise: FilePromise, uid: int, name: str, problem: str) -> None:
+        path = str(PurePath(promise.directory, name))
+        metrics.dynolog_file(written=not problem)
+        facts = {"capture": promise.capture_id, "owner_uid": promise.uid, "target_uid": uid, "path": path}
+        if problem:
+            log.warning(
+                "capture %s: %s was not written, the trace is in the store: %s", promise.capture_id, path, problem
+            )
+        self._audit.write(AUDITED, "refused" if problem else "written", None, **facts, problem=problem)
+
+    async def _write(
+        self, directory: Path, uid: int, files: Sequence[tuple[Path, str]], deadline_s: float
+    ) -> list[str]:
+        """What is wrong with each file, or with the folder if there are no files; "" where nothing is."""
+        count = max(1, len(files))
+        if problem := self._refusal(directory, uid):
+            return [problem] * count
+        root = _below(directory, self._settings.current.dynolog_log_roots)
+        assert root is not None
+        with contextlib.ExitStack() as opened:
+            try:
+                descriptors = await asyncio.to_thread(_opened, [source for source, _name in files], opened)
+            except OSError as exc:
+                return [f"the stored trace cannot be read: {exc.strerror or exc}"] * count
+            question = {
+                "uid": uid,
+                "root": str(root),
+                "parts": directory.relative_to(root).parts,
+                "files": [(each, name) for each, (_source, name) in zip(descriptors, files, strict=True)],
+            }
+            return await self._asked(question, descriptors, count, deadline_s)
+
+    async def _asked(self, question: Mapping[str, Any], fds: Sequence[int], count: int, deadline_s: float) -> list[str]:
+        lines: list[bytes] = []
+        try:
+            end = await ask_once(
+                self._writer, json.dumps(question).encode(), lines.append, deadline_s=deadline_s, pass_fds=fds
+            )
+        except (OSError, ValueError) as exc:
+            return [f"the writing process failed: {exc}"] * count
+        if end.status is None:
+            return [f"the folder did not answer within {deadline_s:g} s"] * count
+        with contextlib.suppress(ValueError, IndexError):
+            answer = json.loads(lines[0])
+            if isinstance(answer, list) and len(answer) == count and all(isinstance(each, str) for each in answer):
+                return answer
+        return [f"the writing process failed: exit status {end.status}: {end.errors[-300:]}"] * count
+
+    # keeping promises across restarts
+
+    def _save(self, promise: FilePromise) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            path = self._folder / f"{promise.capture_id}.json"
+            path.write_text(json.dumps(asdict(promise)))
+            if promise.capture_id not in self._promises:  # it was kept in the meantime
+                path.unlink(missing_ok=True)
+        except OSError as exc:
+            log.warning(
+                "capture %s: if the daemon ends before it, its files will not be written: %s", promise.capture_id, exc
+            )
+
+    def _forget(self, capture_id: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / f"{capture_id}.json").unlink(missing_ok=True)
+
+    def load(self) -> list[str]:
+        """Reads the promises of the previous daemon. Blocks. Returns their captures, of which some may have ended."""
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                promise = FilePromise(**json.loads(path.read_bytes()))
+            except (OSError, ValueError, TypeError) as exc:
+                log.warning("%s cannot be used and is removed: %s", path, exc)
+                path.unlink(missing_ok=True)
+            else:
+                self._promises[promise.capture_id] = promise
+        return list(self._promises)
+
+    def drop(self, capture_id: str) -> None:
+        """Forgets the promise for a capture that does not exist any more."""
+        self._promises.pop(capture_id, None)
+        self._start(asyncio.to_thread(self._forget, capture_id))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            log.error("files of a client of Dynolog were not written", exc_info=exc)
+
+    async def stop(self) -> None:
+        """Waits for what is being written, for STOP_S; the next daemon writes the rest."""
+        tasks = list(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _below(directory: Path, roots: Sequence[Path]) -> Path | None:
+    """The root below which a folder lies by its name, or which it is; None if it lies below none."""
+    if ".." in directory.parts:
+        return None
+    return next((root for root in roots if directory.is_relative_to(root)), None)
+
+
+def _opened(paths: Sequence[Path], opened: contextlib.ExitStack) -> list[int]:
+    """Descriptors of files in the store. Raises OSError."""
+    return [opened.enter_context(open_regular(path)).fileno() for path in paths]

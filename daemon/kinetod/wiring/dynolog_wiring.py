@@ -1,0 +1,112 @@
+"""Builds the door for Dynolog's clients, as far as the settings open it."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kineto_protos.v1 import profiler_pb2 as pb
+
+from kinetod.access.call_gate import Gate
+from kinetod.access.call_limits import Doorkeeper
+from kinetod.access.callers import Callers
+from kinetod.access.peers import Peer
+from kinetod.attach.finding import Finding, Status
+from kinetod.base.errors import KinetodError
+from kinetod.base.fair_slots import FairSlots
+from kinetod.captures.manager import CaptureManager, no_such_capture
+from kinetod.config.settings import Settings, serves_everybody
+from kinetod.dynolog_door.client_limits import ClientLimits
+from kinetod.dynolog_door.door_server import DynologServer
+from kinetod.dynolog_door.door_service import DynologService
+from kinetod.dynolog_door.log_files import LogFiles
+from kinetod.dynolog_door.process_matching import ProcessMatcher
+from kinetod.kineto_ipc.polling_process import PollingProcesses
+from kinetod.permissions.role_policy import Action, Caller, sees_all
+from kinetod.selection.process_registry import Registry
+from kinetod.store.capture_store import Store
+from kinetod.wiring.access_wiring import AccessParts
+
+CHECK_NAME = "dynolog_door"
+
+
+@dataclass(frozen=True, slots=True)
+class DynologDoor:
+    """The door and the files that its clients asked for."""
+
+    files: LogFiles
+    server: DynologServer | None = None
+    service: DynologService | None = None
+
+    def capture_ended(self, capture: pb.Capture) -> None:
+        """Writes the files of a capture that has ended."""
+        self.files.capture_ended(capture)
+
+    async def start(self, captures: CaptureManager) -> None:
+        """Opens the door, and writes what the previous daemon had promised."""
+        for capture_id in await asyncio.to_thread(self.files.load):
+            try:
+                capture = await captures.get(capture_id)
+            except KinetodError:
+                self.files.drop(capture_id)
+            else:
+                if capture.status != pb.CAPTURE_STATUS_RUNNING:
+                    self.files.capture_ended(capture)
+        if self.server is not None and self.service is not None:
+            await self.server.start(self.service.answer)
+
+    async def findings(self, caller: Caller) -> list[Finding]:
+        """What `kinetoctl doctor` says of the door. Who has the port is told to callers who may see all processes."""
+        if self.server is None:
+            return []
+        if not self.server.problem:
+            return [Finding(CHECK_NAME, Status.OK, f"`dyno` is served at {', '.join(self.server.listening_at)}")]
+        holder = await self.server.holder()
+        if not sees_all(caller, Action.SEE_PROCESS):
+            holder = holder and "another process"
+        taken = f"{self.server.address} is taken by {holder}" if holder else f"cannot listen at {self.server.address}"
+        advice = "stop the other process (systemctl stop dynolog), or set dynolog.rpc to another address"
+        return [Finding(CHECK_NAME, Status.PROBLEM, f"`dyno` is not served: {taken}", advice)]
+
+
+def make_dynolog_door(
+    settings: Settings,
+    access: AccessParts,
+    registry: Registry,
+    store: Store,
+    captures: CaptureManager,
+    stack: contextlib.AsyncExitStack,
+    *,
+    looks: FairSlots,
+    healthy: Callable[[], bool],
+    polling: PollingProcesses | None = None,
+) -> DynologDoor:
+    """Builds the door; nobody can connect yet. polling: processes whose libkineto polls, if this daemon answers; looks:
+    slots for inspecting processes.
+    """
+    config = settings.current
+    files = LogFiles(settings, access.audit, store.target_dir)
+    stack.push_async_callback(files.stop)
+    if config.dynolog_rpc is None:
+        return DynologDoor(files)
+    everybody, own_uid = serves_everybody(config), os.geteuid()
+
+    def is_admin(peer: Peer) -> bool:
+        return peer.uid in (0, own_uid)
+
+    server = DynologServer(
+        config.dynolog_rpc,
+        ClientLimits(is_admin),
+        socket_mode=0o666 if everybody else 0o600,
+        lets_in=lambda peer: everybody or peer.uid is None or is_admin(peer),
+    )
+    callers = Callers(settings, server.peer)
+    doorkeeper = Doorkeeper(callers, access.calls, access.rate, access.audit, hold=server.hold)
+    stack.callback(doorkeeper.close)
+    gate = Gate(callers, access.rate, access.audit, doorkeeper, thing_of=captures.thing, no_such=no_such_capture)
+    service = DynologService(
+        settings, gate, doorkeeper, captures, ProcessMatcher(registry, polling), files, looks, healthy=healthy
+    )
+    stack.push_async_callback(server.stop)
+    return DynologDoor(files, server, service)

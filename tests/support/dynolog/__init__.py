@@ -1,0 +1,1 @@
+"""Dynolog's clients: what they send, and a client in Python."""

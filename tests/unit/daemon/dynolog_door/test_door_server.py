@@ -1,0 +1,168 @@
+"""Connections: one request and one answer each, by who the kernel says it is; a taken port is waited for."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinetod.access import peers
+from kinetod.config.addresses import ListenAddress
+from kinetod.dynolog_door import door_server, door_sockets
+from kinetod.dynolog_door.answers import Answer
+from kinetod.dynolog_door.client_limits import ClientLimits
+from kinetod.dynolog_door.door_server import DynologServer
+from kinetod.dynolog_door.json_frames import BadFrame
+from kinetod.permissions.role_policy import Via
+from support.dynolog import client, recorded
+from support.waiting import soon
+
+LOOPBACK = ListenAddress(host="127.0.0.1", port=0)
+
+
+class Answering:
+    """Notes who asked what."""
+
+    def __init__(self) -> None:
+        self.server: DynologServer | None = None
+        self.asked: list[tuple[Any, bytes]] = []
+        self.understands = True
+
+    async def __call__(self, connection: str, body: bytes) -> Answer:
+        assert self.server is not None
+        self.asked.append((self.server.peer(connection), body))
+        if not self.understands:
+            raise BadFrame("an unknown function")
+        return {"status": 1}
+
+
+def served(
+    work: Callable[[DynologServer, Answering], Awaitable[None]], address: ListenAddress = LOOPBACK, **how: Any
+) -> None:
+    async def played() -> None:
+        answering = Answering()
+        limits = ClientLimits(lambda peer: False)
+        options: dict[str, Any] = {"socket_mode": 0o600, "lets_in": lambda _peer: True, **how}
+        server = answering.server = DynologServer(address, limits, **options)
+        await server.start(answering)
+        try:
+            await work(server, answering)
+        finally:
+            await server.stop()
+
+    asyncio.run(played())
+
+
+def test_a_client_on_this_host_is_who_owns_its_socket() -> None:
+    async def work(server: DynologServer, answering: Answering) -> None:
+        (address,) = server.listening_at
+        assert await asyncio.to_thread(client.asked, address, recorded.STATUS) == {"status": 1}
+        ((peer, body),) = answering.asked
+        assert (peer.uid, peer.via, body) == (os.getuid(), Via.DYNOLOG, recorded.STATUS[4:])
+
+    served(work)
+
+
+def test_the_kernels_table_serves_where_it_cannot_be_asked_for_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_ends: object) -> Any:
+        raise PermissionError(1, "no AF_NETLINK")
+
+    monkeypatch.setattr(peers, "owner_of", refused)
+
+    async def work(server: DynologServer, answering: Answering) -> None:
+        await asyncio.to_thread(client.asked, server.listening_at[0], recorded.STATUS)
+        assert answering.asked[0][0].uid == os.getuid()
+
+    served(work)
+
+
+def test_a_client_on_another_host_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_server, "_is_local", lambda _near, _far: False)
+
+    async def work(server: DynologServer, answering: Answering) -> None:
+        await asyncio.to_thread(client.asked, server.listening_at[0], recorded.STATUS)
+        peer = answering.asked[0][0]
+        assert (peer.uid, peer.key) == (None, "127.0.0.1")
+
+    served(work)
+
+
+def test_a_unix_socket_knows_its_clients_process(tmp_path: Path) -> None:
+    address = ListenAddress(path=tmp_path / "door")
+
+    async def work(server: DynologServer, answering: Answering) -> None:
+        assert await asyncio.to_thread(client.asked, str(address), recorded.STATUS) == {"status": 1}
+        assert answering.asked[0][0].pid == os.getpid()
+        assert server.listening_at == [str(address)]
+
+    served(work, address)
+    assert not (tmp_path / "door").exists()
+
+
+def test_what_is_no_request_ends_the_connection_without_an_answer() -> None:
+    async def work(server: DynologServer, answering: Answering) -> None:
+        address = server.listening_at[0]
+        for sent in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\0", b"\xff\xff\xff\xff{}"):
+            assert await asyncio.to_thread(client.raw_answer, address, sent) == b""
+        assert answering.asked == []
+        answering.understands = False
+        assert await asyncio.to_thread(client.raw_answer, address, recorded.STATUS) == b""
+
+    served(work)
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_server, "REQUEST_S", 0.05)
+
+    async def work(server: DynologServer, answering: Answering) -> None:
+        for begun in (b"", recorded.STATUS[:3], recorded.STATUS[:10]):
+            with client.connected(server.listening_at[0]) as sock:
+                sock.sendall(begun)
+                assert await asyncio.to_thread(sock.recv, 1) == b""
+        assert answering.asked == []
+
+    served(work)
+
+
+def test_whom_the_daemon_does_not_serve_is_not_read_from() -> None:
+    async def work(server: DynologServer, answering: Answering) -> None:
+        assert await asyncio.to_thread(client.raw_answer, server.listening_at[0], recorded.STATUS) == b""
+        assert answering.asked == []
+
+    served(work, lets_in=lambda _peer: False)
+
+
+def test_a_taken_port_is_explained_and_opened_when_it_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        async def work(server: DynologServer, _answering: Answering) -> None:
+            assert server.listening_at == []
+            assert f"127.0.0.1:{port} is taken by process {os.getpid()}" in server.problem
+            assert f"process {os.getpid()}" in await server.holder()
+            taken.close()
+            await soon(lambda: not server.problem, "the door opens")
+            assert await asyncio.to_thread(client.asked, server.listening_at[0], recorded.STATUS) == {"status": 1}
+
+        served(work, ListenAddress(host="127.0.0.1", port=port), retry_s=0.01)
+
+
+def test_localhost_is_both_families_or_none() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(door_sockets.PortTaken):
+            door_sockets.listening(ListenAddress(host="localhost", port=port), 0o600)
+    sockets = door_sockets.listening(ListenAddress(host="localhost", port=port), 0o600)
+    assert [sock.getsockname()[:2] for sock in sockets] == [("127.0.0.1", port), ("::1", port)]
+    for sock in sockets:
+        sock.close()
+
+
+def test_a_host_without_ipv6_is_served_at_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_sockets, "_LOCALHOST", ("127.0.0.1", "2001:db8::1"))
+    (sock,) = door_sockets.listening(ListenAddress(host="localhost", port=0), 0o600)
+    sock.close()
+    with pytest.raises(OSError):
+        door_sockets.listening(ListenAddress(host="2001:db8::1", port=0), 0o600)

@@ -1,0 +1,159 @@
+"""Traces where a client asked for them: which are promised, kept across a restart, and refused with a reason."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.store.requested_names import parse_log_file
+from kinetod.access.audit_log import AuditLog
+from kinetod.config.addresses import ListenAddress
+from kinetod.config.settings import Config, Settings
+from kinetod.dynolog_door.log_files import LogFiles
+from kinetod.permissions.role_policy import Caller
+from kinetod.processes.identity import ProcessKey
+from support.service.callers import caller
+
+OWN = os.getuid()
+TRACE = b'{"traceEvents": []}'
+
+
+class Place:
+    """A store with the trace of one target, and a folder where traces may be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state, self.logs, self.lines = folder / "state", folder / "logs", folder / "audit"
+        for made in (self.state, self.logs):
+            made.mkdir()
+        self.stored = self.target_dir("c", ProcessKey(7, 1))
+        self.stored.mkdir(parents=True)
+        (self.stored / "trace.json").write_bytes(TRACE)
+        config = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=self.state)
+        self.settings = Settings(replace(config, dynolog_log_roots=(self.logs,)))
+        self.capture = pb.Capture(id="c")
+        target = self.capture.targets.add(pid=7, start_time_ns=1)
+        target.process.uid = OWN
+        target.files.add(format="chrome-json")
+
+    def target_dir(self, capture_id: str, key: Any) -> Path:
+        return self.state / "captures" / capture_id / str(key)
+
+    def play(self, work: Callable[[LogFiles], Awaitable[Any]], **how: Any) -> Any:
+        """Runs `work` with the files of a daemon, waits for what it began, and closes the audit log."""
+        audit = AuditLog(self.lines)
+
+        async def played() -> Any:
+            files = LogFiles(self.settings, audit, self.target_dir, **how)
+            result = await work(files)
+            while files._tasks:
+                await asyncio.wait(files._tasks)
+            return result
+
+        try:
+            return asyncio.run(played())
+        finally:
+            audit.close()
+
+    def audited(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines.read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+ME = caller(OWN)
+
+
+def test_a_promise_is_kept_when_the_capture_has_ended_and_noted(place: Place) -> None:
+    log_file = parse_log_file(str(place.logs / "t.json"))
+
+    async def work(files: LogFiles) -> None:
+        assert await files.problem(log_file, ME) == ""
+        files.promise(place.capture, log_file, ME)
+        files.capture_ended(place.capture)
+        files.capture_ended(place.capture)
+
+    place.play(work)
+    assert (place.logs / "t_7.json").read_bytes() == TRACE
+    assert list((place.state / "dynolog").iterdir()) == []
+    (line,) = place.audited()
+    assert (line["call"], line["decision"], line["path"]) == ("(trace file)", "written", f"{place.logs}/t_7.json")
+
+
+def test_the_next_daemon_keeps_the_promise(place: Place) -> None:
+    log_file = parse_log_file(str(place.logs / "t.json"))
+
+    async def promised(files: LogFiles) -> None:
+        files.promise(place.capture, log_file, ME)
+
+    async def kept(files: LogFiles) -> None:
+        assert await asyncio.to_thread(files.load) == ["c"]
+        files.capture_ended(place.capture)
+
+    place.play(promised)
+    (place.state / "dynolog" / "broken.json").write_text("{")
+    place.play(kept)
+    assert (place.logs / "t_7.json").read_bytes() == TRACE
+    assert list((place.state / "dynolog").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "who", "why"),
+    [
+        ("/elsewhere/t.json", ME, "/elsewhere is below no folder of dynolog.log_roots"),
+        ("{logs}/../t.json", ME, "{logs}/.. is below no folder of dynolog.log_roots"),
+        ("t.json", ME, ". is not an absolute path"),
+        ("{logs}/t.json", caller(61002), "this daemon runs as uid 61001 and cannot write files as uid 61002"),
+        ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is no user of this host"),
+    ],
+)
+def test_what_cannot_be_written_is_said_when_it_is_asked_for(place: Place, path: str, who: Caller, why: str) -> None:
+    log_file = parse_log_file(path.format(logs=place.logs))
+
+    async def work(files: LogFiles) -> str:
+        return await files.problem(log_file, who)
+
+    own_uid = 61001 if who.uid == 61002 else OWN
+    assert place.play(work, own_uid=own_uid) == why.format(logs=place.logs)
+
+
+def test_a_trace_that_is_not_there_or_cannot_be_read_is_noted_with_the_reason(place: Place) -> None:
+    log_file = parse_log_file(str(place.logs / "t.json"))
+    (place.stored / "trace.json").unlink()
+    failed = place.capture.targets.add(pid=8, start_time_ns=1, reason="it has ended")
+    failed.process.uid = OWN
+
+    async def work(files: LogFiles) -> None:
+        files.promise(place.capture, log_file, ME)
+        files.capture_ended(place.capture)
+
+    place.play(work)
+    problems = {line["path"]: line["problem"] for line in place.audited()}
+    assert problems == {
+        f"{place.logs}/t_8.json": "there is no trace: it has ended",
+        f"{place.logs}/t_7.json": "the stored trace cannot be read: No such file or directory",
+    }
+
+
+def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_DEADLINE_S", 0.2)
+    log_file = parse_log_file(str(place.logs / "t.json"))
+    for command, why in (
+        (("/bin/false",), "the writing process failed: exit status 1"),
+        (("/bin/echo", "[1]"), "the writing process failed: exit status 0"),
+        (("/bin/sleep", "60"), "the folder did not answer within 0.2 s"),
+        (("/nonexistent",), "the writing process failed: [Errno 2]"),
+    ):
+
+        async def work(files: LogFiles) -> str:
+            return await files.problem(log_file, caller(OWN or 61001))
+
+        found = place.play(work, writer=command)
+        assert found.startswith(why), found
