@@ -1,6 +1,7 @@
 """kinetod's configuration file made of Dynolog's: the text, its check by kinetod, and the file."""
 
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -65,23 +66,26 @@ def check_text(text: str, command: Sequence[str] = CHECK) -> None:
     """Has kinetod read the text as its configuration. Raises NotMigrated with what it says."""
     with tempfile.TemporaryDirectory(prefix="kinetoctl-") as folder:
         path = Path(folder) / "config.toml"
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         _check(path, command)
 
 
 def write_text(text: str, path: Path, *, replace: bool, command: Sequence[str] = CHECK) -> None:
-    """Writes the file, whole and only if kinetod takes it. replace: also over an existing file.
+    """Writes the file, whole and only if kinetod takes it. replace: also over an existing file, if it is a regular one.
 
     Raises NotMigrated, NotWritten.
     """
-    if not replace and os.path.lexists(path):
-        raise NotWritten(f"{path} exists already; --replace writes over it")
+    if os.path.lexists(path):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise NotWritten(f"{path} is no regular file, and stays; name another one, or for stdout none")
+        if not replace:
+            raise _exists(path)
     check_text(text, command)
     with write_errors(path):
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         scratch = Path(name)
         try:
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fchmod(file.fileno(), _MODE)
@@ -89,11 +93,26 @@ def write_text(text: str, path: Path, *, replace: bool, command: Sequence[str] =
             if replace:
                 scratch.replace(path)
             else:
-                os.link(scratch, path)  # fails if the name has been taken meanwhile
+                _take_name(scratch, path)
         except FileExistsError:
-            raise NotWritten(f"{path} exists already; --replace writes over it") from None
+            raise _exists(path) from None
         finally:
             scratch.unlink(missing_ok=True)
+
+
+def _take_name(scratch: Path, path: Path) -> None:
+    """Gives the file its name, unless that has been taken meanwhile. Raises OSError."""
+    try:
+        os.link(scratch, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no file on this disk may have two names
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        scratch.replace(path)
+
+
+def _exists(path: Path) -> NotWritten:
+    return NotWritten(f"{path} exists already; --replace writes over it")
 
 
 def _check(path: Path, command: Sequence[str]) -> None:

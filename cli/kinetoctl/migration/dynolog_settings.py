@@ -7,6 +7,7 @@ Theory of operation
 
 import ipaddress
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ _Notes = dict[str, tuple[FlagOutcome, str]]  # by flag, where its value decides 
 DYNOLOG_PORT = 1778
 _TRUE, _FALSE = ("1", "t", "true", "y", "yes"), ("0", "f", "false", "n", "no")
 _MAX_PORT = 65535
+_NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|[ \t\v\f]*[+-]?[0-9]{1,20}")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # of a URL
+_NAME = re.compile(r"[\w.]*")
 _INT32 = range(-(2**31), 2**31)
 _ALWAYS_TOLD = ("enable_ipc_monitor", "port")  # whether tracing works at all
 _HIDDEN = "(not shown)"
@@ -60,7 +64,8 @@ class _Values:
     """The values in force, of given flags and of defaults; `problems` says by flag what is wrong with a value."""
 
     def __init__(self, given: Sequence[GivenFlag]) -> None:
-        self.given = {flag.name: flag for flag in given if flag.name in FLAGS}  # the last one counts
+        taken = [flag for flag in given if not flag.programs and flag.name in FLAGS]
+        self.given = {flag.name: flag for flag in taken}  # the last one counts
         self.problems: dict[str, str] = {}
         for name, flag in self.given.items():
             if problem := _problem(FLAGS[name], flag.value):
@@ -77,7 +82,7 @@ class _Values:
 
     def number(self, name: str) -> int:
         """A number."""
-        return int(self.text(name), 0)
+        return _whole(self.text(name))
 
 
 def _problem(flag: DynologFlag, value: str | None) -> str:
@@ -88,12 +93,19 @@ def _problem(flag: DynologFlag, value: str | None) -> str:
         return f"{value!r:.80} is neither true nor false"
     if flag.kind is FlagKind.NUMBER:
         try:
-            fits = int(value, 0) in _INT32
+            fits = _whole(value) in _INT32
         except ValueError:
             fits = False
         if not fits:
             return f"{value!r:.80} is not a whole number of 32 bits"
     return ""
+
+
+def _whole(value: str) -> int:
+    """A number as gflags reads it: decimal also after a zero. Raises ValueError."""
+    if not _NUMBER.fullmatch(value):
+        raise ValueError
+    return int(value, 16 if value[:2] in ("0x", "0X") else 10)
 
 
 def migrated(given: Sequence[GivenFlag], environ: Mapping[str, str], unit_settings: Mapping[str, str]) -> Migrated:
@@ -106,11 +118,7 @@ def migrated(given: Sequence[GivenFlag], environ: Mapping[str, str], unit_settin
     settings |= _kubernetes(values)
     report = [_became(flag, values, notes) for flag in values.given.values()]
     report += [_of_default(FLAGS[name]) for name in _ALWAYS_TOLD if name not in values.given]
-    report += [
-        Became(subject=f"--{flag.name}", outcome=FlagOutcome.UNKNOWN, note="Dynolog has no such flag", where=flag.where)
-        for flag in given
-        if flag.name not in FLAGS
-    ]
+    report += [_ignored(flag) for flag in given if flag.programs or flag.name not in FLAGS]
     report += [
         Became(subject=name, outcome=outcome, keys=(key,) if key else (), note=note, where="the unit's environment")
         for name, (outcome, key, note) in VARIABLES.items()
@@ -126,7 +134,7 @@ def migrated(given: Sequence[GivenFlag], environ: Mapping[str, str], unit_settin
 
 def _became(flag: GivenFlag, values: _Values, notes: _Notes) -> Became:
     known = FLAGS[flag.name]
-    shown = _HIDDEN if known.secret and flag.value else flag.value
+    shown = _HIDDEN if known.secret and flag.value else flag.value and _LOGIN.sub(_HIDDEN, flag.value)
     subject = f"--{flag.name}" if shown is None else f"--{flag.name}={shown}"
     outcome, note, keys = known.outcome, known.note, known.keys
     if problem := values.problems.get(flag.name):
@@ -138,6 +146,23 @@ def _became(flag: GivenFlag, values: _Values, notes: _Notes) -> Became:
     elif known.kind is FlagKind.SWITCH and not values.on(flag.name) and known.default == "false":
         outcome, note = FlagOutcome.SAME, ""
     return Became(subject=subject, outcome=outcome, keys=keys, note=note, where=flag.where)
+
+
+def _ignored(flag: GivenFlag) -> Became:
+    """What Dynolog does not take. Of a flag that it does not know only a name is shown: a secret may follow."""
+    name = (flag.name.split() or [""])[0]
+    outcome = FlagOutcome.NO_EFFECT
+    if flag.programs:
+        above = flag.programs.partition("=")[0]  # a flag without dashes, perhaps, and its value a secret
+        note = f"nor in Dynolog: the line without dashes above it, {above!r:.60}, names other programs that it is for"
+    elif name == flag.name or name not in FLAGS:
+        outcome, note = FlagOutcome.UNKNOWN, "Dynolog has no such flag"
+    elif flag.name.strip() == name:
+        note = "nor in Dynolog, for the blanks behind its name"
+    else:
+        note = "nor in Dynolog: in a flag file the value follows an equals sign, and nothing follows a switch"
+    shown = name if name in FLAGS else _NAME.match(name)[0]  # type: ignore[index]  # it matches everything
+    return Became(subject=f"--{shown}", outcome=outcome, note=note, where=flag.where)
 
 
 def _of_default(flag: DynologFlag) -> Became:
@@ -192,6 +217,8 @@ def _metrics(values: _Values, notes: _Notes) -> dict[str, Setting]:
     if values.on("filter_nic_interfaces"):
         prefixes = [prefix for prefix in values.text("allow_interface_prefixes").split(",") if prefix]
         settings["metrics.interfaces"] = prefixes
+        if not prefixes:
+            notes["allow_interface_prefixes"] = FlagOutcome.APPROXIMATED, "all interfaces; Dynolog then has none"
     return settings
 
 

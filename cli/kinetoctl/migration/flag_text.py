@@ -4,13 +4,19 @@ Theory of operation
     A flag is `--name=value` or `-name=value`; a switch also `--name` and `--noname`; on a command line `--name value`,
     too, and `--` ends the flags. In a flag file each flag is a line; lines without a dash name programs, and what
     follows is for these only, until the next such line; `#` begins a comment line. `--flagfile=A,B` inserts files,
-    `--fromenv` and `--tryfromenv` take `FLAGS_name` of the environment. Dashes in names count as underscores.
+    `--fromenv` and `--tryfromenv` take `FLAGS_name` of the environment. Dashes in names count as underscores. Blanks
+    before a flag do not count; all others are part of its name or value.
+
+    A byte order mark is text, so that the first line names a program; a NUL ends the file; and as long as there is a
+    carriage return, lines end there and nowhere else. Nobody means any of that, so such files are refused.
 
     Whether an argument belongs to the flag before it depends on what is a switch, so the reader is told. gflags stops
     at a flag that it does not know on the command line and ignores it in a file; here both are kept, to be reported.
 """
 
+import os
 import shlex
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,17 +25,24 @@ from pathlib import Path, PurePath
 from kinetoctl.errors import NotMigrated
 
 MAX_DEPTH = 16  # files that insert files
+MAX_FILES = 256
 MAX_BYTES = 1 << 20
+_BLANKS = " \t\v\f"
+_OF_CALLER = ("/dev/stdin", "/dev/fd/")  # a pipe that somebody writes to
 _FILES, _NEEDED, _IF_SET = "flagfile", "fromenv", "tryfromenv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenFlag:
-    """A flag as it was given. where: for people. value: "true" or "false" for a switch without one; None: none."""
+    """A flag as it was given. where: for people. value: "true" or "false" for a switch without one; None: none.
+
+    programs: the line that says for which other programs it is; "": it is for this one.
+    """
 
     name: str
     value: str | None
     where: str
+    programs: str = ""
 
 
 class FlagReader:
@@ -70,7 +83,7 @@ class FlagReader:
             if not argument.startswith("-") or argument == "-":
                 continue  # gflags skips what is no flag
             name, value = self._split(argument)
-            follows = bool(left) and not left[0].startswith("-")
+            follows = bool(left) and (name in self._known or not left[0].startswith("-"))
             if value is None and follows and name not in self._switches:
                 value = left.pop(0)
             yield from self._inserted(GivenFlag(name=name, value=value, where=where), 0)
@@ -78,20 +91,27 @@ class FlagReader:
     def _of_file(self, path: Path, depth: int) -> Iterator[GivenFlag]:
         if depth > MAX_DEPTH:
             raise NotMigrated(f"{path}: more than {MAX_DEPTH} flag files insert each other")
+        if len(self.files) >= MAX_FILES:
+            raise NotMigrated(f"{path}: more than {MAX_FILES} flag files are inserted")
         text = self._read_text(path)
+        _check_text(text, path)
         self.files.append(path)
-        for_us, naming_programs = True, False
-        for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        programs, naming_programs = "", False
+        for number, raw in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
+            line = raw.lstrip(_BLANKS)
             if not line or line.startswith("#"):
                 continue
             if not line.startswith("-"):
-                for_us = self._names_us(line) or (naming_programs and for_us)
-                naming_programs = True
+                ours = self._names_us(line) or (naming_programs and not programs)
+                programs, naming_programs = "" if ours else line, True
                 continue
             naming_programs = False
-            if for_us:
-                name, value = self._split(line)
-                yield from self._inserted(GivenFlag(name=name, value=value, where=f"{path} line {number}"), depth)
+            name, value = self._split(line)
+            given = GivenFlag(name=name, value=value, where=f"{path} line {number}", programs=programs)
+            if programs:
+                yield given
+            else:
+                yield from self._inserted(given, depth)
 
     def _inserted(self, given: GivenFlag, depth: int) -> Iterator[GivenFlag]:
         """The flag itself, or what it stands for."""
@@ -104,7 +124,10 @@ class FlagReader:
             for name in names:
                 variable = f"FLAGS_{name}"
                 if (value := self._environ.get(variable)) is not None:
-                    yield GivenFlag(name=name, value=value, where=f"{variable}, by {given.where}")
+                    if depth > MAX_DEPTH:
+                        raise NotMigrated(f"{given.where}: {variable} names itself")
+                    found = GivenFlag(name=name, value=value, where=f"{variable}, by {given.where}")
+                    yield from self._inserted(found, depth + 1)
                 elif given.name == _NEEDED:
                     raise NotMigrated(f"{given.where}: --{_NEEDED} names {name}, but {variable} is not set")
         else:
@@ -113,13 +136,13 @@ class FlagReader:
     def _split(self, text: str) -> tuple[str, str | None]:
         """Name and value of a flag that begins with one or two dashes."""
         name, equals, value = text.removeprefix("-").removeprefix("-").partition("=")
-        name = name.strip().replace("-", "_")
+        name = name.replace("-", "_")
         if name in self._switches:
-            return name, value.strip() if equals else "true"
+            return name, value if equals else "true"
         positive = name.removeprefix("no")
         if name not in self._known and name != positive and positive in self._switches:
             return positive, "false"
-        return name, value.strip() if equals else None
+        return name, value if equals else None
 
     def _names_us(self, line: str) -> bool:
         names = (self._program, PurePath(self._program).name)
@@ -127,9 +150,12 @@ class FlagReader:
 
 
 def read_file(path: Path) -> str:
-    """The text of a file. Raises NotMigrated."""
+    """The text of a file, or of a pipe that the caller has open. Never waits for a writer. Raises NotMigrated."""
+    waits = 0 if str(path).startswith(_OF_CALLER) else os.O_NONBLOCK
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits)) as file:
+            if waits and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise NotMigrated(f"{path} is not a regular file")
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
         raise NotMigrated(f"cannot read {path}: {exc.strerror or exc}") from exc
@@ -141,9 +167,23 @@ def read_file(path: Path) -> str:
         raise NotMigrated(f"{path} is not UTF-8 text (byte {exc.start})") from exc
 
 
+def _check_text(text: str, path: Path) -> None:
+    """Raises NotMigrated where gflags reads something else than people do."""
+    if text.startswith("\ufeff"):
+        raise NotMigrated(f"{path} begins with a byte order mark, so Dynolog ignores its flags; save it without one")
+    if "\0" in text:
+        raise NotMigrated(f"{path} is not plain text: it holds a NUL, at which Dynolog stops reading; save it as UTF-8")
+    ends = text.rpartition("\r")[0].replace("\r\n", "")
+    if "\n" in ends:
+        raise NotMigrated(
+            f"{path} has line ends of both Unix and Windows, so Dynolog takes several lines for one; "
+            "make them all the same, for example with dos2unix"
+        )
+
+
 def words(text: str, where: str) -> list[str]:
     """The words of a command line with quotes. Raises NotMigrated."""
     try:
         return shlex.split(text)
     except ValueError as exc:
-        raise NotMigrated(f"{where}: {str(exc).lower()} in {text!r:.120}") from exc
+        raise NotMigrated(f"{where}: {str(exc).lower()}") from exc  # the text may hold a secret

@@ -4,7 +4,9 @@ Theory of operation
     systemd reads the first NAME.service of its folders, then every NAME.service.d/*.conf of all of them, sorted by name
     (of two with the same name, that of the earlier folder). A later value replaces an earlier one; lists (ExecStart,
     Environment, EnvironmentFile) are appended to, and emptied by an empty value. A line that ends with a backslash goes
-    on with the next one. `$NAME` and `${NAME}` in ExecStart are the unit's own variables; specifiers (`%i`) are kept.
+    on with the next one. In ExecStart the unit's own variables are `${NAME}`, anywhere, and `$NAME` as a word of its
+    own, which becomes several; in a shell's -c the shell does the same with `$NAME` in a word, too. `$$` and `%%` are
+    one of each; the specifiers of the unit's name are known, others (`%H`) are kept.
 """
 
 import re
@@ -29,7 +31,10 @@ FOLDERS = tuple(
 _SECTION = "Service"
 _LISTS = ("ExecStart", "Environment", "EnvironmentFile")
 _PREFIXES = "@-:+!|"  # of a command
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)\})")
+_OF_SHELL = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
+_ALONE = re.compile(r"\$(\w+)")
+_SPECIFIER = re.compile(r"%([%nNpiI])")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 _COMMAND_ENDS = frozenset({";", "&&", "||", "|", "&"})
 _MAX_DROP_INS = 1000
@@ -83,12 +88,12 @@ def _drop_ins(path: Path, root: Path) -> list[Path]:
 def _values(text: str) -> list[tuple[str, str]]:
     """The assignments of the section [Service]."""
     found, section, before = [], "", ""
-    for raw in text.splitlines():
+    for raw in text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"):
         line = raw.strip()
         if line.startswith(("#", ";")) or (not line and not before):
             continue
         line = f"{before} {line}".strip() if before else line
-        if line.endswith("\\"):
+        if (len(line) - len(line.rstrip("\\"))) % 2:  # two are one backslash of the value
             before = line[:-1].rstrip()
             continue
         before = ""
@@ -104,12 +109,12 @@ def _environ(files: Sequence[str], given: Sequence[str], unit: Path, root: Path)
     """The unit's variables; files count more than what the unit says, as for systemd."""
     environ: dict[str, str] = {}
     for text in given:
-        environ |= _assignments(words(text, f"{unit}: Environment"))
+        environ |= _assignments(words(_specified(text, unit.name), f"{unit}: Environment"))
     for text in files:
         path = root / text.removeprefix("-").removeprefix("/")
         if text.startswith("-") and not path.exists():
             continue
-        lines = (line.strip() for line in read_file(path).splitlines())
+        lines = (line.strip() for line in read_file(path).split("\n"))
         for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#;"):
             environ[name.strip()] = _unquoted(value)
     return environ
@@ -131,21 +136,50 @@ def _assignments(given: Iterable[str]) -> dict[str, str]:
 def _arguments(commands: Sequence[str], environ: Mapping[str, str], program: str, unit: Path) -> list[str]:
     """The arguments of the program among the commands, also behind a wrapper or in a shell's -c. Raises NotMigrated."""
     for command in commands:
-        found = words(command.lstrip(_PREFIXES), f"{unit}: ExecStart")
+        bare = command.lstrip(_PREFIXES)
+        plain = ":" in command[: len(command) - len(bare)]  # nothing is expanded
+        found, pattern = words(_specified(bare, unit.name), f"{unit}: ExecStart"), _VARIABLE
         if len(found) > 2 and PurePath(found[0]).name in _SHELLS and found[1].endswith("c"):
-            found = words(found[2], f"{unit}: ExecStart")
+            found, pattern, plain = _shell_words(found[2], f"{unit}: ExecStart"), _OF_SHELL, False
         names = [PurePath(word).name for word in found]
         if program in names:
             arguments = found[names.index(program) + 1 :]
             end = next((place for place, word in enumerate(arguments) if word in _COMMAND_ENDS), len(arguments))
-            return [word for each in arguments[:end] for word in _expanded(each, environ)]
-    shown = ", ".join(repr(command[:80]) for command in commands) or "nothing"
+            return [
+                word for each in arguments[:end] for word in ([each] if plain else _expanded(each, environ, pattern))
+            ]
+    # Only the programs: there may be a secret among the arguments.
+    shown = ", ".join(repr(command.split(maxsplit=1)[0][:80]) for command in commands) or "nothing"
     raise NotMigrated(f"{unit} does not start {program}: its ExecStart is {shown}; name its flag file with --flags")
 
 
-def _expanded(word: str, environ: Mapping[str, str]) -> list[str]:
+def _specified(text: str, name: str) -> str:
+    """The text with what the specifiers of the unit's name stand for."""
+    stem = name.removesuffix(".service")
+    prefix, _, instance = stem.partition("@")
+    known = {"%": "%", "n": name, "N": stem, "p": prefix, "i": instance, "I": instance}
+    return _SPECIFIER.sub(lambda match: known[match[1]], text)
+
+
+def _shell_words(text: str, where: str) -> list[str]:
+    """The words of a shell's command; what ends one is a word. Raises NotMigrated."""
+    found = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+    found.whitespace_split, found.commenters = True, ""
+    try:
+        return list(found)
+    except ValueError as exc:
+        raise NotMigrated(f"{where}: {str(exc).lower()}") from exc
+
+
+def _expanded(word: str, environ: Mapping[str, str], pattern: re.Pattern[str]) -> list[str]:
     """`$NAME` as a word of its own becomes as many words as it has; in a word it is text."""
-    alone = _VARIABLE.fullmatch(word)
-    if alone and alone[2]:
-        return environ.get(alone[2], "").split()
-    return [_VARIABLE.sub(lambda match: environ.get(match[1] or match[2], ""), word)]
+    if alone := _ALONE.fullmatch(word):
+        return _unquoted_words(environ.get(alone[1], ""))
+    return [pattern.sub(lambda match: match[1] or environ.get(match[match.lastindex or 0], ""), word)]
+
+
+def _unquoted_words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()

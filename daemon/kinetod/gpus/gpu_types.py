@@ -86,6 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuState, ...] = ()
     libraries: tuple[VendorLibrary, ...] = ()
     time_ns: int = 0  # Unix; 0: nothing was read
+    monotonic_ns: int = 0  # the same moment by a clock that nobody sets, for rates
 
 
 class LibraryError(Exception):

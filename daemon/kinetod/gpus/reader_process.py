@@ -77,6 +77,7 @@ def snapshot(opened: Sequence[OpenLibrary], question: GpuQuestion) -> Snapshot:
         gpus=joined([gpu for gpus, _ in answers for gpu in gpus]),
         libraries=tuple(library for _, library in answers),
         time_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
     )
 
 

@@ -147,7 +147,7 @@ class HostWatcher:
         )
         with contextlib.suppress(OSError):
             sample.store_free_bytes = (await asyncio.to_thread(space_of, self._state_dir)).free_bytes
-        gpu_seconds = (now.gpus.time_ns - before.gpus.time_ns) / 1e9
+        gpu_seconds = (now.gpus.monotonic_ns - before.gpus.monotonic_ns) / 1e9
         earlier = {gpu.uuid: gpu for gpu in before.gpus.gpus} if gpu_seconds > 0 else {}
         sample.gpus.extend(_gpu(gpu, earlier.get(gpu.uuid), gpu_seconds) for gpu in now.gpus.gpus)
         for library in now.gpus.libraries:

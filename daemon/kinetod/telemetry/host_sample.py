@@ -109,7 +109,7 @@ def _disks() -> dict[str, Disk]:
 
 def _interfaces() -> dict[str, Interface]:
     return {
-        name: Interface(
+        os.fsencode(name).decode(errors="backslashreplace"): Interface(  # any byte may be in a name
             received_bytes=counters.bytes_recv,
             sent_bytes=counters.bytes_sent,
             received_packets=counters.packets_recv,

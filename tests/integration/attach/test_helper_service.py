@@ -20,6 +20,7 @@ from kinetod.attach_helper import messages
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.helper_client import HelperService
 from kinetod.processes import credentials
+from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.profilers.profiler_scan import ProfilingTool
 from support.agent.agent_daemon import Connection
@@ -270,6 +271,21 @@ def test_facts_of_many_processes_come_in_batches(service: Service, target: int) 
     ask(service, use)
 
 
+def test_signs_of_plug_ins_are_looked_for(service: Service, target: int) -> None:
+    signs = (
+        OutsideSigns("mapped", libraries=("libc.so*",)),
+        OutsideSigns("set", variables=("RANK",)),
+        OutsideSigns("open", open_files=("pipe:*",)),
+        OutsideSigns("none", libraries=("libc.so*",), variables=("PEBBLE_HOME",)),
+    )
+
+    async def use(helper: HelperService) -> None:
+        facts = await helper.private_facts([key_of(target)], signs)
+        assert facts[key_of(target)].plugins == ("mapped", "set", "open")
+
+    ask(service, use)
+
+
 def test_profilers_are_searched_in_the_processes_that_the_policy_allows(target: int) -> None:
     with attach_service.running() as own:
 
@@ -314,8 +330,8 @@ def raw(service: Service, *packets: bytes) -> messages.Answer | None:
     [
         (b"hello", "REQUEST"),
         (b"KATT\x09\x00{}", "VERSION"),
-        (b"KATT\x04\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
-        (b"KATT\x04\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
+        (b"KATT\x05\x00" + b'{"type":"attach","target":[1,2],"boot_time_ns":1,"deadline_ms":0}', "REQUEST"),
+        (b"KATT\x05\x00" + b" " * messages.MAX_REQUEST_BYTES, "REQUEST"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_service_goes_on(service: Service, packet: bytes, code: str) -> None:

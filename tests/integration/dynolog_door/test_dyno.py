@@ -54,14 +54,14 @@ def test_short_commands_print_the_answer_and_succeed(dyno: Callable[..., Done]) 
 
 
 def test_a_trace_is_where_dyno_says_that_it_will_be(
-    daemon: Daemon, dyno: Callable[..., Done], training: int, tmp_path: Path
+    daemon: Daemon, dyno: Callable[..., Done], training: int, place: Path
 ) -> None:
     options = ("--record-shapes", "--with-stacks", "--with-flops", "--with-modules", "--fail-on-no-process")
     for name, extent in (("i", ("--iterations", "3")), ("d", ("--duration-ms", "200"))):
-        file = str(tmp_path / f"{name}.json")
+        file = str(place / f"{name}.json")
         done = dyno("gputrace", "--pids", str(training), "--log-file", file, *extent, *options)
         assert done.returncode == 0, done.stdout
-        written = tmp_path / f"{name}_{training}.json"
+        written = place / f"{name}_{training}.json"
         said = f"Matched 1 processes\nTrace output files will be written to:\n    {written}\n"
         assert done.stdout.endswith(said), done.stdout
         assert noted_file(daemon, written)["decision"] == "written"
@@ -89,10 +89,10 @@ def test_a_wrong_value_is_a_refusal_that_dyno_can_print(dyno: Callable[..., Done
     assert "in the past; use 0 to start at once" in done.stdout
 
 
-def test_unitrace_traces_a_job_on_its_hosts(daemon: Daemon, program: Path, door: str, tmp_path: Path) -> None:
+def test_unitrace_traces_a_job_on_its_hosts(daemon: Daemon, program: Path, door: str, place: Path) -> None:
     """unitrace.py runs `dyno` from PATH with the default port, so a program of that name adds ours."""
     host, _, port = door.rpartition(":")
-    wrapper = tmp_path / "bin" / "dyno"
+    wrapper = place / "bin" / "dyno"
     wrapper.parent.mkdir()
     wrapper.write_text(f'#!/bin/sh\nexec "{program}" --port {port} "$@"\n')
     wrapper.chmod(0o755)
@@ -106,13 +106,13 @@ def test_unitrace_traces_a_job_on_its_hosts(daemon: Daemon, program: Path, door:
             assert process.stdout.readline() == "ready\n"
             script = sources() / "scripts" / "pytorch" / "unitrace.py"
             done = subprocess.run(
-                [sys.executable, str(script), "4711", "--hosts", host, "-o", str(tmp_path), "-i", "2",
+                [sys.executable, str(script), "4711", "--hosts", host, "-o", str(place), "-i", "2",
                  "--iteration-roundup", "1"],
                 env={**os.environ, "PATH": f"{wrapper.parent}:{os.environ['PATH']}"},
                 capture_output=True, text=True, timeout=scaled(60), check=True,
             )  # fmt: skip
             assert "Matched 1 processes" in done.stdout, done.stdout
-            written = tmp_path / f"libkineto_trace_{host}_{process.pid}.json"
+            written = place / f"libkineto_trace_{host}_{process.pid}.json"
             assert noted_file(daemon, written)["decision"] == "written"
         finally:
             process.kill()

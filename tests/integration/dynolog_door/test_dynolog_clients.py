@@ -44,28 +44,28 @@ def test_what_dynolog_does_not_understand_gets_no_answer(door: str, sent: bytes)
 
 
 def test_a_process_is_traced_once_and_busy_meanwhile_and_its_file_appears(
-    daemon: Daemon, door: str, agent: ScriptedAgent, tmp_path: Path
+    daemon: Daemon, door: str, agent: ScriptedAgent, place: Path
 ) -> None:
-    request = trace_request(tmp_path / "t.json", pids=[ME])
+    request = trace_request(place / "t.json", pids=[ME])
     told = client.asked(door, request)
     assert told["processesMatched"] == told["activityProfilersTriggered"] == [ME]
     assert client.asked(door, request) == {**NONE, "activityProfilersBusy": 1}
     start = agent.capture()
     assert (start.duration_ns, start.options) == (200_000_000, {"with_stack": True})
-    assert noted_file(daemon, tmp_path / f"t_{ME}.json")["decision"] == "written"
-    assert json.loads((tmp_path / f"t_{ME}.json").read_bytes())["traceEvents"]
+    assert noted_file(daemon, place / f"t_{ME}.json")["decision"] == "written"
+    assert json.loads((place / f"t_{ME}.json").read_bytes())["traceEvents"]
     capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=10)
-    assert (capture.status, capture.spec.labels["dynolog.log_file"]) == (pb.CAPTURE_STATUS_DONE, f"{tmp_path}/t.json")
+    assert (capture.status, capture.spec.labels["dynolog.log_file"]) == (pb.CAPTURE_STATUS_DONE, f"{place}/t.json")
     line = next(line for line in audited(daemon, "CreateCapture") if line.get("capture") == capture.id)
     assert (line["via"], line["uid"], line["selector"]) == ("dynolog", os.getuid(), {"pids": [ME], "children": True})
 
 
 @pytest.mark.slow
 def test_fifty_requests_in_a_row_leave_fifty_traces(
-    daemon: Daemon, door: str, agent: ScriptedAgent, tmp_path: Path
+    daemon: Daemon, door: str, agent: ScriptedAgent, place: Path
 ) -> None:
     for number in range(50):
-        told = client.asked(door, trace_request(tmp_path / f"t{number}.json", pids=[ME]))
+        told = client.asked(door, trace_request(place / f"t{number}.json", pids=[ME]))
         assert told["activityProfilersTriggered"] == [ME], told
         agent.capture(samples=5)
 
@@ -74,7 +74,7 @@ def test_fifty_requests_in_a_row_leave_fifty_traces(
 
         until(is_free, "the capture has ended")
     for number in range(50):
-        assert noted_file(daemon, tmp_path / f"t{number}_{ME}.json")["decision"] == "written"
+        assert noted_file(daemon, place / f"t{number}_{ME}.json")["decision"] == "written"
 
 
 def test_a_job_id_means_its_processes_and_no_pid_those_without_a_job(daemon: Daemon, door: str) -> None:
@@ -142,21 +142,19 @@ def test_a_file_elsewhere_is_refused_at_once_and_the_trace_is_in_the_store(
 
 
 @only_root
-def test_a_user_traces_that_users_processes_and_gets_that_users_file(daemon: Daemon, door: str, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    os.chown(tmp_path, ADA, ADA)
+def test_a_user_traces_that_users_processes_and_gets_that_users_file(daemon: Daemon, door: str, place: Path) -> None:
+    os.chown(place, ADA, ADA)
     remote = RemoteAgent(daemon.agent_socket, python=plain_python(ADA))
     try:
         remote.do("hello")
-        request = trace_request(tmp_path / "t.json", pids=[remote.pid])
+        request = trace_request(place / "t.json", pids=[remote.pid])
         assert client.asked_as(BOB, door, request) == NONE
         told = client.asked_as(ADA, door, request)
         assert told["processesMatched"] == [remote.pid], told
         remote.do(*CAPTURE)
-        line = noted_file(daemon, tmp_path / f"t_{remote.pid}.json")
+        line = noted_file(daemon, place / f"t_{remote.pid}.json")
         assert (line["decision"], line["target_uid"]) == ("written", ADA), line
-        status = (tmp_path / f"t_{remote.pid}.json").stat()
+        status = (place / f"t_{remote.pid}.json").stat()
         assert (status.st_uid, status.st_mode & 0o777) == (ADA, 0o644)
         capture = daemon.stub().GetCapture(pb.GetCaptureRequest(id=told["kinetod"]["capture"]), timeout=10)
         assert capture.owner_uid == ADA
@@ -165,16 +163,14 @@ def test_a_user_traces_that_users_processes_and_gets_that_users_file(daemon: Dae
 
 
 @only_root
-def test_what_root_asks_for_is_written_as_the_user_of_the_process(daemon: Daemon, door: str, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    os.chown(tmp_path, ADA, ADA)
+def test_what_root_asks_for_is_written_as_the_user_of_the_process(daemon: Daemon, door: str, place: Path) -> None:
+    os.chown(place, ADA, ADA)
     remote = RemoteAgent(daemon.agent_socket, python=plain_python(ADA))
     try:
         remote.do("hello")
-        assert client.asked(door, trace_request(tmp_path / "t.json", pids=[remote.pid]))["processesMatched"]
+        assert client.asked(door, trace_request(place / "t.json", pids=[remote.pid]))["processesMatched"]
         remote.do(*CAPTURE)
-        line = noted_file(daemon, tmp_path / f"t_{remote.pid}.json")
+        line = noted_file(daemon, place / f"t_{remote.pid}.json")
         assert (line["decision"], line["owner_uid"], line["target_uid"]) == ("written", 0, ADA)
     finally:
         remote.kill()
@@ -196,7 +192,7 @@ def test_a_users_own_daemon_serves_that_user_and_root_alone() -> None:
             remote.kill()
 
 
-def test_a_setting_refuses_all_tracing(tmp_path: Path) -> None:
+def test_a_setting_refuses_all_tracing() -> None:
     with open_door(tracing="refuse") as refusing, ScriptedAgent(refusing.agent_socket) as agent:
         agent.hello()
         told = client.asked(door_of(refusing), trace_request(pids=[ME]))
@@ -210,10 +206,10 @@ def test_a_unix_socket_is_served(tmp_path_factory: pytest.TempPathFactory) -> No
         assert client.asked(f"unix:{path}", recorded.STATUS) == {"status": 1}
 
 
-def test_the_next_daemon_writes_the_file_of_a_capture_that_this_one_did_not_end(tmp_path: Path) -> None:
-    with open_door(log_roots=str(tmp_path)) as first, ScriptedAgent(first.agent_socket) as agent:
+def test_the_next_daemon_writes_the_file_of_a_capture_that_this_one_did_not_end(place: Path) -> None:
+    with open_door(log_roots=str(place)) as first, ScriptedAgent(first.agent_socket) as agent:
         agent.hello()
-        assert client.asked(door_of(first), trace_request(tmp_path / "t.json", pids=[ME]))["processesMatched"] == [ME]
+        assert client.asked(door_of(first), trace_request(place / "t.json", pids=[ME]))["processesMatched"] == [ME]
         agent.collect()
         agent.record(20)
         until(lambda: list((first.state_dir / "dynolog").glob("*.json")), "the promise is on the disk")
@@ -221,9 +217,9 @@ def test_the_next_daemon_writes_the_file_of_a_capture_that_this_one_did_not_end(
         until(lambda: any(path.stat().st_size for path in raw.rglob("buffers.bin")), "records are on the disk")
         first.kill()
         first.start()
-        line = noted_file(first, tmp_path / f"t_{ME}.json")
+        line = noted_file(first, place / f"t_{ME}.json")
         assert line["decision"] == "written", line["problem"]
-        assert json.loads((tmp_path / f"t_{ME}.json").read_bytes())["traceEvents"]
+        assert json.loads((place / f"t_{ME}.json").read_bytes())["traceEvents"]
 
 
 def test_a_door_whose_port_is_taken_says_so_and_opens_when_it_is_free() -> None:

@@ -19,25 +19,25 @@ def categories(path: Path) -> set[str]:
 
 
 def test_iterations_of_an_unprepared_process_are_traced_as_ray_asks_for_them(
-    daemon: Daemon, door: str, training: int, tmp_path: Path
+    daemon: Daemon, door: str, training: int, place: Path
 ) -> None:
     config = (
-        f"ACTIVITIES_LOG_FILE={tmp_path}/gputrace_127.0.0.1_20261127.json\nPROFILE_START_ITERATION=0\n"
+        f"ACTIVITIES_LOG_FILE={place}/gputrace_127.0.0.1_20261127.json\nPROFILE_START_ITERATION=0\n"
         "PROFILE_START_ITERATION_ROUNDUP=1\nACTIVITIES_ITERATIONS=3\nPROFILE_REPORT_INPUT_SHAPES=true\n"
         "PROFILE_WITH_STACK=false\nPROFILE_WITH_FLOPS=true\nPROFILE_WITH_MODULES=false"
     )
     told = client.asked(door, {**trace_request(), "config": config, "pids": [training], "process_limit": 1})
     assert told["processesMatched"] == [training], told
-    (path,) = [tmp_path / f"gputrace_127.0.0.1_20261127_{training}.json"]
+    (path,) = [place / f"gputrace_127.0.0.1_20261127_{training}.json"]
     assert noted_file(daemon, path)["decision"] == "written"
     assert "cpu_op" in categories(path)
 
 
 def test_a_timed_trace_has_stacks_and_is_compressed_if_its_name_says_so(
-    daemon: Daemon, door: str, training: int, tmp_path: Path
+    daemon: Daemon, door: str, training: int, place: Path
 ) -> None:
-    told = client.asked(door, trace_request(tmp_path / "t.json.gz", pids=[training]))
+    told = client.asked(door, trace_request(place / "t.json.gz", pids=[training]))
     assert told["processesMatched"] == [training], told
-    path = tmp_path / f"t_{training}.json.gz"
+    path = place / f"t_{training}.json.gz"
     assert noted_file(daemon, path)["decision"] == "written"
     assert path.read_bytes()[:2] == b"\x1f\x8b"

@@ -25,6 +25,13 @@ _CLONE_NEWNET = 0x40000000
 SETTINGS = '[dynolog]\nipc = true\ncontainers = false\nsocket_dirs = ["{folder}"]\n'
 # libkineto begins to poll when it is loaded, and goes on in a thread of its own.
 TORCH = "import torch, sys; print(flush=True); sys.stdin.read()"
+HOLD = """
+import socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+sock.bind(b"\\0dynolog\\0")
+print(flush=True)
+sys.stdin.read()
+"""
 CLIENT = """
 import pathlib, sys
 from support.peers.libkineto import Libkineto
@@ -159,6 +166,21 @@ def test_unmodified_torch_polls_at_the_abstract_name() -> None:
         ):
             until(lambda: listed(daemon, process.pid).get("kineto"), "torch polls", 60)
             assert listed(daemon, process.pid)["pid"] == process.pid
+
+
+@needs_root
+def test_the_process_that_has_the_name_instead_is_named() -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+        config.write("[dynolog]\nipc = true\ncontainers = false\n")
+        config.flush()
+        with in_a_network_of_its_own(), python(HOLD) as other, running_daemon("--config", config.name) as daemon:
+            found = daemon.stub().DiagnoseHost(pb.DiagnoseHostRequest(), timeout=scaled(60)).checks
+            said = [
+                each.detail for each in found if each.status == pb.CHECK_STATUS_PROBLEM and each.name == "libkineto"
+            ]
+            problem = f"polls are not answered at the abstract socket @dynolog: process {other.pid} (python"
+            assert [each[: len(problem)] for each in said] == [problem]
+            assert f"not answered at the abstract socket @dynolog: process {other.pid} " in daemon.log()
 
 
 def test_a_process_without_any_other_sign_is_listed_once_it_polls(polled: Daemon, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ def open_door(*options: str, uid: int | None = None, rpc: str = "127.0.0.1:0", *
     with running_daemon(*options, uid=uid, environ=variables) as daemon:
         daemon.root.chmod(0o755)
         yield daemon
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder of its own that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="dynolog-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 def door_of(daemon: Daemon) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from kinetoctl.base.common_options import current, options_without_form
+from kinetoctl.base.common_options import OUTPUTS, current, options_without_form
 from kinetoctl.errors import NotMigrated
 from kinetoctl.exit_codes import ExitCode
 from kinetoctl.migration import dynolog_config
@@ -54,10 +54,15 @@ def command(flag_file: Path | None, unit_path: Path | None, path: Path | None, r
     kinetoctl migrate dynolog                                   what would it be for this host?
     kinetoctl migrate dynolog --output kinetod.toml             write it, and say what became of each flag
     kinetoctl migrate dynolog --flags dynolog.gflags            of a file from another host
+    kinetoctl -o json migrate dynolog                           the settings and the report, for a program
 
     A comment says of each flag what became of it: the same, approximated, or nothing and why. kinetod's own reader
     checks the result before anything is written. Dynolog and its files are only read.
     """
+    if path is not None and str(path) in OUTPUTS:
+        raise click.UsageError(
+            f"--output names the file to write here; `kinetoctl -o {path} migrate dynolog` chooses the format"
+        )
     if replace and path is None:
         raise click.UsageError("--replace needs --output")
     unit, given, files = _read(flag_file, unit_path)

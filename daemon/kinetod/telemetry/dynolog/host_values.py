@@ -8,11 +8,17 @@ Theory of operation
     disks is busy time, percentages are 0 to 100, and every interface of the network namespace is there, loopback too.
     What was not seen at both ends of an interval has no value: the first reading only has the uptime, an interface that
     has come or was reset waits for the next one. (Dynolog reports 0 for a new interface, and garbage for a reset one.)
+    An interface is known by the kernel's number: another one may have got its name, with counters that happen to be
+    higher.
+
+    Any byte but a blank, a slash and a colon may be in the name of an interface; what is no UTF-8 is spelled out.
 """
 
+import os
+import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -50,6 +56,7 @@ NETWORK = {
 }
 _TICKS_PER_SECOND = 100  # USER_HZ, the same on every architecture that Linux has today
 _COLUMNS = 16
+_SPELLED_OUT = "backslashreplace"
 
 Value = int | float | str
 
@@ -62,10 +69,16 @@ class HostCounters:
     uptime_s: int
     cpu_ticks: Mapping[str, int]  # by MODES, of all CPUs, in hundredths of a second
     interfaces: Mapping[str, tuple[int, ...]]  # by name, the columns of NETWORK in its order
+    numbers: Mapping[str, int] = field(default_factory=dict)  # of interfaces, by name
 
 
-def read_counters(proc: Path = PROC) -> HostCounters:
-    """Reads /proc. Blocks briefly. Raises OSError, and ValueError if the kernel writes something else there."""
+def read_counters(
+    proc: Path = PROC, numbered: Callable[[], Iterable[tuple[int, str]]] = socket.if_nameindex
+) -> HostCounters:
+    """Reads /proc. Blocks briefly. Raises OSError, and ValueError if the kernel writes something else there.
+
+    numbered: numbers and names of the interfaces.
+    """
     first, *_ = (proc / "stat").read_text().splitlines()
     name, *ticks = first.split()
     if name != "cpu" or len(ticks) < len(_IN_TOTAL):
@@ -74,18 +87,19 @@ def read_counters(proc: Path = PROC) -> HostCounters:
         time_ns=time.time_ns(),
         uptime_s=int(float((proc / "uptime").read_text().split()[0])),
         cpu_ticks=dict(zip(MODES, map(int, ticks), strict=False)),
-        interfaces=_interfaces((proc / "net/dev").read_text()),
+        interfaces=_interfaces((proc / "net/dev").read_bytes().decode(errors=_SPELLED_OUT)),
+        numbers={os.fsencode(name).decode(errors=_SPELLED_OUT): number for number, name in numbered()},
     )
 
 
 def _interfaces(text: str) -> dict[str, tuple[int, ...]]:
     found = {}
-    for line in text.splitlines()[2:]:
+    for line in text.removesuffix("\n").split("\n")[2:]:
         name, _, rest = line.rpartition(":")
         columns = rest.split()
         if len(columns) < _COLUMNS:
             raise ValueError(f"net/dev has the line {line!r:.80}")
-        found[name.strip()] = tuple(int(columns[place]) for place in NETWORK.values())
+        found[name.strip(" ")] = tuple(int(columns[place]) for place in NETWORK.values())
     return found
 
 
@@ -113,6 +127,8 @@ def host_values(before: HostCounters | None, after: HostCounters, prefixes: Sequ
     for interface, counts in after.interfaces.items():
         old = before.interfaces.get(interface)
         if old is None or not _wanted(interface, prefixes) or any(a < b for a, b in zip(counts, old, strict=True)):
+            continue
+        if before.numbers.get(interface) != after.numbers.get(interface):
             continue
         values |= {f"{name}.{interface}": a - b for name, a, b in zip(NETWORK, counts, old, strict=True)}
     return values

@@ -6,8 +6,10 @@ Theory of operation
     and says UTC; here it is UTC.
 
     The file is opened for each line, so it may be moved or deleted at any time, and never through a link. Half of
-    MAX_BYTES at most are in it; then it becomes FILE.1, whose content is dropped. A line is whole or not there at all.
-    What could not be written is counted and said in the log, once when it begins and once when it has ended.
+    MAX_BYTES at most are in it; then it becomes FILE.1, whose content is dropped. One line is written at a time, or two
+    threads would both do that, and it is whole or not there at all; what a crash of the host has left of one is ended
+    at the next start. What could not be written is counted and said in the log, once when it begins and once when it
+    has ended.
 """
 
 import errno
@@ -15,6 +17,7 @@ import json
 import logging
 import os
 import stat
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +42,7 @@ def json_line(time_ns: int, values: Mapping[str, Value]) -> str:
 
 
 class JsonLog:
-    """Writes the lines. Thread-safe as far as appending to a file is.
+    """Writes the lines. Thread-safe.
 
     where: a value of metrics.json_log that is not empty. Raises StartError if the file cannot be written.
     """
@@ -48,11 +51,16 @@ class JsonLog:
         self._path = None if where == JSON_LOG_OWN else Path(where)
         self._max_bytes = max_bytes
         self._lost = 0
+        self._lock = threading.Lock()
         if self._path is None:
             lines.setLevel(logging.INFO)  # whatever else is logged
             return
         try:
-            os.close(_opened(self._path))
+            file = _opened(self._path)
+            try:
+                _end_line(self._path, file)
+            finally:
+                os.close(file)
         except OSError as exc:
             raise StartError(
                 f"metrics.json_log: {self._path} cannot be written: {exc.strerror}; name a file in a folder that this "
@@ -65,15 +73,19 @@ class JsonLog:
         if self._path is None:
             lines.info("%s", line)
             return
+        with self._lock:
+            self._write(self._path, line.encode() + b"\n")
+
+    def _write(self, path: Path, data: bytes) -> None:
         try:
-            self._append(self._path, line.encode() + b"\n")
+            self._append(path, data)
         except OSError as exc:
             self._lost += 1
             if self._lost == 1:
-                log.error("metrics.json_log: %s cannot be written: %s", self._path, exc.strerror)
+                log.error("metrics.json_log: %s cannot be written: %s", path, exc.strerror)
         else:
             if self._lost:
-                log.warning("metrics.json_log: %s can be written again; %d lines are missing", self._path, self._lost)
+                log.warning("metrics.json_log: %s can be written again; %d lines are missing", path, self._lost)
             self._lost = 0
 
     def _append(self, path: Path, data: bytes) -> None:
@@ -99,3 +111,18 @@ def _opened(path: Path) -> int:
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file")
     return file
+
+
+def _end_line(path: Path, file: int) -> None:
+    """Ends the line that a crash has cut off, if there is one. Raises OSError."""
+    size = os.fstat(file).st_size
+    try:
+        content = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:  # it may only be written to
+        return
+    try:
+        cut = size > 0 and os.pread(content, 1, size - 1) != b"\n"
+    finally:
+        os.close(content)
+    if cut:
+        os.write(file, b"\n")

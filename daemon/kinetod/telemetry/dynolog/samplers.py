@@ -87,8 +87,8 @@ class GpuSampler:
         """Reads once. Blocks."""
         snapshot = self._read(GPU_DEADLINE_S)
         before_ns, before = self._before
-        seconds = (snapshot.time_ns - before_ns) / 1e9
-        self._before = snapshot.time_ns, {gpu.uuid: gpu for gpu in snapshot.gpus}
+        seconds = (snapshot.monotonic_ns - before_ns) / 1e9
+        self._before = snapshot.monotonic_ns, {gpu.uuid: gpu for gpu in snapshot.gpus}
         owners, jobs = self._owners(snapshot), self._jobs()
         for gpu in snapshot.gpus:
             if gpu.works:

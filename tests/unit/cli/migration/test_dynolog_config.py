@@ -1,6 +1,9 @@
 """The file: whole, taken by kinetod, never over another one unless told."""
 
+import errno
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,6 +73,46 @@ def test_an_existing_file_stays_unless_it_may_be_replaced(tmp_path: Path) -> Non
     write_text("yours", path, replace=True, command=TAKES)
     assert path.read_text() == "yours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("mine")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    for path in (link, pipe, Path("/dev/null"), Path("/dev/stdout")):
+        with pytest.raises(NotWritten, match=f"{path} is no regular file, and stays"):
+            write_text("yours", path, replace=True, command=TAKES)
+    assert (target.read_text(), link.is_symlink(), pipe.is_fifo()) == ("mine", True, True)
+
+
+def test_a_disk_without_second_names_is_written_to_and_nothing_there_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(_source: Path, _target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "config.toml"
+    write_text("yours", path, replace=False, command=TAKES)
+    assert path.read_text() == "yours"
+    path.unlink()
+    takes_it = (sys.executable, "-c", f"open({str(path)!r}, 'w').write('mine')")
+    with pytest.raises(NotWritten, match="exists already"):
+        write_text("yours", path, replace=False, command=takes_it)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    script = (
+        "from pathlib import Path; from kinetoctl.migration.dynolog_config import write_text; "
+        f"write_text('# \\xe9\\n', Path({str(path)!r}), replace=False)"
+    )
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": IMPORT_PATH}
+    subprocess.run([sys.executable, "-c", script], env=environ, check=True)
+    assert path.read_bytes() == b"# \xc3\xa9\n"
 
 
 def test_a_name_that_is_taken_during_the_check_is_not_overwritten(tmp_path: Path) -> None:

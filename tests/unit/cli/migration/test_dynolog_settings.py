@@ -141,6 +141,51 @@ def test_secrets_are_not_shown(name: str) -> None:
     assert "s3cret" not in str(of(**{name: "s3cret"}).report)
 
 
+@pytest.mark.parametrize(
+    ("given", "subject", "outcome", "said"),
+    [
+        (GivenFlag(name="access_token s3cret", value=None, where="x"), "--access_token", "no effect", "an equals sign"),
+        (GivenFlag(name="unheard:s3cret", value=None, where="x"), "--unheard", "unknown", "no such flag"),
+        (GivenFlag(name="", value="s3cret", where="x"), "--", "unknown", "no such flag"),
+        (GivenFlag(name="use_JSON ", value=None, where="x"), "--use_JSON", "no effect", "blanks behind its name"),
+        (
+            GivenFlag(name="use_JSON", value="true", where="x", programs="access_token=s3cret"),
+            "--use_JSON", "no effect", "the line without dashes above it, 'access_token'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_dynolog_ignores_is_told_without_what_follows_the_name(
+    given: GivenFlag, subject: str, outcome: str, said: str
+) -> None:
+    found = migrated([given], {}, {})
+    line = found.report[-1]
+    assert (found.settings, line.subject, line.outcome.value) == (NOTHING, subject, outcome)
+    assert said in line.note
+    assert "s3cret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "rpc"),
+    [
+        *(("08", "127.0.0.1:8"), ("0x10", "127.0.0.1:16"), (" +12", "127.0.0.1:12")),
+        *((text, "loopback") for text in ("1_0", "0o17", "12 ", "-0x10", "\u0661", "0b1", "9" * 20)),
+    ],
+)
+def test_numbers_are_gflags(text: str, rpc: str) -> None:
+    assert of(port=text).settings["dynolog.rpc"] == rpc
+
+
+def test_no_interface_at_all_is_said_to_be_all() -> None:
+    found = of(filter_nic_interfaces="1", allow_interface_prefixes="")
+    assert found.settings["metrics.interfaces"] == []
+    assert outcome(found, "allow_interface_prefixes") == ("approximated", "all interfaces; Dynolog then has none")
+
+
+def test_the_login_in_a_url_is_not_shown() -> None:
+    line = of(otlp_endpoint="https://me:s3cret@collector:4318/x").report[0]
+    assert line.subject == "--otlp_endpoint=https://(not shown)@collector:4318/x"
+
+
 def test_variables_and_settings_of_the_unit_are_reported() -> None:
     environ = {"KINETO_IPC_SOCKET_DIR": "/run/dynolog", "OTEL_SERVICE_NAME": "x", "PATH": "/bin"}
     found = migrated([], environ, {"MemoryMax": "1G", "Restart": "always"})

@@ -1,5 +1,6 @@
 """Flags are read as gflags reads them: files, command lines, files in files, variables."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def reader(environ: Mapping[str, str] | None = None, stand_in: Path | None = Non
 
 
 def found(given: list[GivenFlag]) -> list[tuple[str, str | None]]:
-    return [(flag.name, flag.value) for flag in given]
+    return [(flag.name, flag.value) for flag in given if not flag.programs]
 
 
 def of_text(tmp_path: Path, text: str) -> list[tuple[str, str | None]]:
@@ -26,7 +27,7 @@ def of_text(tmp_path: Path, text: str) -> list[tuple[str, str | None]]:
 
 
 def test_a_file_has_a_flag_on_each_line_and_comments(tmp_path: Path) -> None:
-    text = "# comment\n\n--port=1779\n  -use_JSON \r\n--use_otlp=false\n--dcgm_fields=155, 204\n--v\n"
+    text = "# comment\n\n--port=1779\n  -use_JSON\n--use_otlp=false\n--dcgm_fields=155, 204\n--v\n"
     assert of_text(tmp_path, text) == [
         ("port", "1779"),
         ("use_JSON", "true"),
@@ -50,6 +51,56 @@ def test_lines_for_other_programs_do_not_count(tmp_path: Path) -> None:
     assert of_text(tmp_path, text) == [("port", "1"), ("port", "4")]
 
 
+def test_flags_below_a_line_without_a_dash_tell_it(tmp_path: Path) -> None:
+    path = tmp_path / "flags"
+    path.write_text("port=1779\n--use_JSON\n--access_token=s3cret\n")
+    assert [(flag.name, flag.programs) for flag in reader().file(path)] == [
+        ("use_JSON", "port=1779"),
+        ("access_token", "port=1779"),
+    ]
+
+
+def test_blanks_are_part_of_names_and_values(tmp_path: Path) -> None:
+    text = "\t --use_JSON \n--port = 1\n--use_JSON = true\n--port=1 \n--dcgm_fields= a\x0bb\x1cc\u2028d \n"
+    assert of_text(tmp_path, text) == [
+        ("use_JSON ", None), ("port ", " 1"), ("use_JSON ", " true"), ("port", "1 "),
+        ("dcgm_fields", " a\x0bb\x1cc\u2028d "),
+    ]  # fmt: skip
+
+
+def test_lines_may_end_as_windows_ends_them(tmp_path: Path) -> None:
+    path = tmp_path / "flags"
+    path.write_bytes(b"# x\r\n--port=1\r\n\r\n--use_JSON\r\n--v=1\n--v=2\n")
+    assert found(reader().file(path)) == [("port", "1"), ("use_JSON", "true"), ("v", "1"), ("v", "2")]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xef\xbb\xbf--port=1\n", "begins with a byte order mark, so Dynolog ignores its flags"),
+        ("--port=1\n".encode("utf-16-le"), "is not plain text: it holds a NUL"),
+        (b"--port=1\n--use_JSON\r\n", "line ends of both Unix and Windows"),
+    ],
+)
+def test_files_that_gflags_takes_for_something_else_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "flags"
+    path.write_bytes(content)
+    with pytest.raises(NotMigrated, match=said):
+        reader().file(path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "flags"
+    os.mkfifo(path)
+    with pytest.raises(NotMigrated, match="is not a regular file"):
+        reader().file(path)
+    reading, writing = os.pipe()
+    os.write(writing, b"--port=1\n")
+    os.close(writing)
+    assert found(reader().file(Path(f"/dev/fd/{reading}"))) == [("port", "1")]
+    os.close(reading)
+
+
 def test_each_flag_says_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "flags"
     path.write_text("\n--port=1\n")
@@ -61,7 +112,8 @@ def test_each_flag_says_where_it_is(tmp_path: Path) -> None:
     [
         (["--port", "1779", "--use_JSON"], [("port", "1779"), ("use_JSON", "true")]),
         (["--use_JSON", "1779", "--port=2"], [("use_JSON", "true"), ("port", "2")]),
-        (["--port", "--use_JSON"], [("port", None), ("use_JSON", "true")]),
+        (["--port", "--use_JSON"], [("port", "--use_JSON")]),
+        (["--dcgm_fields", "--", "--port"], [("dcgm_fields", "--"), ("port", None)]),
         (["--unheard", "of", "-v=1"], [("unheard", "of"), ("v", "1")]),
         (["word", "-", "--port=1", "--", "--port=2"], [("port", "1")]),
     ],
@@ -94,6 +146,24 @@ def test_files_that_insert_each_other_are_an_error(tmp_path: Path) -> None:
     path.write_text(f"--flagfile={path}\n")
     with pytest.raises(NotMigrated, match="more than 16 flag files insert each other"):
         reader().file(path)
+
+
+def test_files_that_insert_many_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "9").write_text("")
+    for number in range(9):
+        following = tmp_path / str(number + 1)
+        (tmp_path / str(number)).write_text(f"--flagfile={following},{following},{following}\n")
+    with pytest.raises(NotMigrated, match="more than 256 flag files"):
+        reader().file(tmp_path / "0")
+
+
+def test_flags_from_variables_may_insert_more(tmp_path: Path) -> None:
+    path = tmp_path / "flags"
+    path.write_text("--port=7\n")
+    environ = {"FLAGS_flagfile": str(path), "FLAGS_tryfromenv": "tryfromenv"}
+    assert found(reader(environ).command_line(["--fromenv=flagfile"], "here")) == [("port", "7")]
+    with pytest.raises(NotMigrated, match="FLAGS_tryfromenv names itself"):
+        reader(environ).command_line(["--tryfromenv=tryfromenv"], "here")
 
 
 def test_flags_may_come_from_variables() -> None:

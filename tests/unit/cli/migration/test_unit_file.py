@@ -70,7 +70,7 @@ def test_files_of_variables_count_more_and_may_be_missing(tmp_path: Path) -> Non
         "ExecStart=/usr/local/bin/dynolog --port=${A} $B --x=$A\n",
     )
     assert found.environ == {"A": "2", "B": "3 4", "C": "it's"}
-    assert found.arguments == ["--port=2", "3", "4", "--x=2"]
+    assert found.arguments == ["--port=2", "3", "4", "--x=$A"]  # only braces count within a word
     with pytest.raises(NotMigrated, match=r"cannot read .*/etc/gone: No such file"):
         unit(tmp_path, "[Service]\nEnvironmentFile=/etc/gone\nExecStart=/usr/local/bin/dynolog\n")
 
@@ -82,10 +82,42 @@ def test_files_of_variables_count_more_and_may_be_missing(tmp_path: Path) -> Non
         "@+/usr/local/bin/dynolog --port=1",
         "/bin/sh -c 'exec /usr/local/bin/dynolog --port=1 && echo x'",
         '/bin/bash -ec "sleep 1; dynolog --port=1"',
+        "/bin/sh -c 'dynolog --port=$A;echo x'",
+        "/bin/sh -c 'dynolog $B&'",
     ],
 )
 def test_a_wrapper_is_seen_through(tmp_path: Path, command: str) -> None:
-    assert unit(tmp_path, f"[Service]\nExecStart={command}\n").arguments == ["--port=1"]
+    text = f"[Service]\nEnvironment=A=1 B=--port=1\nExecStart={command}\n"
+    assert unit(tmp_path, text).arguments == ["--port=1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("/bin/dynolog --a=$$X --b=100%% --flagfile=/etc/%N.gflags --c=%p%H", [
+            "--a=$X", "--b=100%", "--flagfile=/etc/dynolog.gflags", "--c=dynolog%H",
+        ]),
+        (":/bin/dynolog --a=${A} $B", ["--a=${A}", "$B"]),
+        ("/bin/dynolog $C $NONE", ["--a=b c", "--d"]),
+        ("/bin/dynolog --a=x\\\\\n--port=2", ["--a=x\\"]),
+    ],
+)  # fmt: skip
+def test_variables_and_specifiers_are_systemds(tmp_path: Path, command: str, arguments: list[str]) -> None:
+    text = f"[Service]\nEnvironment=A=1 B=2 \"C='--a=b c' --d\"\nExecStart={command}\n"
+    assert unit(tmp_path, text).arguments == arguments
+
+
+def test_a_unit_may_be_from_windows(tmp_path: Path) -> None:
+    text = "\ufeff[Service]\r\nExecStart=/bin/dynolog \\\r\n  --port=2\r\n"
+    (tmp_path / NAME).write_bytes(text.encode())
+    assert read_unit(tmp_path / NAME, "dynolog", tmp_path).arguments == ["--port=2"]
+
+
+def test_what_a_unit_is_reproached_with_holds_no_argument(tmp_path: Path) -> None:
+    for text in ("ExecStart=/opt/run-it --token=s3cret", "ExecStart=/opt/x s3cret'", "Environment='A=s3cret"):
+        with pytest.raises(NotMigrated) as raised:
+            unit(tmp_path, f"[Service]\n{text}\n")
+        assert "s3cret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

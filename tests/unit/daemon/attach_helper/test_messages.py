@@ -21,13 +21,21 @@ MESSAGES = [
     messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
     messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
+    messages.Look(
+        targets=(messages.Target(1 << 22, 2**63 - 1),) * messages.MAX_PROCESSES,
+        boot_time_ns=1,
+        signs=(
+            messages.SignsItem("p" * 16, ("x" * 200,) * 16, ("X" * 200,) * 16, ()),
+            messages.SignsItem("q", (), (), ()),
+        ),
+    ),
     messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Toolkit(target=TARGET, boot_time_ns=1),
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
     messages.Kubelet(),
     messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
-HEAD = b"KATT\x04\x00"
+HEAD = b"KATT\x05\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -47,6 +55,7 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         job_step="é" * 32,
         is_python=True,
         framework="tensorflow",
+        plugins=("p" * 16,) * messages.MAX_PLUGINS,
         own_user_namespace=True,
         uid=2**32 - 1,
         program="é" * 64,
@@ -99,9 +108,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="version 5") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 5) + b"whatever comes then")
-    assert caught.value.theirs == 5
+    with pytest.raises(messages.WrongVersion, match="this side version 5") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 6) + b"whatever comes then")
+    assert caught.value.theirs == 6
 
 
 @given(st.binary(max_size=200))

@@ -5,11 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.dynolog.door import open_folder
 from support.service.daemon import as_user
 
 ADA = 61001
@@ -47,13 +48,12 @@ def write(
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root() -> Iterator[Path]:
     """Below folders that every user may enter."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    made = tmp_path / "logs"
-    made.mkdir()
-    return made
+    with open_folder() as folder:
+        made = folder / "logs"
+        made.mkdir()
+        yield made
 
 
 def test_a_trace_appears_whole_under_its_name_and_nothing_else_is_left(root: Path) -> None:

@@ -134,6 +134,16 @@ def test_what_kinetod_would_not_take_ends_with_its_words(run: Run, flags: Path, 
     assert not path.exists()
 
 
+def test_the_name_of_a_format_is_no_file(
+    run: Run, flags: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("migrate", "dynolog", "--flags", str(flags), "-o", "json")
+    assert result.code == 2
+    assert "`kinetoctl -o json migrate dynolog` chooses the format" in " ".join(result.stderr.split())
+    assert not Path("json").exists()
+
+
 def test_replace_needs_a_file(run: Run, flags: Path) -> None:
     result = run("migrate", "dynolog", "--flags", str(flags), "--replace")
     assert result.code == 2

@@ -30,7 +30,7 @@ def between(tmp_path: Path, before: Mapping[str, int], after: Mapping[str, int],
 
 
 def test_counters_are_those_of_the_kernels_files(tmp_path: Path) -> None:
-    found = read_counters(proc(tmp_path))
+    found = read_counters(proc(tmp_path), lambda: [(1, "lo"), (2, "eth0")])
     assert found == HostCounters(
         time_ns=found.time_ns,
         uptime_s=5120,
@@ -39,6 +39,7 @@ def test_counters_are_those_of_the_kernels_files(tmp_path: Path) -> None:
             "guest": 20, "guest_nice": 4,
         },
         interfaces={"lo": (100, 10, 0, 0, 100, 10, 0, 0), "eth0": (4000, 22, 3, 4, 5000, 55, 6, 7)},
+        numbers={"lo": 1, "eth0": 2},
     )  # fmt: skip
 
 
@@ -92,6 +93,23 @@ def test_an_interface_that_was_reset_or_has_come_waits_for_the_next_interval(tmp
     before = read_counters(proc(tmp_path / "before"))
     alone = HostCounters(time_ns=0, uptime_s=1, cpu_ticks=before.cpu_ticks, interfaces={})
     assert {name for name in host_values(alone, before) if "." in name} == set()
+
+
+def test_another_interface_under_the_same_name_waits_too(tmp_path: Path) -> None:
+    before = read_counters(proc(tmp_path / "before", rx=4000), lambda: [(1, "lo"), (2, "eth0")])
+    after = read_counters(proc(tmp_path / "after", rx=5000), lambda: [(1, "lo"), (3, "eth0")])
+    assert {name for name in host_values(before, after) if name.startswith("rx_bytes")} == {"rx_bytes.lo"}
+
+
+def test_any_name_that_the_kernel_allows_is_read(tmp_path: Path) -> None:
+    odd = (b"\xff\xfe", "a\u2028b".encode(), b"a\x1cb", b'q"\\')
+    lines = b"".join(b"%6s: 1 2 3 4 0 0 0 0 5 6 7 8 0 0 0 0\n" % name for name in odd)
+    (proc(tmp_path) / "net/dev").write_bytes(b"a\nb\n" + lines)
+    found = read_counters(tmp_path, lambda: [(7, os.fsdecode(odd[0]))])
+    assert dict(found.interfaces) == dict.fromkeys(
+        ("\\xff\\xfe", "a\u2028b", "a\x1cb", 'q"\\'), (1, 2, 3, 4, 5, 6, 7, 8)
+    )
+    assert found.numbers == {"\\xff\\xfe": 7}
 
 
 def test_time_that_the_kernel_takes_back_is_none(tmp_path: Path) -> None:

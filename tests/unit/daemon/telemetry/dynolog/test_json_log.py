@@ -1,10 +1,12 @@
 """Lines as Dynolog's JSON logger writes them: whole, bounded, and never through a link."""
 
+import contextlib
 import errno
 import json
 import logging
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +49,39 @@ def test_it_grows_to_its_limit_and_no_further(tmp_path: Path) -> None:
     assert kept == [json_line(NS, {"uptime": number}) for number in range(200 - len(kept), 200)]
     assert len(kept) > 8
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_threads_at_the_limit_begin_a_new_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.log"
+    log = JsonLog(str(path), max_bytes=300)
+    for number in (1, 2):
+        log.write(NS, {"uptime": number})
+    both, real = threading.Barrier(2), Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # would let both find the file full
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    threads = [threading.Thread(target=log.write, args=(NS, {"uptime": number})) for number in (3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = [each.read_text().count("\n") for each in (tmp_path / "metrics.log.1", path)]
+    assert kept == [2, 2]
+
+
+def test_a_line_that_a_crash_has_cut_off_is_ended_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    path.write_text(f"{json_line(NS, {'uptime': 1})}\ntime = 2026-")
+    log = JsonLog(str(path))
+    log.write(NS, {"uptime": 2})
+    JsonLog(str(path))
+    assert path.read_text().splitlines() == [
+        json_line(NS, {"uptime": 1}), "time = 2026-", json_line(NS, {"uptime": 2}),
+    ]  # fmt: skip
 
 
 def test_links_and_what_is_no_file_are_not_written_to(tmp_path: Path) -> None:

@@ -80,8 +80,12 @@ def gpu(index: int, **changes: object) -> GpuState:
 def test_each_gpu_that_answers_is_a_line_with_rates_over_the_interval(tmp_path: Path) -> None:
     path = tmp_path / "log"
     left = [
-        Snapshot(gpus=(gpu(0, nvlink_transmit_bytes=sent), gpu(1, works=False)), time_ns=second * SECOND_NS)
-        for second, sent in ((10, 1000), (20, 3000))
+        Snapshot(
+            gpus=(gpu(0, nvlink_transmit_bytes=sent), gpu(1, works=False)),
+            time_ns=unix_s * SECOND_NS,
+            monotonic_ns=second * SECOND_NS,
+        )
+        for second, unix_s, sent in ((10, 9000, 1000), (20, 5000, 3000))  # the clock was set back
     ]
     pod = GpuContainer(pod="p", namespace="ml", container="c")
     sampler = GpuSampler(
