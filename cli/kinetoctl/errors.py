@@ -17,6 +17,7 @@
     ├── TraceUnreadable          5    a file is not a trace, or is damaged
     ├── NotComparable            5    the traces do not show whether anything became slower
     ├── NotWritten               5    this machine: a result could not be written
+    │   └── ProjectExists        5    the folder of a new plug-in exists
     ├── SlurmFailed              5    Slurm's programs are missing, or get no answer
     ├── KubeFailed               5    the Kubernetes client is missing, or the API server does not answer
     ├── DemoFailed               5    a step of the demo failed
@@ -168,6 +169,15 @@ class NotWritten(CliError):
 
     exit_code = ExitCode.FAILED
     help_text = "Look at its folder with `ls -ld` and `df -h`, or name another place."
+
+
+class ProjectExists(NotWritten):
+    """The folder of a new plug-in's project exists already."""
+
+    help_text = (
+        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` says whether\n"
+        "kinetod would take the plug-in that is there."
+    )
 
 
 class SlurmFailed(CliError):

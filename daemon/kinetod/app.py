@@ -278,6 +278,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         attaching=config.attach,
         names=kubernetes.names,
         polling=poll_door.processes if poll_door is not None else None,
+        signs=plugins.signs,
     )
     services = Services(
         settings=settings,
@@ -333,7 +334,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         looks=looks,
     )
     polls = poll_door.state if poll_door is not None else lambda: None
-    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, polls=polls)
+    diagnoser = Diagnoser(registry, attaching=config.attach, process=helper, plugins=plugins, polls=polls)
     service = ProfilerService(
         hub=hub,
         registry=registry,

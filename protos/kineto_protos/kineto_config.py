@@ -259,7 +259,7 @@ def _read_value(key: ConfigKey, text: str, where: str) -> bool | int | str | tup
             raise KinetoConfigError(f"{where}: expected yes or no (y, n, t, f, true, false, 1, 0), got {text!r:.80}")
         return _BOOLEANS[text.lower()]
     if key.kind in (Type.INT, Type.INT64):
-        most = MAX_INT32 if key.kind is Type.INT else MAX_INT64
+        most = MAX_INT32 if key.kind is Type.INT else MAX_INT64 // key.factor  # in its unit here, it must fit too
         number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else -1
         if not 0 <= number <= most:
             raise KinetoConfigError(f"{where}: expected a whole number from 0 to {most}, got {text!r:.80}")

@@ -39,9 +39,8 @@ def main() -> None:
     name, *words = sys.argv[1:]
     target = next(target for target in PYTHON_TARGETS if target.name == name)
     atheris = importlib.import_module("atheris")
-    atheris.instrument_imports(
-        include=list(target.packages)
-    ).__enter__()  # for good: much is imported when it is needed
+    instrumented = atheris.instrument_imports(include=list(target.packages))
+    instrumented.__enter__()  # for good: much is imported when it is needed
     if library := os.environ.get(CODEC_VARIABLE):
         codec = importlib.import_module("kineto_trace.arrays.codec")
         codec.load.__wrapped__.__defaults__ = (library,)

@@ -38,15 +38,15 @@ class NativeTarget(Target):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonTarget(Target):
-    """In Python. packages: what libFuzzer sees the branches of; family: the folder of the module in fuzz.targets."""
+    """In Python. packages: what libFuzzer sees the branches of. folder: of its module, below fuzz.targets."""
 
     packages: tuple[str, ...]
-    family: str = ""
+    folder: str = ""
 
     @property
     def module(self) -> str:
-        """The module's name."""
-        return ".".join(filter(None, ("fuzz.targets", self.family, self.name)))
+        """The module's full name."""
+        return ".".join(filter(None, ("fuzz.targets", self.folder, self.name)))
 
 
 NATIVE_TARGETS = (
@@ -93,11 +93,13 @@ NATIVE_TARGETS = (
 )  # fmt: skip
 
 _SERVICE, _TRACE = ("kinetod",), ("kineto_trace",)
+_PROCESSES = "processes"  # what a hostile process shows
 PYTHON_TARGETS = (
     PythonTarget(
         name="link_frame", door="frames of agents and daemons, and what each makes of them",
         packages=("kineto_agent", "kinetod"),
     ),
+    PythonTarget(name="plugin_bundle", door="plug-ins that a daemon sends to an agent", packages=("kineto_agent",)),
     PythonTarget(name="arena", door="shared memory that a target hands over", packages=_SERVICE),
     PythonTarget(
         name="spool", door="target.json and raw records of every source through the decoder", packages=_TRACE,
@@ -113,20 +115,21 @@ PYTHON_TARGETS = (
                  packages=_TRACE),
     PythonTarget(name="requests", door="gRPC requests: captures, selectors, labels", packages=_SERVICE),
     PythonTarget(name="dynolog_rpc", door="requests of Dynolog's clients, and the configurations in them",
-                 packages=("kinetod", "kineto_protos"), family="other_tools"),
+                 packages=("kinetod", "kineto_protos"), folder="other_tools"),
     PythonTarget(name="helper_messages", door="messages between front end and attach helper, both ways",
                  packages=_SERVICE),
     PythonTarget(name="attach_policy", door="attach.toml", packages=_SERVICE),
     PythonTarget(name="config", door="config.toml and variables of the environment", packages=_SERVICE),
     PythonTarget(name="proc", door="/proc of a hostile process: status, stat, maps, cgroup, environ, cmdline, auxv",
-                 packages=_SERVICE),
-    PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE),
-    PythonTarget(name="device_code", door="ELF files with device code", packages=_SERVICE),
-    PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE),
+                 packages=_SERVICE, folder=_PROCESSES),
+    PythonTarget(name="image", door="ELF images in the memory of a hostile process", packages=_SERVICE,
+                 folder=_PROCESSES),
+    PythonTarget(name="device_code", door="ELF files with device code", packages=_SERVICE, folder=_PROCESSES),
+    PythonTarget(name="seccomp", door="seccomp filters of a hostile process", packages=_SERVICE, folder=_PROCESSES),
     PythonTarget(name="cluster", door="answers of the API server, the kubelet and Slurm",
                  packages=("kinetod", "kinetoctl")),
     PythonTarget(name="polls", door="datagrams of processes that poll as libkineto does", packages=_SERVICE,
-                 family="other_tools"),
+                 folder="other_tools"),
     PythonTarget(name="receiver", door="answers of webhooks' receivers, as HTTP", packages=_SERVICE),
     PythonTarget(
         name="daemon_answer", door="what a daemon of another host says, as kinetoctl shows it", packages=("kinetoctl",),

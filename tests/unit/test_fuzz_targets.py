@@ -49,8 +49,9 @@ def test_every_target_has_a_small_corpus_and_nothing_else_has() -> None:
 def test_every_target_has_its_file() -> None:
     natives = {path.stem for path in NATIVE.glob("*.c")} - {"replay"}
     assert natives == {target.name for target in NATIVE_TARGETS}
-    modules = {path.stem for path in (ROOT / "tests/fuzz/targets").rglob("*.py")} - {"__init__"}
-    assert modules == {target.name for target in PYTHON_TARGETS}
+    files = [path.relative_to(ROOT / "tests").with_suffix("") for path in (ROOT / "tests/fuzz/targets").rglob("*.py")]
+    modules = {".".join(file.parts) for file in files if file.stem != "__init__"}
+    assert modules == {target.module for target in PYTHON_TARGETS}
 
 
 @pytest.mark.slow

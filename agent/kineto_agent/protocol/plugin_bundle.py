@@ -93,7 +93,7 @@ def unpack(data: bytes) -> List[Plugin]:
     try:
         rows = json.loads(data[_HEAD.size : begin])
         return [_plugin(row, data, begin) for row in rows if row["interface_version"] == PLUGIN_INTERFACE]
-    except (KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise ValueError("the head of the plug-ins is damaged: %r" % exc) from exc
 
 

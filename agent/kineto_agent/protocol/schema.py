@@ -233,9 +233,10 @@ def width(code: str) -> int:
 
 def _problems(schema: Schema) -> Iterator[str]:
     """All problems, those first on whose absence the checks behind them rely."""
-    if not _NAME.fullmatch(schema.name) or schema.name in RESERVED_NAMES:
-        reserved = ", ".join(sorted(RESERVED_NAMES))
-        yield "its name must be 2 to 16 lower-case letters and digits, and none of %s; choose another" % reserved
+    if not _NAME.fullmatch(schema.name):
+        yield "its name must be 2 to 16 lower-case letters and digits, the first a letter; choose another"
+    if schema.name in RESERVED_NAMES:
+        yield "its name is reserved, as docs/record-schemas.md lists them; choose another"
     if schema.framing not in FRAMINGS:
         yield "there is no framing %s; choose one of %s" % (shown(schema.framing), ", ".join(FRAMINGS))
     if schema.clock not in CLOCKS:

@@ -15,8 +15,8 @@ profiler (`yields`) stops for good there; the others do nothing. control/recordi
 A session whose vendor library another user may take over has one more method, taken(), for the agent's thread: who has
 taken it over, or None. If somebody has, the recording has already ended, and stop() returns what was recorded.
 
-A source that offers nothing for a reason that the user can change has why_not(): the reason, or "". Cheap, without side
-effects.
+A source that knows why it does not offer types of its own has why_not(missing): the reason, or "" if it has none or
+the missing types are not its own. Cheap, without side effects.
 
 In a forked child nobody calls a source: it releases what it inherited (descriptors, mappings) by itself, without
 touching a vendor library.

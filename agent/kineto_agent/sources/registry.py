@@ -200,7 +200,7 @@ def choose(available: List[Source], wanted: List[str], options: Optional[Mapping
 
 def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]) -> RecordingPlan:
     """Add why plug-ins record nothing of what is wanted of them."""
-    problems, notes, why = [], [], [plan.why] if plan.why else []
+    problems, notes, absent, why = [], [], [], [plan.why] if plan.why else []
     for source in plugins:
         trouble, needs = source.trouble(asked), source.needs_start()
         is_missed = bool(source.declared_types.intersection(plan.missing))
@@ -210,9 +210,18 @@ def _with_plugins(plan: RecordingPlan, plugins: List[Any], asked: FrozenSet[str]
             problems.append(SourceError("PLUGIN_NEEDS_START", needs + "; start it so, then trace again"))
         elif needs and not asked:
             notes.append(needs)
-        if is_missed:
+        if is_missed and (source.is_present or _names_own_type(source.name, plan.missing)):
             why.append(source.why_missing())
+        elif is_missed:
+            absent.append(source.looks_for())
+    if absent and not why:  # another reason is the true one
+        why.append("no accelerator is seen in it (%s)" % "; ".join(absent))
     return plan._replace(why="; ".join(why), problems=tuple(problems), notes=tuple(notes))
+
+
+def _names_own_type(plugin: str, types: List[str]) -> bool:
+    """Whether a type is of this plug-in alone, and not one that it shares with other sources, as `kernel`."""
+    return any(kind.startswith(plugin + "_") for kind in types)
 
 
 def _without_last_resorts(available: List[Source], offered: Mapping[str, List[str]]) -> Dict[str, FrozenSet[str]]:
@@ -227,7 +236,7 @@ def _without_last_resorts(available: List[Source], offered: Mapping[str, List[st
 
 def _why_not(available: List[Source], missing: List[str]) -> str:
     """What the sources say that may be the reason why types are missing."""
-    reasons = [source.why_not() for source in available if missing and hasattr(source, "why_not")]
+    reasons = [source.why_not(missing) for source in available if missing and hasattr(source, "why_not")]
     return "; ".join(filter(None, reasons))
 
 

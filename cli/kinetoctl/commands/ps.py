@@ -63,7 +63,8 @@ def command(
     """List processes that train or use a GPU, and whether they can be traced.
 
     Listed are processes that have an agent, hold a context on a GPU or were started with KINETO_USE_DAEMON, and Python
-    processes that have loaded torch, JAX, TensorFlow or CuPy, have a GPU open, have a rank or belong to a job.
+    processes that have loaded torch, JAX, TensorFlow or CuPy, have a GPU open, show the signs of a plug-in's
+    accelerator, have a rank or belong to a job.
     Launchers and DataLoader workers are left out. --all lists every Python and GPU process. With options that select
     processes, it lists those that `kinetoctl trace` would record with the same options.
 

@@ -1,5 +1,7 @@
 """`kinetoctl query`: SQL over traces."""
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -7,7 +9,7 @@ import click
 from kinetoctl.base.common_options import CommonOptions, current, table_options
 from kinetoctl.client.file_errors import trace_errors
 from kinetoctl.exit_codes import ExitCode
-from kinetoctl.options.trace_arguments import found_traces, traces_argument
+from kinetoctl.options.trace_arguments import CAPTURE_ID, found_traces, traces_argument
 
 if TYPE_CHECKING:
     from kineto_trace.model.activity_table import ActivityTable
@@ -45,6 +47,7 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
         return _schema(schema, (sql, *traces) if sql is not None else (), settings)
     if sql is None:
         raise click.UsageError("give a query and a trace; `kinetoctl query --schema` lists the tables")
+    _check_order(sql, traces)
     with found_traces(traces, settings) as sources, trace_errors():
         from kineto_trace.sql.trace_queries import query
 
@@ -58,6 +61,17 @@ def command(sql: str | None, traces: tuple[str, ...], schema: str | None, limit:
 
         show_result(result, settings, limit=limit)
     return ExitCode.DONE
+
+
+def _check_order(sql: str, traces: tuple[str, ...]) -> None:
+    """Raises UsageError if a trace stands where the query belongs."""
+    if not (Path(sql).exists() or CAPTURE_ID.fullmatch(sql)):
+        return
+    query = next((text for text in traces if " " in text and not Path(text).exists()), "SELECT …")
+    rest = [sql, *(text for text in traces if text != query)]
+    raise click.UsageError(
+        f"the query comes first, and {sql} is a trace; write: kinetoctl query {shlex.join([query, *rest])}"
+    )
 
 
 def _schema(table: str, traces: tuple[str, ...], settings: CommonOptions) -> int:

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinetoctl.errors import NotWritten, PluginRefused, UsageProblem
+from kinetoctl.errors import NotWritten, PluginRefused, ProjectExists, UsageProblem
 from kinetoctl.local.plugin_check import check_plugin
 
 TEMPLATE = Path(__file__).with_name("plugin_template")
@@ -28,12 +28,12 @@ class PluginProject:
 
 
 def write_project(name: str, parent: Path) -> PluginProject:
-    """Raises UsageProblem, PluginRefused, NotWritten."""
+    """Raises UsageProblem, PluginRefused, ProjectExists, NotWritten."""
     if not _NAME.fullmatch(name):
         raise UsageProblem(f"{name!r:.60} cannot be the name of a plug-in; expected lower-case letters and digits")
     folder = parent / f"kinetod-{name}"
     if folder.exists() or folder.is_symlink():
-        raise NotWritten(f"{folder} exists already; nothing was written")
+        raise ProjectExists(f"the folder {folder} exists already; nothing was written")
     try:
         with tempfile.TemporaryDirectory(prefix=f".kinetod-{name}-", dir=parent) as temporary:
             made = Path(temporary, folder.name)

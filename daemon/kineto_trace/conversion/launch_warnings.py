@@ -18,7 +18,10 @@ def launch_warnings(trace: Trace) -> tuple[str, ...]:
     without = len(kernels) - int(np.count_nonzero(is_in(kernels["correlation"], np.concatenate(calls))))
     if without <= TOLERATED_SHARE * len(kernels):
         return ()
+    declared = [trace.categories[kind] for kind in API_TABLES if kind in trace.categories] or API_TABLES
+    # of a vendor that declares one type of calls, these were recorded
+    advice = f" (name both {' and '.join(declared)} among the activities)" if len(declared) > 1 else ""
     return (
         f"{without:,} of {len(kernels):,} kernels have no launch in the trace: the calls that launched them were not "
-        "recorded (name both cuda_runtime and cuda_driver among the activities)",
+        f"recorded{advice}",
     )

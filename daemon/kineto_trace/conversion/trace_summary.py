@@ -1,5 +1,6 @@
 """What a trace holds, in a few figures: the public interface's `Summary` message as a dictionary."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ NO_GPU = -1.0
 
 def summarize(trace: Trace) -> dict[str, Any]:
     """Summarizes a trace. The keys are those of the message; times are in ns."""
+    activities = Counter[str]()
+    for kind, table in trace.tables.items():
+        if len(table) and kind not in UNTIMED_TABLES:
+            activities[trace.category(kind)] += len(table)
     iterations = whole_steps(Context(trace)).number.tolist()
     return {
-        "activities": {
-            kind: len(table) for kind, table in trace.tables.items() if len(table) and kind not in UNTIMED_TABLES
-        },
+        "activities": dict(activities),
         "gpu_busy_fraction": gpu_busy_fraction(trace),
         "top_kernels": top_kernels(trace),
         "top_ops": top_ops(trace),

@@ -13,8 +13,13 @@ Theory of operation
 
     If the program's own profiler wrote "ProfilerStep#" annotations into this trace, only those are kept. Those that the
     window cuts have the argument as well.
+
+    N is the agent's count, whatever else numbers the steps, so that it means the same in every capture, in lists and in
+    requests. An annotation of JAX with a number of the program's keeps it as the argument STEP_NUMBER. Only if the
+    agent counted nothing in the window are these annotations the iterations; then a warning says so.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +31,7 @@ from kineto_agent.protocol.records import STEP_MARK_FIELDS, STEP_MARKS_FORMAT
 from kineto_trace.arrays.id_sets import unique_values
 from kineto_trace.decode.decoded import EVERYTHING, Decoded, DecodeWindow, StepMarks
 from kineto_trace.decode.fixed_records import fixed_records, record_dtype
-from kineto_trace.model.activity_tables import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_NUMBER, STEP_PREFIX
 from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
@@ -34,6 +39,9 @@ from kineto_trace.spool.raw_records import RawSource
 FORMAT = STEP_MARKS_FORMAT
 COMPLETE = "complete"
 INCOMPLETE = f'"{COMPLETE}":false'
+BY_PROGRAM = f"iterations have the program's own numbers ({STEP_NUMBER}): the agent has not counted them"
+_NUMBERED_ARGUMENT = re.compile(rf'"{STEP_NUMBER}":(\d{{1,16}})')
+_NUMBERED_RANGE = re.compile(rf"{STEP_NUMBER} (\d{{1,16}})$")
 _MARK = record_dtype(STEP_MARK_FIELDS)
 _SCOPE_USER = 7
 _MAX_NUMBER = 2**53  # larger numbers are not counts, and JSON readers would round them
@@ -117,6 +125,40 @@ def add_iterations(
     )
     before = tables.get("user_annotation")
     return {**tables, "user_annotation": added if before is None else _joined(before, added)}
+
+
+def counted(marks: StepMarks, window: tuple[int, int]) -> bool:
+    """Tells whether the agent has counted iterations that overlap the window."""
+    return len(_rows(marks, *window)) > 0
+
+
+def numbered_by_program(tables: Mapping[str, Table], strings: StringTable) -> dict[str, Table] | None:
+    """Returns the tables with the steps that the program has numbered as iterations; None if there are none.
+
+    On the host they are annotations with the argument STEP_NUMBER, on devices ranges of that name and number.
+    """
+    renamed = {}
+    for kind, column, pattern in (
+        ("user_annotation", "inputs", _NUMBERED_ARGUMENT),
+        ("gpu_user_annotation", "name", _NUMBERED_RANGE),
+    ):
+        table = tables.get(kind)
+        if table is not None and (name := _step_names(table, column, pattern, strings)) is not None:
+            renamed[kind] = table.with_columns({"name": name})
+    return {**tables, **renamed} if renamed else None
+
+
+def _step_names(table: Table, column: str, pattern: re.Pattern[str], strings: StringTable) -> Ints | None:
+    """Returns the names of all rows, with those of iterations where the text in this column has a number."""
+    texts = unique_values(table[column])
+    matches = ((text, pattern.match(strings.strings[text])) for text in texts[texts != NO_STRING].tolist())
+    numbers = {text: match[1] for text, match in matches if match is not None}
+    if not numbers:
+        return None
+    rows = np.flatnonzero(np.isin(table[column], list(numbers)))
+    names = table["name"].copy()
+    names[rows] = strings.add_all([f"{STEP_PREFIX}{numbers[text]}" for text in table[column][rows].tolist()])
+    return names
 
 
 def _rows(marks: StepMarks, first_ns: int, last_ns: int) -> _Rows:

@@ -19,6 +19,7 @@ from kineto_trace.model.event_kinds import BOOL, F64, I32, I32X3, I64, SIGNED_U3
 from kineto_trace.model.line_counts import WAITS
 
 STEP_PREFIX = "ProfilerStep#"  # of the names of annotations around training steps
+STEP_NUMBER = "step_num"  # argument of an annotation: the number that the program gave its step (JAX)
 NO_PRIORITY = -(2**31)  # the kernel records of this CUPTI version have no priority
 _NAN = 0x7FF8 << 48
 _UNKNOWN = 0xFFFFFFFF  # missing among the arguments: formats/chrome/chrome_tables.py takes it from pid or tid
@@ -467,6 +468,12 @@ CATEGORIES = tuple(
     for table in sorted(TABLES, key=lambda table: table.row.value)
     for text in table.categories
 )
+
+
+def table_of(category: str) -> str:
+    """Returns the table of complete events of a category; the category itself if it is none of Kineto's."""
+    fits = (table for text, ends, table in CATEGORIES if (category.endswith(text) if ends else category == text))
+    return next(fits, category)
 
 
 def tables_on(*rows: ViewerRow) -> tuple[str, ...]:

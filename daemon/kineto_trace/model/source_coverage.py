@@ -4,9 +4,11 @@ A source may begin late, end early, or drop records while its buffers are full. 
 must not be taken for time in which nothing happened.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
+
+from kineto_trace.model.activity_tables import table_of
 
 MAX_PARTS = 1024
 _MAX_NS = 1 << 62
@@ -38,20 +40,22 @@ class SourceCoverage:
         parts = tuple((start + shift_ns, end + shift_ns) for start, end in self.missing)
         return type(self)(source=self.source, kinds=self.kinds, missing=parts, dropped=self.dropped)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the values for json.dumps."""
-        return asdict(self)
+    def to_json(self, category: Callable[[str], str] = str) -> dict[str, Any]:
+        """Returns the values for json.dumps. category: what the file calls the rows of a table."""
+        return {**asdict(self), "kinds": [category(kind) for kind in self.kinds]}
 
 
 def from_json(values: Any) -> tuple[SourceCoverage, ...]:
-    """Returns what `to_json` made of several sources; entries that make no sense are skipped."""
+    """Returns what `to_json` made of several sources, with the tables of the categories. Entries that make no sense are
+    skipped.
+    """
     found = []
     for entry in values if isinstance(values, list) else ():
         if isinstance(entry, Mapping) and isinstance(entry.get("source"), str) and _are_texts(entry.get("kinds")):
             parts, dropped = parts_of(entry.get("missing")), entry.get("dropped")
             dropped = dropped if type(dropped) is int and 0 <= dropped < _MAX_NS else 0
             if parts is not None:
-                kinds = tuple(entry["kinds"])
+                kinds = tuple(map(table_of, entry["kinds"]))
                 found.append(SourceCoverage(source=entry["source"], kinds=kinds, missing=parts, dropped=dropped))
     return tuple(found)
 

@@ -243,7 +243,9 @@ class Trace:
             window_start_ns=self.window_start_ns,
             window_end_ns=self.window_end_ns,
             counts={
-                kind: len(table) for kind, table in self.tables.items() if kind not in (*UNTIMED_TABLES, *FILE_TABLES)
+                self.category(kind): len(table)
+                for kind, table in self.tables.items()
+                if kind not in (*UNTIMED_TABLES, *FILE_TABLES)
             },
             annotations={} if annotations is None else annotations.columns,
             strings=self.strings,

@@ -127,6 +127,11 @@ def load_target(target_dir: Path) -> LoadedTarget:
     tables = with_hlo(drop_trailing_requests(parts.tables), parts.hlo_modules, parts.strings)
     tables, outside = apply_window(tables, start, end)
     marks = iterations.reported_marks(target) if parts.step_marks is None else parts.step_marks
+    if not iterations.counted(marks, (start, end)):
+        numbered = iterations.numbered_by_program(tables, parts.strings)
+        if numbered is not None:
+            tables = numbered
+            parts.warnings.append(iterations.BY_PROGRAM)
     tables = iterations.add_iterations(tables, parts.strings, marks, (start, end))
     tables = relate(tables, parts.strings, parts.submissions)
     trace = Trace(

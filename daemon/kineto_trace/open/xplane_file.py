@@ -1,15 +1,17 @@
 """A profile that XLA wrote itself (NAME.xplane.pb, of JAX, TensorFlow or torch_xla) to a Trace.
 
 Theory of operation
-    What the decoder of recorded profiles makes of the planes is the trace; its window is the extent of all rows. Host
-    and process id are in the profile; system thread ids are not (decode/xplane/xplane.py), so that threads have numbers
-    of their own. What follows a damaged place is left out, and a note says so.
+    What the decoder of recorded profiles makes of the planes is the trace; its window is the extent of all rows, and
+    its iterations have the program's own numbers. Host and process id are in the profile; system thread ids are not
+    (decode/xplane/xplane.py), so that threads have numbers of their own. What follows a damaged place is left out, and
+    a note says so.
 """
 
 import gzip
 import zlib
 from pathlib import Path
 
+from kineto_trace.decode.iterations import numbered_by_program
 from kineto_trace.decode.time_window import whole_extent
 from kineto_trace.decode.xplane.protobuf import BYTES, Damaged, fields
 from kineto_trace.decode.xplane.xplane import Profiles
@@ -41,7 +43,7 @@ def load_xplane(path: Path) -> Trace:
     decoded = profiles.decoded(damaged)
     if not decoded.records:
         raise FileError(f"{path} is a profile of XLA without an event that is known: record again, for longer")
-    tables = relate(decoded.tables, strings)
+    tables = relate(numbered_by_program(decoded.tables, strings) or decoded.tables, strings)
     start, end = whole_extent(tables)
     return Trace(
         target=TargetInfo(

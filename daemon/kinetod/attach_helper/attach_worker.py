@@ -30,7 +30,7 @@ from kinetod.attach_helper import worker_queries
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
-MAX_REQUEST_BYTES = 4096
+MAX_REQUEST_BYTES = 32 << 10  # the signs of plug-ins are the most: messages.MAX_SIGNS_BYTES, escaped
 OOM_SCORE_ADJ = -1000  # in the short time that a thread stands still, its tracer should not be the victim
 _LEFT_AS_THEY_ARE = {
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD, signal.SIGCONT),

@@ -14,7 +14,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from kinetod.base.safe_text import clean, clean_code
 from kinetod.base.unix_sockets import receive
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen
 from kinetod.processes import telemetry_variables
+from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.processes.process_info import PrivateFacts
 from kinetod.profilers.profiler_scan import ProfilingTool
@@ -118,10 +120,16 @@ class HelperService:
             raise ProcessLookupError(error.reason)
         return _no_diagnosis("attach_helper", error.reason, error.code)
 
-    async def private_facts(self, keys: Iterable[ProcessKey]) -> dict[ProcessKey, PrivateFacts]:
-        """The private facts of the processes that the service may inspect; empty, and logged, if it is unreachable."""
+    async def private_facts(
+        self, keys: Iterable[ProcessKey], signs: Iterable[OutsideSigns] = ()
+    ) -> dict[ProcessKey, PrivateFacts]:
+        """The private facts of the processes that the service may inspect; empty, and logged, if it is unreachable.
+
+        signs: of the plug-ins to look for, together at most messages.MAX_SIGNS_BYTES.
+        """
         wanted = {key.pid: key for key in keys}
-        seen = await self._about(wanted.values(), messages.Look, messages.Seen, "rank, job and GPUs of")
+        look = partial(messages.Look, signs=tuple(messages.SignsItem(*each) for each in signs))
+        seen = await self._about(wanted.values(), look, messages.Seen, "rank, job and GPUs of")
         return {wanted[each.pid]: _private(each) for said in seen for each in said.facts if each.pid in wanted}
 
     async def profilers(self, pids: Iterable[int]) -> tuple[set[int], list[ProfilingTool]]:
@@ -136,7 +144,7 @@ class HelperService:
     async def _about(
         self,
         keys: Iterable[ProcessKey],
-        question: type[messages.Look | messages.Search],
+        question: Callable[..., messages.Look | messages.Search],
         wanted: type[Said],
         what: str,
     ) -> list[Said]:
@@ -314,6 +322,7 @@ def _private(each: messages.PrivateFactsItem) -> PrivateFacts:
         job_step=clean(each.job_step, 32),
         is_python=each.is_python,
         framework=each.framework,
+        plugins=tuple(clean(name, 16) for name in each.plugins),
         own_user_namespace=each.own_user_namespace,
         uid=each.uid,
         program=clean(each.program, 128),

@@ -101,7 +101,8 @@ class AttachService:
         """Warms the helpers up; the one that looks has answered then. Raises OSError."""
         await asyncio.gather(self._helpers.start(), self._lookers.start())
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
-            await self._lookers.ask({"do": LOOK, "boot_time_ns": 0, "targets": []}, deadline_s=WARM_UP_S)
+            nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
+            await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
         self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
@@ -215,7 +216,8 @@ class AttachService:
         """Answers for the processes that may be inspected. Raises Denial if inspecting them fails."""
         if not (allowed := self._allowed(caller, policy, asked)):
             return messages.Seen(facts=())
-        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed})
+        signs = msgspec.to_builtins(asked.signs)
+        said = await self._ask({"do": LOOK, "boot_time_ns": asked.boot_time_ns, "targets": allowed, "signs": signs})
         return messages.Seen(facts=msgspec.convert(said["seen"], tuple[messages.PrivateFactsItem, ...]))
 
     async def search(self, caller: HelperCaller, policy: Policy, asked: messages.Search) -> messages.Found:

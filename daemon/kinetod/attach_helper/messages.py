@@ -27,10 +27,12 @@ from kinetod.processes.telemetry_variables import (
 VERSION = 5
 MAX_REQUEST_BYTES = 16 << 10
 MAX_ANSWER_BYTES = 64 << 10
-MAX_PROCESSES = 24  # of one question for facts: the answer fits into a packet
+MAX_PROCESSES = 20  # of one question for facts: the answer fits into a packet
 MAX_TOOLS = 64  # likewise
 MAX_GPUS = 64
 MAX_SERVED = 2 * MAX_NAMESPACES  # those with a socket, and those without one that were tried lately
+MAX_PLUGINS = 16
+MAX_SIGNS_BYTES = 8 << 10  # of all plug-ins together: the question fits into a packet
 MAX_DEADLINE_MS = 60_000
 _HEAD = struct.Struct("<4sH")
 _MAGIC = b"KATT"
@@ -46,6 +48,8 @@ Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 AttributeName = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 AttributeValue = Annotated[str, msgspec.Meta(max_length=MAX_VALUE_CHARS)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+PluginName = Annotated[str, msgspec.Meta(max_length=16)]
+Patterns = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=200)], ...], msgspec.Meta(max_length=16)]
 
 
 class BadMessage(Exception):
@@ -111,11 +115,24 @@ class Diagnose(_Message, frozen=True, tag="diagnose"):
     agent: AgentFacts
 
 
+class SignsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """accelerator_signs.OutsideSigns: patterns of names and paths, and names of variables, never their values."""
+
+    plugin: PluginName
+    libraries: Patterns
+    variables: Patterns
+    open_files: Patterns
+
+
 class Look(_Message, frozen=True, tag="look"):
-    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at."""
+    """What only the process's owner may read of it. Answered by Seen, without those that may not be looked at.
+
+    signs: of the plug-ins of the front end, to be looked for in Python processes.
+    """
 
     targets: Annotated[tuple[Target, ...], msgspec.Meta(min_length=1, max_length=MAX_PROCESSES)]
     boot_time_ns: Nanoseconds
+    signs: Annotated[tuple[SignsItem, ...], msgspec.Meta(max_length=MAX_PLUGINS)] = ()
 
 
 class Search(_Message, frozen=True, tag="search"):
@@ -194,6 +211,7 @@ class PrivateFactsItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     job_step: Annotated[str, msgspec.Meta(max_length=32)]
     is_python: bool
     framework: Framework
+    plugins: Annotated[tuple[PluginName, ...], msgspec.Meta(max_length=MAX_PLUGINS)]
     own_user_namespace: bool
     uid: Id | None
     program: Digest

@@ -14,6 +14,7 @@ from kinetod.attach.inspect.cupti_search import find_cupti
 from kinetod.attach_helper import messages
 from kinetod.base.safe_text import clean
 from kinetod.kineto_ipc.network_namespaces import inhabited
+from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import PROC, start_time_ns
 from kinetod.processes.process_info import JOB_ID_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES, read_private
 from kinetod.profilers.profiler_scan import look_into
@@ -30,7 +31,8 @@ _MAX_VALUE_CHARS = 256
 
 
 def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
-    """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}. Raises ValueError.
+    """question: {"do": one of these, "boot_time_ns", "targets": [[pid, start_time_ns], …]}, with LOOK also "signs":
+    [[plug-in, libraries, variables, open files], …]. Raises ValueError.
 
     Of NAMESPACES it is {"do", "own"}: the caller's network namespace; start times are those of a machine booted at 0.
     """
@@ -47,9 +49,10 @@ def answer(question: Mapping[str, Any], proc: Path = PROC) -> dict[str, Any]:
 
     if question["do"] == LOOK:
         seen = []
+        signs = [OutsideSigns(plugin, *map(tuple, patterns)) for plugin, *patterns in question["signs"]]
         for pid, start in targets:
             if same(pid, start):
-                private = read_private(pid, proc)
+                private = read_private(pid, proc, signs)
                 if same(pid, start):  # what has been read is of this process
                     seen.append({"pid": pid, **asdict(private), "gpus": private.gpus[: messages.MAX_GPUS]})
         return {"seen": seen}

@@ -9,13 +9,11 @@ Finding its processes and attaching agents happens before that, without the lock
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from kineto_protos.alignment import plan
 from kineto_protos.v1 import profiler_pb2 as pb
@@ -44,6 +42,7 @@ from kinetod.captures.request.capture_spec import (
     request_hash,
     with_trace_parent,
 )
+from kinetod.captures.request.captures_owner import OwnersKey, owner_of
 from kinetod.captures.request.factory import new_capture
 from kinetod.captures.request.offered_types import check_known
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
@@ -124,14 +123,14 @@ class CaptureManager:
         """
         requested_ns = time.time_ns()
         digest = request_hash(spec)
-        key = _Key(checked_key(idempotency_key), _owner(caller))
+        key = OwnersKey(checked_key(idempotency_key), owner_of(caller))
         with contextlib.ExitStack() as holds:
             try:
                 if before := await self._before(key, digest):
                     return before
                 request = checked_spec(spec, self._config, time.time_ns())
                 self._check_count(caller)
-                await self._shares.check(caller, _owner(caller))
+                await self._shares.check(caller, owner_of(caller))
                 wanted = self._wanted(request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
@@ -159,7 +158,7 @@ class CaptureManager:
         targets: list[Resolved],
         requested_ns: int,
         *,
-        key: "_Key",
+        key: OwnersKey,
         digest: str,
     ) -> pb.Capture:
         caller = wanted.caller
@@ -168,7 +167,7 @@ class CaptureManager:
                 return before
             self._check_count(caller)
             targets = still_there(self._registry, wanted, targets)
-            host, owner_uid = self._services.host, _owner(caller)
+            host, owner_uid = self._services.host, owner_of(caller)
             capture = new_capture(spec, targets, host=host, requested_ns=requested_ns, owner_uid=owner_uid)
             running = Running(capture, unlimited=Role.ADMIN in caller.roles)
             await self._store.run(self._store.insert, capture, key=key.stored, request_hash=digest)
@@ -201,7 +200,7 @@ class CaptureManager:
             raise not_startable(capture, before)
         return capture
 
-    async def _before(self, key: "_Key", digest: str) -> pb.Capture | None:
+    async def _before(self, key: OwnersKey, digest: str) -> pb.Capture | None:
         """The capture already created with this key, if any. Raises AlreadyExists, Stopping."""
         if self._stopping:
             raise Stopping
@@ -219,7 +218,7 @@ class CaptureManager:
         return await self.get(capture_id)
 
     def _check_count(self, caller: Caller) -> None:
-        owner = _owner(caller)
+        owner = owner_of(caller)
         own = sum(running.capture.owner_uid == owner for running in self._running.values())
         config = self._config
         most_own, most = config.max_captures_per_user, config.max_captures
@@ -472,22 +471,6 @@ class CaptureManager:
             await asyncio.gather(*tasks, return_exceptions=True)
         for running in self._running.values():
             running.watchers.ended()
-
-
-class _Key(NamedTuple):
-    """An idempotency key, scoped to its owner."""
-
-    text: str
-    owner_uid: int
-
-    @property
-    def stored(self) -> str:
-        return f"{self.owner_uid}:{self.text}" if self.text else ""
-
-
-def _owner(caller: Caller) -> int:
-    """The uid that owns the caller's captures; the daemon's own for a certificate that maps to no user."""
-    return os.geteuid() if caller.uid is None else caller.uid
 
 
 def _copy(capture: pb.Capture) -> pb.Capture:

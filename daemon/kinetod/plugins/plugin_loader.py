@@ -3,17 +3,20 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 from kineto_agent.protocol import wire
 from kineto_agent.protocol.plugin_bundle import Plugin, PluginFile, Signs, pack
+from kineto_agent.protocol.schema import TYPES_OF_KINETO
 
 from kinetod.attach.channel.payload import sealed_memfd
+from kinetod.attach_helper.messages import MAX_PLUGINS, MAX_SIGNS_BYTES
 from kinetod.base.safe_text import clean
 from kinetod.plugins.entry_points import installed
 from kinetod.plugins.load_protocol import LoadAnswer, LoadQuestion
+from kinetod.processes.accelerator_signs import OutsideSigns, outside
 from kinetod.supervise import child
 
 log = logging.getLogger(__name__)
@@ -49,20 +52,32 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownPlugins:
-    """All plug-ins of this daemon, as they were at its start. parcel: None if there are none for agents."""
+    """All plug-ins of this daemon, as they were at its start. parcel: None if there are none for agents.
+
+    signs: by which processes of the used ones are known from outside.
+    """
 
     known: tuple[LoadedPlugin, ...] = ()
     parcel: Parcel | None = None
+    signs: tuple[OutsideSigns, ...] = ()
 
     @property
     def activity_types(self) -> frozenset[str]:
         """What the used ones declare."""
         return frozenset(kind for plugin in self.known for kind in plugin.activity_types)
 
-    @property
-    def refusals(self) -> list[str]:
-        """For whoever wants a trace: which plug-ins of the allow-list are not used, and why."""
-        return [f"the plug-in {plugin.name} is not used: {plugin.refused}" for plugin in self.known if plugin.refused]
+    def refusals(self, types: Collection[str] = ()) -> list[str]:
+        """For whoever wants a trace: which plug-ins of the allow-list are not used, and why.
+
+        types: only those that might declare one of these types. What a refused one declares is not known, but types of
+        its own begin with its name, and those that it may share with others are Kineto's.
+        """
+        shared = not types or any(kind in TYPES_OF_KINETO for kind in types)
+        return [
+            f"the plug-in {plugin.name} is not used: {plugin.refused}"
+            for plugin in self.known
+            if plugin.refused and (shared or any(kind.startswith(f"{plugin.name}_") for kind in types))
+        ]
 
 
 async def load(
@@ -82,7 +97,7 @@ async def load(
             log.error("the plug-in %s is not used: %s", plugin.name, plugin.refused)
         elif plugin.is_allowed:
             log.info("the plug-in %s is sent to agents: %s %s", plugin.name, plugin.package, plugin.version)
-    return KnownPlugins(known=tuple(known), parcel=_parcel(packed) if packed else None)
+    return KnownPlugins(known=tuple(known), parcel=_parcel(packed) if packed else None, signs=_signs(packed))
 
 
 def _taken(name: str, answer: LoadAnswer, packed: list[Plugin]) -> LoadedPlugin:
@@ -98,6 +113,7 @@ def _taken(name: str, answer: LoadAnswer, packed: list[Plugin]) -> LoadedPlugin:
     try:
         plugin = _for_agents(answer)
         pack([*packed, plugin])
+        _check_signs(_signs([*packed, plugin]))
         types = tuple(sorted(plugin.activity_types))
     except (KeyError, TypeError, ValueError) as exc:
         return replace(loaded, refused=f"it cannot be sent to agents: {clean(str(exc), _MAX_REASON)}")
@@ -135,6 +151,21 @@ def _for_agents(answer: LoadAnswer) -> Plugin:
         needs_from_start=declared["needs_from_start"],
         detach=declared["detach"],
     )
+
+
+def _signs(plugins: Sequence[Plugin]) -> tuple[OutsideSigns, ...]:
+    """What is seen of them from outside, without those of which nothing is."""
+    return tuple(filter(None, (outside(plugin.name, plugin.signs) for plugin in plugins)))
+
+
+def _check_signs(signs: tuple[OutsideSigns, ...]) -> None:
+    """Raises ValueError if they do not fit into a question to the attach helper."""
+    size = len(msgspec.json.encode(signs))
+    if len(signs) > MAX_PLUGINS or size > MAX_SIGNS_BYTES:
+        raise ValueError(
+            f"the signs of all plug-ins ({len(signs)}) have {size} bytes, at most {MAX_SIGNS_BYTES} of {MAX_PLUGINS} "
+            "plug-ins are looked for; declare fewer or shorter patterns"
+        )
 
 
 def _parcel(plugins: Sequence[Plugin]) -> Parcel:

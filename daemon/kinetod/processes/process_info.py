@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import psutil
 
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials, telemetry_variables
+from kinetod.processes.accelerator_signs import OutsideSigns, shown
 from kinetod.processes.ancestry import Family
 from kinetod.processes.batch_jobs import job_in, step_in
 from kinetod.processes.containers import Container, Names, container_in, pod_in
@@ -59,6 +60,7 @@ class ProcessFacts:
     job_id: str
     is_python: bool
     framework: Framework = ""  # of a Python process
+    plugins: tuple[str, ...] = ()  # likewise: whose signs it shows, as far as they are seen from outside
     parent_pid: int = 0
     ancestors: tuple[int, ...] = ()  # the parent first; not read by read_facts
     is_ours: bool = False  # kinetoctl, kinetod and its helpers, of whatever daemon
@@ -89,6 +91,7 @@ class ProcessFacts:
             job_step=self.job_step if self.job else private.job_step,
             is_python=self.is_python or private.is_python,
             framework=private.framework,
+            plugins=private.plugins,
             trace_parent=private.trace_parent,
             resource=private.resource,
             hidden=False,
@@ -107,6 +110,7 @@ class PrivateFacts:
     job_step: str = ""
     is_python: bool = False  # by its executable
     framework: Framework = ""  # as ProcessFacts has it
+    plugins: tuple[str, ...] = ()  # likewise
     own_user_namespace: bool = False  # as in a container that its user has started
     uid: int | None = None  # whose it was then; None: not known
     program: str = ""  # as Credentials has it
@@ -114,16 +118,19 @@ class PrivateFacts:
     resource: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_facts(pid: int, proc: Path = PROC) -> ProcessFacts | None:
-    """Reads a process; None if it does not exist (or is a zombie, which can never be traced)."""
+def read_facts(pid: int, proc: Path = PROC, signs: Sequence[OutsideSigns] = ()) -> ProcessFacts | None:
+    """Reads a process; None if it does not exist (or is a zombie, which can never be traced).
+
+    signs: of the plug-ins to look for.
+    """
     try:
         with ProcessFolder(pid, proc) as folder:
-            return _read_facts(pid, folder, proc)
+            return _read_facts(pid, folder, proc, signs)
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | None:
+def _read_facts(pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[OutsideSigns]) -> ProcessFacts | None:
     stat = folder.read("stat")
     name, _, rest = stat[stat.index(b"(") + 1 :].rpartition(b")")  # the name may hold anything
     fields = rest.split()
@@ -132,7 +139,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
     arguments = _command(folder)  # none: a thread of the kernel
     command = arguments or [os.fsdecode(name)]
     named_python = _PYTHON.fullmatch(_base_name(command[0])) is not None
-    private, rights = _read_with_rights(pid, folder, proc, named_python=named_python)
+    private, rights = _read_with_rights(pid, folder, proc, signs, named_python=named_python)
     cgroups = _cgroups(folder)
     job = job_in(cgroups)
     dumpable = not rights.changes_rights and rights.dumpable is not False
@@ -148,6 +155,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
         job_id=private.job_id,
         is_python=private.is_python or named_python,
         framework=private.framework,
+        plugins=private.plugins,
         trace_parent=private.trace_parent,
         resource=private.resource,
         parent_pid=int(fields[_STAT_PARENT]),
@@ -164,7 +172,7 @@ def _read_facts(pid: int, folder: ProcessFolder, proc: Path) -> ProcessFacts | N
 
 
 def _read_with_rights(
-    pid: int, folder: ProcessFolder, proc: Path, *, named_python: bool = False
+    pid: int, folder: ProcessFolder, proc: Path, signs: Sequence[OutsideSigns], *, named_python: bool = False
 ) -> tuple[PrivateFacts, Credentials]:
     """Both of one program, or nothing private. Raises OSError.
 
@@ -173,26 +181,26 @@ def _read_with_rights(
     before = credentials.program(f"{proc}/{pid}")
     private = _read_private(folder)
     if private.is_python or named_python:
-        private = replace(private, framework=framework(folder, before))
+        private = replace(private, framework=framework(folder, before), plugins=shown(folder, signs))
     rights = credentials.read(pid, proc=proc)
     if before != rights.program:
         private = PrivateFacts()
     return replace(private, uid=rights.uid, program=rights.program), rights
 
 
-def read_all(pids: Iterable[int], proc: Path = PROC) -> list[ProcessFacts]:
-    """Reads the processes that exist, with their ancestors."""
+def read_all(pids: Iterable[int], proc: Path = PROC, signs: Sequence[OutsideSigns] = ()) -> list[ProcessFacts]:
+    """Reads the processes that exist, with their ancestors. signs: of the plug-ins to look for."""
     family = Family(proc)
-    found = [facts for pid in pids if (facts := read_facts(pid, proc)) is not None]
+    found = [facts for pid in pids if (facts := read_facts(pid, proc, signs)) is not None]
     for facts in found:
         family.add(facts.key, facts.parent_pid)
     return [replace(facts, ancestors=family.ancestors(facts.key.pid)) for facts in found]
 
 
-def read_private(pid: int, proc: Path = PROC) -> PrivateFacts:
-    """Reads the private facts; those that may not be read are empty."""
+def read_private(pid: int, proc: Path = PROC, signs: Sequence[OutsideSigns] = ()) -> PrivateFacts:
+    """Reads the private facts; those that may not be read are empty. signs: of the plug-ins to look for."""
     with contextlib.suppress(OSError), ProcessFolder(pid, proc) as folder:
-        return _read_with_rights(pid, folder, proc)[0]
+        return _read_with_rights(pid, folder, proc, signs)[0]
     return PrivateFacts()
 
 

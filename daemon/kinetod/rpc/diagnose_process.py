@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
-from kinetod.attach.finding import Finding
+from kinetod.attach.finding import Finding, Status
 from kinetod.attach.inspect import process_inspection
 from kinetod.attach_helper.diagnosis import Diagnosis, KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
@@ -18,6 +17,9 @@ from kinetod.captures.request.target_resolution import no_such_process, not_your
 from kinetod.kineto_ipc.door_findings import DoorState
 from kinetod.kineto_ipc.door_findings import of_process as polling_findings
 from kinetod.permissions.role_policy import Action, Caller, Thing, may
+from kinetod.plugins.plugin_findings import of_process
+from kinetod.plugins.plugin_loader import KnownPlugins
+from kinetod.selection.candidate import Candidate
 from kinetod.selection.process_registry import Registry
 
 _MAX_TEXT_CHARS = 2000
@@ -36,8 +38,8 @@ class Looker(Protocol):
 
 
 class Diagnoser:
-    """Diagnoses processes for callers. attaching: whether this daemon attaches agents at all; polls: where it answers
-    libkineto's polls, None: nowhere.
+    """Diagnoses processes for callers. attaching: whether this daemon attaches agents at all; plugins: this daemon's;
+    polls: where it answers libkineto's polls, None: nowhere.
     """
 
     def __init__(
@@ -48,18 +50,20 @@ class Diagnoser:
         process: Looker | None = None,
         own_uid: int | None = None,
         polls: Callable[[], DoorState | None] = lambda: None,
+        plugins: KnownPlugins | None = None,
     ) -> None:
         self._registry = registry
         self._attaching = attaching
         self._process: Looker = process or DiagnosisProcess()
         self._polls = polls
         self._own_uid = registry.own_uid if own_uid is None else own_uid
+        self._plugins = plugins or KnownPlugins()
 
     async def diagnose(self, pid: int, caller: Caller) -> pb.Diagnosis:
         """Diagnoses a process for a caller. Raises InvalidRequest, NotFound, NotPermitted."""
         if pid <= 0:
             raise invalid("pid", f"must be greater than 0, got {pid}")
-        process = await self._describe(pid, caller)
+        process, _ = await self._describe(pid, caller)
         if refused := not_yours(process, self._own_uid):
             raise refused
         agent = KnownAgent(
@@ -73,18 +77,29 @@ class Diagnoser:
             found = await self._process.diagnose(pid, agent)
         except ProcessLookupError as exc:
             raise no_such_process(caller, pid, Action.SEE_PROCESS) from exc
-        now = await self._describe(pid, caller)  # it may have become another user's while it was looked at
+        await self._registry.refresh([pid])
+        now, candidate = await self._describe(pid, caller)  # it may have become another user's while it was looked at
         if now.uid != process.uid:
             raise no_such_process(caller, pid, Action.SEE_PROCESS)
         polls = polling_findings(now, found.kineto, self._polls(), time.time_ns())
-        return _to_proto(process, replace(found, findings=(*found.findings, *polls)))
+        return _to_proto(process, found, [*polls, *self._of_plugins(candidate)])
 
-    async def _describe(self, pid: int, caller: Caller) -> pb.Process:
+    def _of_plugins(self, candidate: Candidate | None) -> Iterable[Finding]:
+        if candidate is None:
+            return ()
+        if not candidate.facts.is_python and candidate.agent is None:
+            return (Finding("plugins", Status.OK, "they serve Python processes only"),)
+        seen = None if candidate.facts.hidden else candidate.facts.plugins
+        offers = candidate.agent.hello.sources if candidate.agent is not None else None
+        return of_process(self._plugins, seen=seen, offers=offers)
+
+    async def _describe(self, pid: int, caller: Caller) -> tuple[pb.Process, Candidate | None]:
+        """The process, and what the registry knows of it."""
         candidate = await self._registry.candidate(pid)
         if candidate is not None:
             if not candidate.visible_to(caller):
                 raise no_such_process(caller, pid, Action.SEE_PROCESS)
-            return candidate.process
+            return candidate.process, candidate
         try:  # the registry knows no zombies
             found = await asyncio.to_thread(process_inspection.read_process, pid)
         except ProcessLookupError as exc:
@@ -93,13 +108,14 @@ class Diagnoser:
         if not may(caller, Action.SEE_PROCESS, Thing(uid=uid)):
             raise no_such_process(caller, pid, Action.SEE_PROCESS)
         name = clean(found.name, 64)
-        return pb.Process(
+        process = pb.Process(
             pid=pid, uid=uid, user=str(uid), command=[name], agent_state=pb.AGENT_STATE_NONE, iterations=-1
         )
+        return process, None
 
 
-def _to_proto(process: pb.Process, diagnosis: Diagnosis) -> pb.Diagnosis:
-    checks = [to_check(finding) for finding in diagnosis.findings]
+def _to_proto(process: pb.Process, diagnosis: Diagnosis, more: Iterable[Finding]) -> pb.Diagnosis:
+    checks = [to_check(finding) for finding in (*diagnosis.findings, *more)]
     return pb.Diagnosis(process=process, method=clean(diagnosis.method, 64), checks=checks)
 
 

@@ -18,6 +18,7 @@ from kinetod.gpus.context_holders import Held
 from kinetod.kineto_ipc.polling_process import PollingProcesses
 from kinetod.kubernetes.pod_names import PodNames
 from kinetod.permissions.role_policy import Caller
+from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.ancestry import with_descendants
 from kinetod.processes.containers import is_container_id, is_pod_uid
 from kinetod.processes.credentials import REPLACED, Credentials
@@ -174,7 +175,9 @@ def _regex(text: str, field: str) -> Expression | None:
 class Privileged(Protocol):
     """Reads facts about processes that we may not read: the attach helper service."""
 
-    async def private_facts(self, keys: Iterable[ProcessKey]) -> Mapping[ProcessKey, PrivateFacts]:
+    async def private_facts(
+        self, keys: Iterable[ProcessKey], signs: Iterable[OutsideSigns]
+    ) -> Mapping[ProcessKey, PrivateFacts]:
         """The private facts of as many processes as possible."""
 
 
@@ -197,7 +200,7 @@ class Registry:
 
     Without `privileged` the facts of processes that we may not read are left out; without `gpus` nobody tells who holds
     a context on a GPU. attaching: whether captures bring agents into processes that have none. polling: those whose
-    libkineto polls this daemon.
+    libkineto polls this daemon. signs: by which the plug-ins of this daemon know their processes.
     """
 
     def __init__(
@@ -210,6 +213,7 @@ class Registry:
         attaching: bool = True,
         names: PodNames | None = None,
         polling: PollingProcesses | None = None,
+        signs: Sequence[OutsideSigns] = (),
     ) -> None:
         self._hub = hub
         self._proc = proc
@@ -218,6 +222,7 @@ class Registry:
         self._attaching = attaching
         self._names = names
         self._polling = polling
+        self._signs = signs
         self._recent = RecentFacts(self._facts, lambda key: hub.get(key) is not None)
         self.own_uid = 0 if privileged is not None else os.geteuid()  # whose processes are within reach; 0: everybody's
 
@@ -280,7 +285,8 @@ class Registry:
         self, match: Match, usable: Callable[[Candidate], bool], *, attachable: bool, listed: bool = False
     ) -> list[Candidate]:
         """What a selector means that does not name each pid, by pid: processes with an agent, and those that should
-        get one. Those use a GPU, or are Python if the conditions are narrow, and are none of kinetod's own.
+        get one. Those use a GPU or a plug-in's accelerator, or are Python if the conditions are narrow, and are none of
+        kinetod's own.
 
         usable: what the caller can have at all. listed: as in `meant`.
         """
@@ -316,7 +322,7 @@ class Registry:
         """
         wanted = sorted(pids)
         if listed:
-            facts, _ = await asyncio.gather(self._recent.get(wanted), self._refresh(wanted))
+            facts, _ = await asyncio.gather(self._recent.get(wanted), self.refresh(wanted))
         else:
             facts = await self._facts(wanted)
         joined = filter(None, (self._join(each, anything=each.key.pid in anything) for each in facts))
@@ -339,7 +345,8 @@ class Registry:
             return {}
         return await (self._gpus.lately() if listed else self._gpus.now())
 
-    async def _refresh(self, pids: Collection[int]) -> None:
+    async def refresh(self, pids: Collection[int]) -> None:
+        """Asks the agents of these processes for a fresh Hello; those that do not answer soon keep the last one."""
         wanted = set(pids)
         agents = [agent for agent in self._hub.agents() if agent.key.pid in wanted]
         await self._hub.refresh(agents, DESCRIBE_DEADLINE_S)
@@ -369,9 +376,9 @@ class Registry:
         """The facts of the processes that exist."""
         if not pids:
             return []
-        facts = await asyncio.to_thread(read_all, pids, self._proc)
+        facts = await asyncio.to_thread(read_all, pids, self._proc, self._signs)
         if self._privileged is not None:
-            private = await self._privileged.private_facts([each.key for each in facts if each.hidden])
+            private = await self._privileged.private_facts([each.key for each in facts if each.hidden], self._signs)
             facts = [each.with_private(private[each.key]) if each.key in private else each for each in facts]
         return facts if self._names is None else await self._names.named(facts)
 
@@ -406,20 +413,23 @@ def is_meant(candidate: Candidate, match: Match, *, attachable: bool) -> bool:
     it is Python. None of ours is: a kinetoctl that runs in a job with KINETO_AGENT set has an agent, too.
     """
     facts = candidate.facts
-    worth_one = attachable and (bool(facts.gpus) or candidate.polls() or (facts.is_python and match.means_python))
+    worth_one = attachable and (
+        bool(facts.gpus or facts.plugins) or candidate.polls() or (facts.is_python and match.means_python)
+    )
     return not facts.is_ours and (candidate.has_agent() or worth_one)
 
 
 def shows_training(candidate: Candidate, held: Held) -> bool:
     """Whether a person would trace it: it has an agent, its libkineto polls, or it holds a context on a GPU (has one
-    open, if nobody's contexts are known), or is Python with a framework, a GPU, a rank or a job. None of ours is.
+    open, if nobody's contexts are known), or is Python with a framework, a GPU, a plug-in's accelerator, a rank or a
+    job. None of ours is.
     """
     facts = candidate.facts
     if facts.is_ours:
         return False
     if candidate.has_agent() or candidate.polls() or facts.key.pid in held or (facts.gpus and not held):
         return True
-    signs = (facts.framework, facts.gpus, facts.rank is not None, facts.job_id, facts.job)
+    signs = (facts.framework, facts.gpus, facts.plugins, facts.rank is not None, facts.job_id, facts.job)
     return facts.is_python and any(signs)
 
 

@@ -12,7 +12,7 @@ APPROVED = messages.Approved(
 )  # fmt: skip
 FACTS = messages.PrivateFactsItem(
     pid=7, gpus=(0, 1), rank=1, world_size=2, job_id="42", job_step="0", is_python=True, framework="torch",
-    own_user_namespace=False, uid=1000, program="ab" * 16,
+    plugins=("pebble",), own_user_namespace=False, uid=1000, program="ab" * 16,
     trace_parent="00-" + "1" * 32 + "-" + "2" * 16 + "-01", resource={"service.name": "trainer"},
 )  # fmt: skip
 
@@ -39,7 +39,11 @@ def seeds() -> Iterator[bytes]:
     for message in (
         messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
         messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
-        messages.Look(targets=(TARGET,) * 3, boot_time_ns=1),
+        messages.Look(
+            targets=(TARGET,) * 3,
+            boot_time_ns=1,
+            signs=(messages.SignsItem("pebble", ("libpebble.so*",), ("PEBBLE_HOME",), ("/dev/pebble*",)),),
+        ),
         messages.Search(targets=(TARGET,), boot_time_ns=1),
         messages.Toolkit(target=TARGET, boot_time_ns=1),
         messages.DeviceCode(target=TARGET, boot_time_ns=1),

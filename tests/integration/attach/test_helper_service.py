@@ -20,6 +20,7 @@ from kinetod.attach_helper import messages
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.helper_client import HelperService
 from kinetod.processes import credentials
+from kinetod.processes.accelerator_signs import OutsideSigns
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey, start_time_ns
 from kinetod.profilers.profiler_scan import ProfilingTool
 from support.agent.agent_daemon import Connection
@@ -266,6 +267,21 @@ def test_facts_of_many_processes_come_in_batches(service: Service, target: int) 
         found = await helper.private_facts([*keys, key_of(target)])
         assert found[key_of(target)].rank == 3
         assert key_of(os.getpid()) not in found  # root's
+
+    ask(service, use)
+
+
+def test_signs_of_plug_ins_are_looked_for(service: Service, target: int) -> None:
+    signs = (
+        OutsideSigns("mapped", libraries=("libc.so*",)),
+        OutsideSigns("set", variables=("RANK",)),
+        OutsideSigns("open", open_files=("pipe:*",)),
+        OutsideSigns("none", libraries=("libc.so*",), variables=("PEBBLE_HOME",)),
+    )
+
+    async def use(helper: HelperService) -> None:
+        facts = await helper.private_facts([key_of(target)], signs)
+        assert facts[key_of(target)].plugins == ("mapped", "set", "open")
 
     ask(service, use)
 

@@ -83,6 +83,13 @@ def trace(daemon: Daemon, pid: int, folder: Path, *options: str) -> dict[str, An
     return target
 
 
+def plugins_check(daemon: Daemon, pid: int) -> tuple[str, str]:
+    """Status and detail of what doctor says about plug-ins."""
+    checks = kinetoctl(daemon, "doctor", str(pid), "-o", "json").json()["checks"]
+    (check,) = (each for each in checks if each["name"] == "plugins")
+    return check["status"], check["detail"]
+
+
 def events(target: dict[str, Any], category: str) -> list[dict[str, Any]]:
     (file,) = target["files"]
     document = json.loads(gzip.decompress(Path(file["path"]).read_bytes()))
@@ -98,7 +105,13 @@ def steps(pid: int) -> int:
 def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path, tmp_path: Path) -> None:
     install_example(site)
     with daemon_with(site, tmp_path) as daemon, program(library) as process:
+        assert process.pid in [each["pid"] for each in kinetoctl(daemon, "ps", "-o", "json").json()]
+        sample = kinetoctl(daemon, "top", "--once", "-o", "json").json()
+        assert process.pid in [each["process"]["pid"] for each in sample["processes"]]
+        shows = "would record kernel, pebble_runtime: the process shows the signs of its accelerator"
+        assert plugins_check(daemon, process.pid) == ("CHECK_STATUS_OK", f"pebble 1.0: {shows}")
         target = trace(daemon, process.pid, tmp_path / "out")
+        assert plugins_check(daemon, process.pid) == ("CHECK_STATUS_OK", "pebble 1.0: records kernel, pebble_runtime")
         assert (target["verdict"], target["reason"]) == ("VERDICT_DONE", "")
         kernels, calls = events(target, "kernel"), events(target, "pebble_runtime")
         counts = Counter(event["name"] for event in kernels)
@@ -116,6 +129,8 @@ def test_a_running_program_is_traced_with_the_plug_in(library: Path, site: Path,
         ]
         assert len(pairs) > 0.9 * len(kernels)
         assert all(launch["ts"] <= kernel["ts"] for launch, kernel in pairs)
+        assert int(target["summary"]["activities"]["pebble_runtime"]) == len(calls)
+        assert "cuda_runtime" not in target["summary"]["activities"]
         (source,) = (count for count in target["counts"] if count["source"] == "pebble")
         assert source["dropped"] == "0" or source["dropped"] == 0
         (file,) = target["files"]
@@ -190,6 +205,21 @@ def test_a_bad_plug_in_is_named_and_the_program_goes_on(kind: str, library: Path
         assert again["reason_code"] == code
         until(lambda: set(open_files(process.pid).values()) <= files, "nothing more stays open")
         until(lambda: steps(process.pid) > before + 50, "the program goes on")
+
+
+def test_a_refused_plug_in_is_told_once_and_only_where_its_types_may_be_missed(
+    library: Path, site: Path, tmp_path: Path
+) -> None:
+    (install_example(site) / "source.py").chmod(0o666)
+    refusal = "the plug-in pebble is not used: others could change it"
+    with daemon_with(site, tmp_path) as daemon, program(library) as process:
+        target = trace(daemon, process.pid, tmp_path / "all")
+        assert (target["verdict"], target["warnings"]) == ("VERDICT_DONE", [])
+        status, detail = plugins_check(daemon, process.pid)
+        assert (status, detail.partition(":")[0]) == ("CHECK_STATUS_NOTE", "pebble is not used")
+        target = trace(daemon, process.pid, tmp_path / "kernels", "--activities", "kernel,python_function")
+        assert target["reason_code"] == "ACTIVITY_TYPE_UNAVAILABLE"
+        assert (target["reason"].count(refusal), target["warnings"]) == (1, [])
 
 
 def test_an_agent_that_came_with_the_program_gets_the_plug_in_too(library: Path, site: Path, tmp_path: Path) -> None:

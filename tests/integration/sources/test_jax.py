@@ -7,12 +7,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_protos.v1.profiler_pb2_grpc import ProfilerStub
 from support.service.daemon import Daemon, running_daemon, watch_to_end
+from support.service.plugin_packages import beside_kinetod, install_example
 from support.targets import programs
 from support.xla.profiler_stress import LOOP, OWN_STEPS, TYPES, stress
 
@@ -70,6 +72,39 @@ def test_hlo_operations_and_steps_are_in_the_trace_without_asking_for_them(
     assert target.summary.iterations == len([row for row in steps if "complete" not in row.get("args", {})])
     main = {row["tid"] for row in rows if row["name"] == "PjitFunction(train_step)"}
     assert main  # its own row: XLA does not say which of several Python threads of a name it is
+
+
+def test_iterations_are_counted_in_one_way_whatever_is_recorded(daemon: Daemon, loop: programs.Program) -> None:
+    numbers = []
+    for types in ((), ("python_function",), ("user_annotation",)):
+        capture_id = begin(daemon.stub(), loop.pid, 200, *types)
+        (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
+        assert (target.verdict, list(target.warnings)) == (pb.VERDICT_DONE, [])
+        rows = [row for row in trace_of(daemon.stub(), capture_id)["traceEvents"] if row.get("ph") == "X"]
+        steps = [row["name"] for row in rows if row["name"].startswith("ProfilerStep#")]
+        numbers += [int(name.partition("#")[2]) for name in steps]
+        marked = [row["args"]["step_num"] for row in rows if row["name"] == "train"]
+        assert bool(marked) == (types != ("python_function",))
+        assert steps and numbers == sorted(set(numbers))
+        assert not marked or marked[0] > numbers[0]  # the agent came later than the first step
+
+
+def test_kernels_that_a_cpu_does_not_have_fail_for_that_reason_although_a_plug_in_declares_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "site").mkdir()
+    install_example(tmp_path / "site")
+    with (
+        running_daemon(environ={**beside_kinetod(tmp_path / "site"), "KINETOD_PLUGINS_SOURCES": "pebble"}) as daemon,
+        programs.program([sys.executable, str(LOOP)], daemon) as process,
+    ):
+        spec = pb.CaptureSpec(selector=pb.Selector(pids=[process.pid]), duration_ns=200 * MS, activity_types=["kernel"])
+        capture_id = daemon.stub().CreateCapture(pb.CreateCaptureRequest(spec=spec), timeout=60).id
+        (target,) = watch_to_end(daemon.stub(), capture_id, 120).targets
+        assert (target.reason_code, target.reason) == (
+            "NOTHING_TO_RECORD",
+            "this process cannot record kernel: JAX computes on the CPU alone here, which has no kernels",
+        )
 
 
 def test_a_trace_of_its_own_during_a_capture_is_whole_and_the_capture_says_why_it_ended(

@@ -17,6 +17,7 @@ from kinetod.captures.target.conversion import checked
 from kinetod.kubernetes.api_server import ApiError
 from kinetod.kubernetes.node_pods import NodePods
 
+HEAD = messages.encode(messages.Connected()).partition(b"{")[0]
 DEEP = b"[" * 100_000
 NO_UNICODE = b'{"items":[{"metadata":{"uid":"\xc5x","namespace":"","name":""}}]}'
 TARGET = '{"capture_id": "c", "host": "h", "pid": 1, "process_name": "p", '
@@ -28,7 +29,7 @@ TARGET = '{"capture_id": "c", "host": "h", "pid": 1, "process_name": "p", '
         (upload_manifest.from_bytes, FileError),
         (TargetInfo.from_json, SpoolError),
         (diagnosis.decode, ValueError),
-        (lambda data: messages.answer(b"KATT\x02\x00" + data), messages.BadMessage),
+        (lambda data: messages.answer(HEAD + data), messages.BadMessage),
     ],
 )
 def test_what_is_too_deep_is_refused(read: Callable[[bytes], object], error: type[Exception]) -> None:
@@ -51,8 +52,8 @@ def test_an_api_server_that_says_something_else_is_an_api_error(said: bytes) -> 
 
 
 def test_a_message_of_the_helper_that_is_no_unicode_is_a_bad_one() -> None:
-    with pytest.raises(messages.BadMessage):
-        messages.answer(b'KATT\x02\x00{"type":"refused","code":"\xc5x","reason":""}')
+    with pytest.raises(messages.BadMessage, match="cannot be decoded"):
+        messages.answer(HEAD + b'{"type":"refused","code":"\xc5x","reason":""}')
 
 
 @pytest.mark.parametrize("count", [float("inf"), float("nan"), -1, True, "5", 1 << 64])

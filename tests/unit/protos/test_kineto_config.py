@@ -123,7 +123,7 @@ def test_a_switch_can_be_off(text: str) -> None:
         ("ACTIVITIES_DURATION_MSECS=2147483648", "got '2147483648'"),
         ("ACTIVITIES_DURATION_MSECS=", "got ''"),
         ("ACTIVITIES_DURATION_MSECS=0x10", "got '0x10'"),
-        ("PROFILE_START_TIME=9223372036854775808", "from 0 to 9223372036854775807"),
+        ("PROFILE_START_TIME=9223372036855", "from 0 to 9223372036854"),
         ("PROFILE_WITH_STACK=maybe", "expected yes or no"),
         ("ENABLE_IPC_FABRIC=2", "expected yes or no"),  # without effect, but wrong in Kineto too
         ("just words", "expected KEY=VALUE, got 'just words'"),
@@ -217,3 +217,9 @@ def test_the_table_is_consistent() -> None:
         assert key.factor == 1 or key.kind in (Type.INT, Type.INT64)
         assert key.meaning
         assert key.here
+
+
+def test_a_start_time_that_no_clock_in_nanoseconds_has_is_refused() -> None:
+    with pytest.raises(KinetoConfigError, match="PROFILE_START_TIME: expected a whole number from 0 to 9223372036854,"):
+        parse("PROFILE_START_TIME=9999999999999")
+    assert parse("PROFILE_START_TIME=9223372036854").value("start_time_ns") == 9223372036854 * 10**6

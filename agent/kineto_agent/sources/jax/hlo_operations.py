@@ -12,7 +12,7 @@ Theory of operation
     from which HLO operations they come.
 """
 
-from typing import FrozenSet, List
+from typing import FrozenSet, Iterable, List
 
 from kineto_agent.sources.file_arena import FileArena
 from kineto_agent.sources.interface import SourceError, SourceRequest
@@ -41,9 +41,13 @@ class JaxSource:
         """All of them once the program has created a backend, if nothing speaks against a session."""
         return [] if not jax_runtime.platforms() or self._refusal() else self._types()
 
-    def why_not(self) -> str:
-        """Why the types of this source are not offered; "" if they are, or if there is no JAX."""
-        return self._refusal() if jax_runtime.imported() else ""
+    def why_not(self, missing: Iterable[str]) -> str:
+        """Why it does not offer these types; "" if they are not its own, or if there is no JAX."""
+        own = {*_HOST_TYPES, *_DEVICE_TYPES}.intersection(missing)
+        if not own or not jax_runtime.imported():
+            return ""
+        on_cpu = jax_runtime.platforms() == _HOST and own.issubset(_DEVICE_TYPES)
+        return self._refusal() or ("JAX computes on the CPU alone here, which has no kernels" if on_cpu else "")
 
     def would_yield(self, request: SourceRequest) -> bool:
         """No: torch.profiler runs beside it."""

@@ -76,6 +76,15 @@ class PluginSource:
             return ""
         return "%s records only what was started with the variable %s" % (self.name, self.plugin.needs_from_start)
 
+    @property
+    def is_present(self) -> bool:
+        """Whether the process has shown the signs of the accelerator."""
+        return self._present
+
+    def looks_for(self) -> str:
+        """By which signs it knows the accelerator, for people."""
+        return "%s looks for %s" % (self.name, _words(self.plugin.signs))
+
     def why_missing(self) -> str:
         """Why one of the declared types is not offered, for people."""
         if not self._present:

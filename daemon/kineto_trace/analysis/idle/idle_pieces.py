@@ -73,7 +73,7 @@ assert len(_OF_KIND) == len(FrameKind)
 REASONS = (
     "",
     "the launch that ended the gap is not in the trace",
-    "the trace has no calls of the runtime or driver, so what launched the work is not known: record cuda_runtime",
+    "the trace has no calls of the runtime or driver, so what launched the work is not known: record these",
     "no Python stacks were recorded: kinetoctl trace --with-stack shows them (torch.profiler: with_stack=True)",
     "no sample of the Python stacks fell into these gaps: kinetoctl trace --stack-hz takes more of them",
     "the launching thread ran no Python function, operator or call",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from kineto_trace.analysis.overview.trace_parts import PARTS, STEPS, PartRows, TracePart
 from kineto_trace.base.quantities import spans
+from kineto_trace.model.activity_tables import table_of
 from kineto_trace.model.context import Context
 from kineto_trace.model.source_coverage import SourceCoverage
 from kineto_trace.model.target_info import TargetInfo
@@ -14,7 +15,7 @@ from kineto_trace.view_api.view import Answer, view
 
 NEGLIGIBLE = 0.01  # of the window
 _FILLED_BY = {  # the first table that a source fills -> what it records
-    "kernel": "GPU activities and CUDA calls",
+    "kernel": "GPU activities and calls",
     "cpu_op": "operators",
     "python_function": "Python stacks",
     "cpu_instant_event": "allocations",
@@ -134,7 +135,7 @@ def _concerns(part: TracePart, context: Context) -> bool:
 
 def _refusal(part: TracePart, target: TargetInfo) -> str:
     """Returns why the process could not record it; "" if it could, or if the trace does not say so."""
-    return next((target.not_recorded[kind] for kind in part.kinds if kind in target.not_recorded), "")
+    return next((why for kind, why in target.not_recorded.items() if table_of(kind) in part.kinds), "")
 
 
 def _is_requested(part: TracePart, target: TargetInfo) -> bool | None:
@@ -144,7 +145,7 @@ def _is_requested(part: TracePart, target: TargetInfo) -> bool | None:
     if target.activity_types is None or not (part.kinds or part.request):
         return None
     if target.activity_types:
-        return not set(part.kinds).isdisjoint(target.activity_types)
+        return not set(part.kinds).isdisjoint(map(table_of, target.activity_types))
     return part.by_default or not part.request
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from kineto_trace.decode.xplane.hlo_arguments import HloArguments
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
 from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, Value
-from kineto_trace.model.activity_tables import NO_PRIORITY, STEP_PREFIX
+from kineto_trace.model.activity_tables import NO_PRIORITY, STEP_NUMBER
 from kineto_trace.model.trace import SCHEMAS, StringTable, Table, make_table
 
 _DEVICE = re.compile(r"/device:[^\s/]*?:(\d{1,9})(?:\s|$)")
@@ -94,7 +94,7 @@ class DevicePlanes:
             self._rows["gpu_memcpy"].append({**row, "copy_kind": _COPY_KINDS.get(memory[2], 0)})
 
     def _add_range(self, event: Event, line: str, row: dict[str, int]) -> None:
-        name = STEP_PREFIX + event.name if line == _STEPS and event.name.isdigit() else event.name
+        name = f"{STEP_NUMBER} {event.name}" if line == _STEPS and event.name.isdigit() else event.name
         self._rows["gpu_user_annotation"].append({**row, "name": self._strings.add(name)})
 
     def _hlo(self, stats: Mapping[str, Value]) -> int:

@@ -4,8 +4,8 @@ Theory of operation
     A source holds one profile for each piece of the recording, each an XSpace behind its length. Of a profile's planes:
 
     /host:CPU     A line per thread. An event with an "hlo_op" is an HLO operation that ran on the CPU (cpu_op). One
-                  with "step_num" is a StepTraceAnnotation: the annotation ProfilerStep#N, which readers know as a
-                  training step. Everything else is a range that somebody marked with a TraceMe: XLA's and JAX's own
+                  with "step_num" is a StepTraceAnnotation of the program (user_annotation, which keeps the number as
+                  an argument). Everything else is a range that somebody marked with a TraceMe: XLA's and JAX's own
                   (C++ names, and those of _RUNTIME) are operations of the runtime (cpu_op), the rest is taken to be
                   the program's (user_annotation). XLA does not say which is which.
     /device:…     device_planes.py.
@@ -33,7 +33,7 @@ from kineto_trace.decode.xplane.parts import parts
 from kineto_trace.decode.xplane.profile_times import ProfileTimes
 from kineto_trace.decode.xplane.protobuf import Damaged
 from kineto_trace.decode.xplane.xspace import Event, Plane, ProfileLine, planes
-from kineto_trace.model.activity_tables import STEP_PREFIX
+from kineto_trace.model.activity_tables import STEP_NUMBER
 from kineto_trace.model.trace import NO_SEQUENCE, NO_STRING, OP_TABLES, StringTable, Table, make_table
 from kineto_trace.spool.raw_records import RawSource
 
@@ -134,7 +134,7 @@ class Profiles:
             inputs = self._arguments.number(str(operation), str(stats.get("hlo_module", "")))
             self._ops.add(False, event.name, thread, start, duration, inputs)
         elif isinstance(step, int) and 0 <= step < _MOST_STEP:
-            self._ops.add(True, f"{STEP_PREFIX}{step}", thread, start, duration, NO_STRING)
+            self._ops.add(True, event.name, thread, start, duration, self._strings.add(f'"{STEP_NUMBER}":{step}'))
         else:
             self._ops.add(not _RUNTIME.search(event.name), event.name, thread, start, duration, NO_STRING)
 

@@ -144,7 +144,7 @@ def head_texts(trace: Trace, base: int) -> dict[str, str]:
         **({"trace_parent": target.trace_parent} if target.trace_parent else {}),
         "complete": target.complete,
         **{key: getattr(trace.losses, name) for name, key in LOSS_KEYS.items()},
-        "coverage": [each.to_json() for each in trace.coverage],
+        "coverage": [each.to_json(trace.category) for each in trace.coverage],
         **_stack_samples(trace),
         **({"kernel_counters": target.kernel_counters} if target.kernel_counters else {}),
         **({"settings": target.settings} if target.settings else {}),

@@ -18,7 +18,7 @@ def check_known(
     """Raises InvalidRequest for a type that is neither common, nor declared by a plug-in, nor offered by these agents.
 
     None stands for a process without agent, which says itself why it is not traced; without any agent, nothing is
-    checked. The text names plug-ins that are not used: the type may be one of theirs.
+    checked. The text names plug-ins that are not used, if the type may be one of theirs.
     """
     offers = [set(agent.activity_types()) for agent in agents if agent is not None]
     offered = sorted(set().union(*offers))
@@ -27,6 +27,6 @@ def check_known(
             continue
         like = difflib.get_close_matches(name, [*offered, *sorted(ACTIVITY_TYPES)], 1)
         guess = f" (did you mean {like[0]}?)" if like else ""
-        there = "; ".join([", ".join(offered) or "nothing", *plugins.refusals])
+        there = "; ".join([", ".join(offered) or "nothing", *plugins.refusals([name])])
         text = f"no source knows the activity type {name!r:.80}{guess}; the selected processes offer {there}"
         raise invalid(f"spec.activity_types[{index}]", text)

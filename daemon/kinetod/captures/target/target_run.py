@@ -208,13 +208,18 @@ class TargetRun:
         self.agent.send(wire.Release(self._capture_id))
         self.agent.detach(self._capture_id)
         ending = await self._services.conflicts.explained(ending, self.target.process.uid)
-        ending = explained(ending, self._services.plugins.refusals)
+        ending = explained(ending, self._services.plugins, self._missing())
         await self._store(await after_exec(self._services.whose, self.agent.key, self._approved, ending))
 
     async def _take_memory(self) -> None:
         taken = await self._in_thread(self._memory.take, self.request, self.agent.hello.sources)
         self._handle(MemoryTaken(taken.request, taken.refused))
-        self.target.warnings.extend(filter(None, [taken.warning, *self._services.plugins.refusals]))
+        self.target.warnings.extend(filter(None, [taken.warning]))
+
+    def _missing(self) -> Sequence[str]:
+        """The types that were not recorded, or all that were requested if the agent does not tell."""
+        result = self._collection.result
+        return tuple((result and result.not_recorded) or self.request.activity_types)
 
     def _handle(self, event: object) -> None:
         """Hands an event to the collection and does what it asks for."""

@@ -56,6 +56,7 @@ def damaged(change: "dict[str, object]") -> bytes:
         damaged({"schema": {}}),
         damaged({"schema": {"types": []}}),
         damaged({"files": {"source.py": 7}}),
+        damaged({"files": {"source.py": [[[float("inf"), "a = 1"]], False]}}),  # no whole number
         damaged({"signs": [1, 2]}),
         damaged({"libraries": {"liba.so": [0, 1]}}),
         damaged({"libraries": {"liba.so": [-1, 1]}}),

@@ -5,53 +5,11 @@ from typing import Any
 
 import pytest
 from kineto_agent.protocol import schema
-from kineto_agent.protocol.schema import Activity, Col, Record, Schema, Texts, from_json, to_json
+from kineto_agent.protocol.schema import Activity, Col, Schema, Texts, from_json, to_json
 from kineto_agent.protocol.wire import MAX_FRAME_BYTES
+from support.accelerators.npu import KERNEL, NPU, WAIT
 
-KERNEL = Record(
-    type="kernel",
-    size=64,
-    fields={
-        "start": ("Q", 8),
-        "end": ("Q", 16),
-        "symbol": ("Q", 24),
-        "grid_x": ("I", 32),
-        "regs": ("H", 36),
-        "unit": ("I", 40),
-        "queue": ("Q", 48),
-    },
-    name="symbol",
-    texts=Texts(space=20, otherwise="kernel {}", demangle=True),
-    device="unit",
-    stream="queue",
-)
-WAIT = Record(
-    type="npu_wait",
-    size=48,
-    fields={"start": ("Q", 8), "end": ("Q", 16), "why": ("H", 24), "label": ("16s", 32)},
-    texts=Texts(otherwise="wait"),
-    constants={"weight": -1, "device": 0},
-)
-SYNC = Record(type="", size=24, fields={"ticks": ("Q", 8), "unix": ("Q", 16)}, sync=("ticks", "unix"))
-NPU = Schema(
-    name="npu",
-    types={
-        "kernel": Activity((Col("grid_x"), Col("registers", field="regs"))),
-        "npu_runtime": Activity((Col("cbid"),)),
-        "npu_wait": Activity(
-            (
-                Col("why", "text", "what it waited for", texts=Texts(values={0: "data", 1: "a lock"})),
-                Col("label", "text", "as the program named it"),
-                Col("weight", "i32", "weight of the queue"),
-            ),
-            track="device",
-            meaning="Waits of a queue.",
-        ),
-    },
-    records={1: KERNEL, 2: WAIT, 9: SYNC},
-    clock="device",
-    tick_ns=2.5,
-)
+DEVICE = NPU._replace(clock="device", tick_ns=2.5)
 
 
 def changed(kind: int, **values: Any) -> Schema:
@@ -63,9 +21,9 @@ def typed(name: str, activity: Activity) -> Schema:
 
 
 def test_a_schema_survives_its_json_form() -> None:
-    text = json.dumps(to_json(NPU))
-    assert from_json(json.loads(text)) == NPU
-    assert '"clock": ""' not in text  # defaults are left out
+    text = json.dumps(to_json(DEVICE))
+    assert from_json(json.loads(text)) == DEVICE
+    assert '"clock"' not in json.dumps(to_json(NPU))  # defaults are left out
 
 
 def test_a_schema_says_which_table_a_type_has() -> None:
@@ -77,11 +35,12 @@ def test_a_schema_says_which_table_a_type_has() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (NPU._replace(name="cpu"), "its name must be 2 to 16 lower-case letters and digits, and none of annotation"),
+        (NPU._replace(name="cpu"), "its name is reserved, as docs/record-schemas.md lists them; choose another"),
+        (NPU._replace(name="Npu"), "its name must be 2 to 16 lower-case letters and digits, the first a letter"),
         (NPU._replace(framing="kinds"), "there is no framing 'kinds'; choose one of kind_u32, headed, size_field"),
         (NPU._replace(clock="utc"), "there is no clock 'utc'; choose one of realtime, monotonic"),
         (NPU._replace(tick_ns=float("nan")), "tick_ns is nan; a tick is 1e-6 to 1e9 ns long"),
-        (NPU._replace(records={}), "it has 3 types and 0 records; declare 1 to 32 types and 1 to 64 records"),
+        (NPU._replace(records={}), "it has 4 types and 0 records; declare 1 to 32 types and 1 to 64 records"),
         (typed("wait", Activity()), "types['wait']: it is neither one of Kineto's types (kernel, "),
         (typed("cuda_runtime", Activity()), "types['cuda_runtime']: its table is that of 'npu_runtime'"),
         (typed("npu_slow_driver", Activity()), "types['npu_slow_driver']: readers take such a name for calls"),

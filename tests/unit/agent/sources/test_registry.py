@@ -1,15 +1,16 @@
 import sys
 from types import ModuleType
-from typing import Any, FrozenSet, List, Mapping
+from typing import Any, FrozenSet, Iterable, List, Mapping
 
 import pytest
 from kineto_agent.protocol.plugin_bundle import Plugin, Signs
+from kineto_agent.protocol.schema import to_json
 from kineto_agent.sources import registry
 from kineto_agent.sources.interface import Source, SourceError, SourceRequest, SourceSession
 from kineto_agent.sources.plugins.installed import InstalledPlugins
 from kineto_agent.sources.rocprofiler import activity_kinds as rocm_kinds
 from kineto_agent.system import env
-from support.agent.plugins import plugin, sealed
+from support.agent.plugins import plugin, sealed, toy_schema
 from support.agent.python_child import run_python
 
 
@@ -47,8 +48,8 @@ def refusal(available: List[Source], wanted: List[str]) -> "tuple[str, str]":
 
 
 class Refusing(Named):
-    def why_not(self) -> str:
-        return "its profiler is in use"
+    def why_not(self, missing: Iterable[str]) -> str:
+        return "its profiler is in use" if not {"cpu_op", "kernel"}.isdisjoint(missing) else ""
 
 
 def test_a_source_that_offers_nothing_says_why_where_its_types_are_missing() -> None:
@@ -300,6 +301,23 @@ def test_a_type_of_a_plug_in_whose_accelerator_is_not_here_is_no_misspelling() -
     code, reason = refusal(with_plugin(plugin(signs=Signs(libraries=("libtoy.so*",)))), ["toy_kernel"])
     assert code == "NOTHING_TO_RECORD"
     assert "toy finds no sign of its accelerator in this process (libraries libtoy.so*)" in reason
+
+
+def absent() -> Plugin:
+    """A plug-in that shares `kernel` with others, and whose accelerator is not here."""
+    schema = to_json(toy_schema())
+    made = plugin(signs=Signs(libraries=("libtoy.so*",)))
+    return made._replace(schema={**schema, "types": {**schema["types"], "kernel": {}}})
+
+
+def test_a_plug_in_whose_accelerator_is_not_here_is_not_blamed_for_a_type_that_others_record() -> None:
+    toy, refusing = with_plugin(absent())[0], Refusing("jax")
+    in_use = "this process cannot record kernel: its profiler is in use"
+    assert refusal([toy, refusing], ["kernel"]) == ("NOTHING_TO_RECORD", in_use)
+    _code, reason = refusal([toy, refusing], ["kernel", "toy_kernel"])
+    assert reason.endswith("in use; toy finds no sign of its accelerator in this process (libraries libtoy.so*)")
+    seen = "this process cannot record kernel: no accelerator is seen in it (toy looks for libraries libtoy.so*)"
+    assert refusal([toy, STACKS], ["kernel"]) == ("NOTHING_TO_RECORD", seen)
 
 
 def test_what_a_process_had_to_be_started_with_is_told_instead_of_nothing_to_record() -> None:

@@ -59,7 +59,11 @@ def test_nothing_that_exists_is_overwritten(run: Run, project: Path) -> None:
     (project / "README.md").write_text("mine")
     result = run("plugin", "new", "npu", "--output-dir", str(project.parent))
     assert (result.code, result.stdout) == (5, "")
-    assert f"{project} exists already; nothing was written" in result.stderr
+    assert result.stderr == (
+        f"error: the folder {project} exists already; nothing was written\n"
+        "Give the plug-in another name, or choose another --output-dir. `kinetoctl plugin check FOLDER` says whether\n"
+        "kinetod would take the plug-in that is there.\n"
+    )
     assert (project / "README.md").read_text() == "mine"
 
 
@@ -70,7 +74,11 @@ def test_nothing_that_exists_is_overwritten(run: Run, project: Path) -> None:
         ("Npu", 2, "cannot be the name of a plug-in"),
         ("cupti", 5, "name: cupti is the name of a source that every agent has; choose another"),
         ("x", 5, "name: 'x' is not 2 to 16 lower-case letters and digits"),
-        ("cuda", 5, "choose another"),
+        (
+            "gpu",
+            5,
+            "schema 'gpu': its name is reserved, as docs/record-schemas.md lists them; choose another\n",
+        ),
     ],
 )
 def test_names_that_no_plug_in_can_have_leave_nothing(

@@ -136,3 +136,23 @@ def test_export_does_not_replace_the_trace_itself(run: Run, traces: Path, tmp_pa
     assert run("export", str(traces / "a"), "-o", str(path)).code == 0
     result = run("export", str(path), "-o", str(path))
     assert (result.code, "is the trace itself" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rest"),
+    [
+        (("{trace}", "SELECT 1", "other.json"), "'SELECT 1' {trace} other.json"),
+        (("{trace}",), "'SELECT …' {trace}"),
+        (("20261120-083118-ab12", "SELECT 1"), "'SELECT 1' 20261120-083118-ab12"),
+    ],
+)
+def test_a_trace_in_the_place_of_the_query_is_told(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], rest: str
+) -> None:
+    trace = tmp_path / "trace.json"
+    trace.touch()
+    result = run("query", *(each.format(trace=trace) for each in arguments))
+    assert (result.code, result.stdout) == (2, "")
+    first = arguments[0].format(trace=trace)
+    expected = f"the query comes first, and {first} is a trace; write: kinetoctl query {rest.format(trace=trace)}\n"
+    assert expected in result.stderr

@@ -21,6 +21,14 @@ MESSAGES = [
     messages.Attach(target=TARGET, approved=APPROVED, administrator=True, boot_time_ns=1, deadline_ms=5),
     messages.Diagnose(target=TARGET, boot_time_ns=1, agent=messages.AgentFacts(state="READY")),
     messages.Look(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
+    messages.Look(
+        targets=(messages.Target(1 << 22, 2**63 - 1),) * messages.MAX_PROCESSES,
+        boot_time_ns=1,
+        signs=(
+            messages.SignsItem("p" * 16, ("x" * 200,) * 16, ("X" * 200,) * 16, ()),
+            messages.SignsItem("q", (), (), ()),
+        ),
+    ),
     messages.Search(targets=(TARGET,) * messages.MAX_PROCESSES, boot_time_ns=1),
     messages.Toolkit(target=TARGET, boot_time_ns=1),
     messages.DeviceCode(target=TARGET, boot_time_ns=1),
@@ -47,6 +55,7 @@ def test_the_largest_answers_fit_into_a_packet() -> None:
         job_step="é" * 32,
         is_python=True,
         framework="tensorflow",
+        plugins=("p" * 16,) * messages.MAX_PLUGINS,
         own_user_namespace=True,
         uid=2**32 - 1,
         program="é" * 64,

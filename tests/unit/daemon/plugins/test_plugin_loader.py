@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kineto_agent.protocol.plugin_bundle import PluginFile, Signs, unpack
 from kinetod.plugins import plugin_loader
-from kinetod.plugins.plugin_findings import findings
 from kinetod.plugins.plugin_loader import KnownPlugins, LoadedPlugin, load
+from kinetod.processes.accelerator_signs import OutsideSigns
 from support.service.daemon import REPOSITORY
 from support.service.plugin_packages import install
 from support.service.plugin_sources import MODULE
@@ -69,6 +69,32 @@ def test_an_allowed_one_is_packed_for_agents(site: Path) -> None:
     assert max(text.count("\n") for _, text in file.pieces) < 50
 
 
+@pytest.mark.parametrize(
+    ("signs", "seen"),
+    [
+        ("modules=('torch_toy',)", ()),
+        ("libraries=('libtoy.so*',), modules=('torch_toy',)", (OutsideSigns("toy", libraries=("libtoy.so*",)),)),
+    ],
+)
+def test_the_signs_that_are_seen_from_outside_are_kept_for_lists(
+    site: Path, signs: str, seen: tuple[OutsideSigns, ...]
+) -> None:
+    package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs({signs}))")
+    plugins = loaded("toy")
+    assert (refusal(plugins), plugins.signs) == ("", seen)
+
+
+def test_more_signs_than_can_be_looked_for_are_refused(site: Path) -> None:
+    many = "tuple('lib%s%d.so' % ('\u20ac' * 180, number) for number in range(16))"
+    package(site, f"{MODULE}PLUGIN = PLUGIN._replace(signs=sources.Signs(libraries={many}))")
+    plugins = loaded("toy")
+    assert refusal(plugins) == (
+        "it cannot be sent to agents: the signs of all plug-ins (1) have 8823 bytes, at most 8192 of 16 plug-ins "
+        "are looked for; declare fewer or shorter patterns"
+    )
+    assert (plugins.parcel, plugins.signs) == (None, ())
+
+
 BAD = {
     "raise RuntimeError('no licence')": "loading it raised RuntimeError: no licence",
     "raise SystemExit(7)": "loading it raised SystemExit: 7",
@@ -102,7 +128,7 @@ def test_the_others_are_taken(site: Path) -> None:
     assert plugins.parcel.message.names == ["tin"]
     os.close(plugins.parcel.descriptor)
     assert refusal(plugins, "none").startswith("no package installed beside kinetod has an entry point 'none'")
-    assert plugins.refusals == [
+    assert plugins.refusals() == [
         "the plug-in toy is not used: loading it raised RuntimeError: ",
         f"the plug-in none is not used: {refusal(plugins, 'none')}",
     ]
@@ -144,20 +170,3 @@ def test_the_process_that_loads_may_be_missing() -> None:
     assert refusal(loaded("toy", command=["/no/such/program"])).startswith("the process that loads it failed: ")
     assert refusal(loaded("toy", command=["echo", "{}"])).startswith("it cannot be sent to agents: ")
     assert refusal(loaded("toy", command=["echo", "nonsense"])).startswith("the process that loads it gave no valid")
-
-
-def test_what_doctor_says() -> None:
-    known = (
-        LoadedPlugin(name="toy", version="1.5", activity_types=("kernel", "toy_sync")),
-        LoadedPlugin(name="tin", is_allowed=False),
-        LoadedPlugin(name="tan", refused="it is broken"),
-    )
-    assert [(each.status.name, each.detail) for each in findings(KnownPlugins(known=known))] == [
-        ("PROBLEM", "tan is not used: it is broken"),
-        ("OK", "toy 1.5 (kernel, toy_sync); installed, but not in plugins.sources: tin"),
-    ]
-    assert [each.advice for each in findings(KnownPlugins(known=known[2:]))] == [
-        "correct that until `kinetoctl plugin check tan` accepts it on this host, or take it out of plugins.sources; "
-        "then restart kinetod"
-    ]
-    assert [each.detail for each in findings(KnownPlugins())] == ["none are installed"]

@@ -256,6 +256,11 @@ os.wait()
                 process.stdin.close()
 
 
+def test_a_process_on_the_accelerator_of_a_plug_in_is_meant_as_one_with_a_gpu() -> None:
+    candidate = Candidate(FACTS.key, PROCESS, None, replace(FACTS, plugins=("pebble",)))
+    assert is_meant(candidate, checked_selector(pb.Selector(user="ada")), attachable=True)
+
+
 @pytest.mark.parametrize("ours", [False, True])
 def test_our_own_programs_are_not_meant_even_with_an_agent(ours: bool) -> None:
     hello = checked_hello(hello_message())
@@ -314,6 +319,8 @@ def test_the_signs_of_training() -> None:
 
     assert not shows()
     assert shows(framework="torch")
+    assert shows(plugins=("pebble",))
+    assert not shows(plugins=("pebble",), is_ours=True)
     assert not shows(framework="torch", is_ours=True)
     assert shows(gpus=(0,))
     assert shows(gpus=(0,), is_python=False)

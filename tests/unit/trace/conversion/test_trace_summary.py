@@ -5,6 +5,16 @@ from kineto_trace.conversion.trace_summary import summarize
 from support.trace_files.traces import START_NS, trace
 
 
+def test_activities_have_the_names_that_their_vendor_declares() -> None:
+    tables = {
+        "kernel": [{"start": 0, "duration": 100, "name": "a"}],
+        "cuda_runtime": [{"start": 0, "name": "launch"}] * 2,
+    }
+    value = trace(tables, categories={"cuda_runtime": "pebble_runtime", "cuda_driver": "pebble_driver"})
+    assert summarize(value)["activities"] == {"kernel": 1, "pebble_runtime": 2}
+    assert "pebble_runtime" in value._repr_html_()
+
+
 def test_the_summary_of_a_trace() -> None:
     value = trace(
         {

@@ -189,3 +189,20 @@ def test_rows_nest_with_any_op() -> None:
         for each in ops:
             first, last = each["start"], each["start"] + each["duration"]
             assert last <= start or first >= end or (start <= first and last <= end)
+
+
+def test_steps_that_the_program_has_numbered_are_iterations_only_where_the_agent_has_counted_none() -> None:
+    strings = StringTable()
+    number = strings.add('"step_num":907')
+    tables = {"user_annotation": table("user_annotation", [op("train", 10, 300), op("eval", 400, 500)], strings)}
+    tables["user_annotation"].columns["inputs"][0] = number
+    window = (START_NS, START_NS + 1000)
+    assert iterations.counted(reported_marks(info([(7, 0), (8, 400)])), window)
+    for marks in (reported_marks(info([])), reported_marks(info([(7, 2000)]))):
+        assert not iterations.counted(marks, window)
+        found = iterations.numbered_by_program(tables, strings)
+        assert found is not None
+        assert rows(found, strings) == [("ProfilerStep#907", 10, 300), ("eval", 400, 500)]
+        kept = iterations.add_iterations(found, strings, marks, window)
+        assert rows(kept, strings) == rows(found, strings)
+    assert iterations.numbered_by_program({}, strings) is None

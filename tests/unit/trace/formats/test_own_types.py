@@ -21,7 +21,8 @@ from kineto_trace.open.trace_opener import open_trace
 from kineto_trace.spool.raw_records import RawWriter
 from kineto_trace.store.parquet_folder import load_columns, save_columns
 from kineto_trace.view_api.result import Result
-from support.trace_files.declared import BASE, NPU, packed, write_target
+from support.accelerators.npu import NPU
+from support.trace_files.declared import BASE, packed, write_target
 from support.trace_files.perfetto_traces import trace_processor
 
 OWN = ("npu_wait", "npu_mark")

@@ -13,6 +13,13 @@ def test_what_is_written_is_read() -> None:
     assert (OPS.missing_ns, OPS.moved(5).missing) == (20, ((15, 25), (35, 45)))
 
 
+def test_files_call_tables_as_their_vendor_does() -> None:
+    calls = SourceCoverage(source="pebble", kinds=("kernel", "cuda_runtime", "pebble_wait"), missing=())
+    written = calls.to_json(lambda kind: {"cuda_runtime": "pebble_runtime"}.get(kind, kind))
+    assert written["kinds"] == ["kernel", "pebble_runtime", "pebble_wait"]
+    assert from_json([written]) == (calls,)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"source": 7}, {"kinds": []}, {"kinds": "cpu_op"}, {"missing": None}, {"missing": [[1, "2"]]}, {"missing": [[1]]}],

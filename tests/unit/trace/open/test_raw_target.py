@@ -4,7 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_agent.protocol.records import OP, SPACE_OP_NAME, SPACE_TORCH_THREAD, STEP_MARK, STEP_MARKS_FORMAT
+from kineto_agent.protocol.records import (
+    OP,
+    PART_HEAD,
+    SPACE_OP_NAME,
+    SPACE_TORCH_THREAD,
+    STEP_MARK,
+    STEP_MARKS_FORMAT,
+    XPLANE_FORMAT,
+)
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.decode.pti.pti_schemas import schema_of
 from kineto_trace.formats.chrome.chrome_writer import write_chrome
@@ -21,6 +29,7 @@ from kineto_trace.structure.activity_links import whole_steps
 from support.trace_files import traces
 from support.trace_files.declared import packed
 from support.trace_files.h200 import make_spool, recording, string_entry, target_of
+from support.xla.messages import PlaneMaker, begun_at, space
 
 RECORDING = "mlp-cupti130001"
 
@@ -121,6 +130,38 @@ def test_iterations_come_from_their_own_records_however_many_there_are(tmp_path:
     found = Context(loaded.trace).get(whole_steps)
     assert (len(found), found.number[0], found.number[-1]) == (count, 7, count + 6)
     assert loaded.warnings == ()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_iterations_of_jax_have_the_agents_count_or_a_warning_says_whose_numbers_they_have(
+    tmp_path: Path, counted: bool
+) -> None:
+    start, step_ns = traces.START_NS, 1000
+    marks = [[7, start], [8, start + step_ns], [9, start + 2 * step_ns]] if counted else []
+    make_spool(
+        tmp_path,
+        RECORDING,
+        window_start_ns=start,
+        window_end_ns=start + 2 * step_ns,
+        iterations=marks,
+        iteration_thread=77,
+    )
+    host = PlaneMaker("/host:CPU")
+    host.line("python", [("train", at * step_ns, 900, {"_r": 1, "step_num": 900 + at}) for at in range(2)], 0)
+    profile = space(host, begun_at(start))
+    metadata = {"threads": {"python": [77]}}
+    with RawWriter(tmp_path / "raw" / "jax", source="jax", format=XPLANE_FORMAT, metadata=metadata) as writer:
+        writer.append_buffer(PART_HEAD.pack(len(profile)) + profile, sequence=0, records=1)
+        writer.finish(metadata={}, record_bytes={}, records=1, dropped=0)
+    loaded = load_target(tmp_path)
+    table = loaded.trace.table("user_annotation")
+    names = [loaded.trace.strings[number] for number in table["name"].tolist()]
+    if counted:
+        assert (names, loaded.warnings) == (["train", "train", "ProfilerStep#7", "ProfilerStep#8"], ())
+    else:
+        assert names == ["ProfilerStep#900", "ProfilerStep#901"]
+        said = "iterations have the program's own numbers (step_num): the agent has not counted them"
+        assert loaded.warnings == (said,)
 
 
 def covered_ops(target_dir: Path, dropped: int = 0, **metadata: list[list[int]] | list[int]) -> None:

@@ -206,7 +206,8 @@ def test_what_speaks_against_a_session_is_said_and_nothing_is_offered(
     else:
         monkeypatch.delattr(Options, "host_tracer_level")
     assert JaxSource().activity_types() == []
-    assert text in JaxSource().why_not()
+    assert text in JaxSource().why_not(["cpu_op"])
+    assert JaxSource().why_not(["memory_snapshot"]) == ""
 
 
 def test_other_devices_are_recorded_only_on_request(jax: Any) -> None:
@@ -218,4 +219,11 @@ def test_other_devices_are_recorded_only_on_request(jax: Any) -> None:
 
 
 def test_a_program_without_jax_is_not_told_about_jax() -> None:
-    assert (JaxSource().activity_types(), JaxSource().why_not()) == ([], "")
+    assert (JaxSource().activity_types(), JaxSource().why_not(["kernel"])) == ([], "")
+
+
+def test_a_program_on_a_cpu_alone_is_told_that_it_has_no_kernels(jax: Any) -> None:
+    assert JaxSource().why_not(["kernel"]) == "JAX computes on the CPU alone here, which has no kernels"
+    assert JaxSource().why_not(["memory_snapshot"]) == ""
+    jax.modules["jax._src.xla_bridge"]._backends = {"cpu": Client("cpu"), "tpu": Client("tpu")}
+    assert JaxSource().why_not(["kernel"]) == ""

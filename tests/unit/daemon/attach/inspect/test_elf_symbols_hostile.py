@@ -4,7 +4,7 @@ import os
 import struct
 
 import pytest
-from fuzz.targets.image import small_image
+from fuzz.targets.processes.image import small_image
 from kinetod.attach.inspect.elf_symbols import Elf
 from kinetod.attach.inspect.target_memory import TargetMemory
 

@@ -44,6 +44,10 @@ def test_an_unknown_type_may_be_that_of_a_plug_in_that_is_not_used() -> None:
     )
 
 
+def test_a_type_that_cannot_be_its_own_does_not_name_a_plug_in_that_is_not_used() -> None:
+    assert problem("kernl", REFUSED).endswith("offer python_function")
+
+
 def test_a_misspelling_is_guessed() -> None:
     assert "(did you mean python_function?)" in problem("python_functions")
 

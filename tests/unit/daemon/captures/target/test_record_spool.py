@@ -19,7 +19,8 @@ from kineto_trace.decode.declared.declared_records import decode
 from kineto_trace.model.trace import StringTable
 from kineto_trace.spool.raw_records import read_source
 from kinetod.captures.target.record_spool import Spool
-from support.trace_files.declared import BASE, NPU
+from support.accelerators.npu import NPU
+from support.trace_files.declared import BASE
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,15 @@ def test_of_another_tool_s_trace_it_is_unknown_what_was_requested() -> None:
     assert stacks["torch_profiler"] == "use torch.profiler.profile(with_stack=True)"
 
 
+def test_calls_that_were_requested_by_their_vendors_name_are_no_calls_that_were_not_requested() -> None:
+    work = {"kernel": [{"start": 0, "duration": 10, "name": "a"}]}
+    calls = "calls of the runtime and driver"
+    asked = target(activity_types=["kernel", "pebble_runtime"])
+    assert whys(Context(trace(work, target=asked)))[calls] == "requested, but nothing came"
+    asked = target(activity_types=["pebble_runtime", "kernel"], not_recorded={"pebble_runtime": "no sign of it"})
+    assert whys(Context(trace(work, target=asked)))[calls] == "could not be recorded: no sign of it"
+
+
 @pytest.mark.parametrize(
     ("arguments", "there"),
     [
@@ -160,7 +169,7 @@ def test_losses_come_first_and_name_the_option_that_avoids_them() -> None:
         )
     ).rows()[:6]
     assert [(row["what"], row["why"]) for row in found] == [
-        ("GPU activities and CUDA calls", "recorded from 0.12 s after the beginning on"),
+        ("GPU activities and calls", "recorded from 0.12 s after the beginning on"),
         ("operators", "recorded until 0.3 s before the end; kinetoctl captures show says why"),
         ("Python stacks", "7,000 records were dropped: buffers were full"),
         ("records", "10 were dropped: buffers were full"),

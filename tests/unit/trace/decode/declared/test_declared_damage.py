@@ -18,8 +18,9 @@ from kineto_trace.model.trace import StringTable, Trace
 from kineto_trace.open.raw_target import relate
 from kineto_trace.spool.raw_records import RawSource
 from kineto_trace.store.parquet_folder import load_columns, save_columns
+from support.accelerators.npu import NAMES, NPU
 from support.fuzz import mutate
-from support.trace_files.declared import BASE, NAMES, NPU, a_record_of_each_kind, sized, source_of
+from support.trace_files.declared import BASE, a_record_of_each_kind, sized, source_of
 
 WINDOW = DecodeWindow(BASE, BASE + 10**9)
 TARGET = TargetInfo(capture_id="c", host="h", pid=1, process_name="p")

@@ -27,7 +27,8 @@ from kineto_trace.decode.declared.declared_records import decode
 from kineto_trace.decode.declared.record_clocks import LATEST_NS, line_of
 from kineto_trace.decode.decoded import DecodeWindow
 from kineto_trace.model.trace import StringTable
-from support.trace_files.declared import BASE, NPU, framed, source_of, texts
+from support.accelerators.npu import NPU
+from support.trace_files.declared import BASE, framed, source_of, texts
 
 WINDOW = DecodeWindow(BASE, BASE + 10**9)
 CODES = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}

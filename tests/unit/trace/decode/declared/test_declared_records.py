@@ -11,7 +11,8 @@ from kineto_trace.decode.declared.declared_records import decode, decode_records
 from kineto_trace.decode.declared.record_set import RecordSet
 from kineto_trace.decode.decoded import DecodeWindow
 from kineto_trace.model.trace import UNKNOWN_STREAM, StringTable
-from support.trace_files.declared import BASE, KERNEL, NAMES, NPU, framed, packed, sized, source_of, texts
+from support.accelerators.npu import KERNEL, NAMES, NPU
+from support.trace_files.declared import BASE, framed, packed, sized, source_of, texts
 
 WINDOW = DecodeWindow(BASE, BASE + 10**9)
 PUSHED = NPU._replace(framing=HEADED)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from kineto_agent.protocol.records import XPLANE_FORMAT
 from kineto_trace.decode.decoded import Decoded
+from kineto_trace.decode.iterations import numbered_by_program
 from kineto_trace.decode.xplane import xplane
 from kineto_trace.model.trace import StringTable
 from support.xla.messages import PlaneMaker, begun_at, recorded, source, space
@@ -38,7 +39,7 @@ def test_hlo_operations_have_their_module_and_unix_times() -> None:
     assert (found.records, found.undecoded, found.warnings) == (1, 0, ())
 
 
-def test_steps_are_training_steps_and_marks_of_the_program_are_annotations() -> None:
+def test_steps_and_marks_of_the_program_are_annotations() -> None:
     events = [
         ("train", 0, 1000, {"_r": 1, "step_num": 7}),
         ("load batch", 1, 10, {}),
@@ -46,7 +47,10 @@ def test_steps_are_training_steps_and_marks_of_the_program_are_annotations() -> 
         ("ThunkExecutor::Execute", 60, 30, {}),
     ]
     found, strings = decoded(space(host(*events), begun_at(BEGIN)))
-    assert rows(found, strings, "user_annotation", "id") == [("ProfilerStep#7", 1), ("load batch", 2)]
+    assert rows(found, strings, "user_annotation", "id") == [("train", 1), ("load batch", 2)]
+    assert [strings.strings[number] for number in found.tables["user_annotation"]["inputs"].tolist()[:1]] == [
+        '"step_num":7'
+    ]
     assert rows(found, strings, "cpu_op", "id") == [("PjitFunction(f)", 3), ("ThunkExecutor::Execute", 4)]
 
 
@@ -120,7 +124,10 @@ def test_a_profile_of_a_gpu_has_kernels_copies_and_their_hlo(name: str) -> None:
     first = strings.strings[int(kernels["hlo"][0])]
     assert first == '"hlo_op":"wrapped_transpose","hlo_module":"jit_update","op_name":"w[\'v\']"'
     assert (kernels["stream"] == 14).all() and (kernels["hlo"] >= 0).all() and (kernels["grid_x"] > 0).all()
-    steps = [name for (name,) in rows(found, strings, "user_annotation") if name.startswith("ProfilerStep#")]
+    numbered = numbered_by_program(found.tables, strings)
+    assert numbered is not None
+    names = [strings.strings[number] for number in numbered["user_annotation"]["name"].tolist()]
+    steps = [name for name in names if name.startswith("ProfilerStep#")]
     assert steps == [f"ProfilerStep#{number}" for number in range(10)]
 
 
@@ -132,4 +139,8 @@ def test_a_tpu_has_operations_steps_and_modules() -> None:
     plane.line("Framework Ops", [("jit(f)/dot", 10, 50, {})], row=4)
     found, strings = decoded(space(plane, begun_at(BEGIN)))
     assert rows(found, strings, "kernel", "device", "stream", "start") == [("fusion.3", 1, 2, BEGIN + 10)]
-    assert rows(found, strings, "gpu_user_annotation", "stream") == [("ProfilerStep#12", 0), ("jit_f(99)", 1)]
+    assert rows(found, strings, "gpu_user_annotation", "stream") == [("step_num 12", 0), ("jit_f(99)", 1)]
+    numbered = numbered_by_program(found.tables, strings)
+    assert numbered is not None
+    names = [strings.strings[number] for number in numbered["gpu_user_annotation"]["name"].tolist()]
+    assert names == ["ProfilerStep#12", "jit_f(99)"]

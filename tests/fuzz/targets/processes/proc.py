@@ -26,10 +26,12 @@ from kinetod.processes import (
     process_info,
     task_limits,
 )
+from kinetod.processes.accelerator_signs import OutsideSigns
 
 from fuzz.parts import joined, parted
 
 PID = os.getpid()
+SIGNS = (OutsideSigns("a", ("lib*.so",), ("HOME",)), OutsideSigns("b", open_files=("/dev/*",)))
 FILES = ("status", "stat", "maps", "cgroup", "environ", "cmdline", "auxv", "limits")
 STATUS = (Path("/proc/self/status")).read_bytes().partition(b"\n")[2]
 UIDS = tuple(map(int, re.findall(rb"^Uid:\t(.*)$", STATUS, re.MULTILINE)[0].split()))
@@ -109,7 +111,7 @@ def _identity() -> int | None:
 
 def _read_all() -> None:
     process_info.read_facts(PID, _proc)
-    process_info.read_private(PID, _proc)
+    process_info.read_private(PID, _proc, SIGNS)
     process_inspection.read_mapped(PID, _proc)
     process_inspection.environment(PID, _proc)
     containers.container_of(PID, _proc)

@@ -1,0 +1,1 @@
+"""What a hostile process shows to the daemon."""
