@@ -11,6 +11,7 @@ from typing import Any
 from support.peers.libkineto import BUSY, FREE, Libkineto
 from support.waiting import until
 
+ANSWER_S = 2.0
 POLL_PAUSE_S = 0.25  # the daemon looks at five datagrams of a process in a second
 BASE_NS = 1_700_000_000_000_000_000
 
@@ -42,8 +43,13 @@ class OnDemandKineto:
         self.request: Mapping[str, str] = {}
 
     def poll(self, wants: int = FREE) -> str:
-        """Polls once; returns the request, "" if there is none."""
-        return self.client.poll(wants) or ""
+        """Polls until it is answered, since the daemon leaves out those that come too fast. "": there is no request."""
+        answer = until(lambda: self._answer(wants), "the poll is answered", 60, pause_s=POLL_PAUSE_S)
+        return answer[0]
+
+    def _answer(self, wants: int) -> tuple[str] | None:
+        text = self.client.poll(wants, patience_s=ANSWER_S)
+        return None if text is None else (text,)
 
     def take(self) -> Mapping[str, str]:
         """Polls until there is a request, and returns its keys."""
