@@ -12,6 +12,7 @@ Theory of operation
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,6 +38,7 @@ class KinetoRecorder:
     def __init__(self, polling: PollingProcesses) -> None:
         self._polling = polling
         self._captures: dict[ProcessKey, str] = {}
+        self._finished_ns: dict[ProcessKey, int] = {}  # when the last trace was whole, of those that poll
         self._threads = ThreadPoolExecutor(_THREADS, "kineto-files")
         self._strays: set[asyncio.Task[None]] = set()
 
@@ -60,6 +62,15 @@ class KinetoRecorder:
         """Ends what `take` began."""
         if self._captures.get(key) == capture_id:
             del self._captures[key]
+
+    def finished(self, key: ProcessKey) -> None:
+        """Notes that the process's trace is whole: until its next poll, what the last one said of it is out of date."""
+        self._finished_ns = {each: at for each, at in self._finished_ns.items() if self.process(each) is not None}
+        self._finished_ns[key] = time.time_ns()
+
+    def is_tracing(self, process: PollingProcess) -> bool:
+        """Whether the profiler of a process is armed or records, as far as is known."""
+        return process.tracing and process.last_poll_ns > self._finished_ns.get(process.key, 0)
 
     async def in_thread(
         self, function: Callable[..., T], *args: Any, deadline_s: float = LOOK_DEADLINE_S, **kwargs: Any

@@ -93,6 +93,7 @@ class _Awaited:
             return _failed(f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         finally:
             self.recorder.free(key, self.capture_id)
+        self.recorder.finished(key)
         fetch = Fetch(services=self.services, recorder=self.recorder, folder=folder, directory=self.directory)
         return await fetch.file(self.asked)
 

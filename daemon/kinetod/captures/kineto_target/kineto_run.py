@@ -175,6 +175,7 @@ class KinetoRun:
         self._handle(OfferReady(await self._prepare()))
         ending = await self._record()
         if ending == DONE and self._folder is not None and self._asked is not None:
+            self._recorder.finished(self._process.key)
             self._handle(DecodingBegun())
             fetch = Fetch(
                 services=self._services,

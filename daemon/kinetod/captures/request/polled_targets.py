@@ -79,7 +79,7 @@ class PolledTargets:
         if (ours := self.recording(key, name)) is not None:
             return ours
         polling = self.process(key)
-        if polling is not None and polling.tracing:
+        if polling is not None and self._recorder is not None and self._recorder.is_tracing(polling):
             text = (
                 f"the profiler of {name} is armed or records already, for the program itself or for a capture that was "
                 "cancelled; trace again once it has ended"

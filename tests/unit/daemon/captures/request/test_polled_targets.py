@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -138,6 +139,17 @@ def test_a_capture_keeps_the_process_busy_until_it_frees_it() -> None:
     assert polled.recording(OWN, NAME) is not None
     shared.free(OWN, "c1")
     assert polled.recording(OWN, NAME) is None
+
+
+def test_what_a_poll_said_before_the_trace_was_whole_keeps_nobody_busy() -> None:
+    process = StillPolling(tracing=True, last_poll_ns=1)
+    shared = KinetoRecorder(OneThatPolls(process))
+    polled = PolledTargets(shared, pb.CaptureSpec(), "agent")
+    assert polled.busy(OWN, NAME) is not None
+    shared.finished(OWN)
+    assert polled.busy(OWN, NAME) is None
+    process.last_poll_ns = time.time_ns() + 1
+    assert polled.busy(OWN, NAME) is not None
 
 
 def test_a_process_that_no_longer_polls_is_told() -> None:
