@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 NATIVE := $(wildcard agent/native/*.py agent/native/*/*.[ch] agent/native_tools/*.c daemon/native/*/*.[ch])
 
-.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-xpu views config-docs images screenshots docs protos clean install
+.PHONY: demo dyno test test-all lock audit test-pythons newer-pythons level-zero lint unit sanitize gpu rocm rocm-fake zoo bench bench-attach bench-traces rootcause rootcause-gpu rootcause-ranks campaign campaign-attach campaign-own-gil campaign-profiler campaign-jax campaign-systemd fuzz fuzz-replay campaign-fuzz-service campaign-access campaign-exec-race campaign-uploads campaign-reports campaign-diff campaign-load campaign-faults campaign-slurm campaign-fleet campaign-clocks campaign-kineto campaign-xpu views config-docs images screenshots docs protos clean install
 
 install: $(STAMP)
 
@@ -220,6 +220,12 @@ campaign-reports: $(STAMP)
 TRACES = tests/data/h200/ddp4/*.json.gz
 campaign-diff: $(STAMP)
 	$(BIN)/python tests/campaign/diff_noise.py $(TRACES)
+
+# 50 requests in a row to the libkineto of an unmodified torch, then 64 such processes at once; quarter of an hour, 8 GiB.
+# TORCH_PYTHON=/path/to/python takes another torch.
+TORCH_PYTHON = $(BIN)/python
+campaign-kineto: $(STAMP)
+	$(BIN)/python tests/campaign/kineto_recorder.py --python $(TORCH_PYTHON)
 
 # Twelve minutes: 64 agents and 20 captures a minute, then nothing to do; verdicts, latency, memory, idle CPU against goals.
 campaign-load: $(STAMP)

@@ -29,6 +29,7 @@ from kineto_protos.selector import ANY_RANK
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetoctl.client import enum_names
+from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.capture_result import CaptureResult, Files, ProcessResult, shown
 from kinetoctl.client.fleet.event_loop import in_thread, run_fleet
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
@@ -69,7 +70,8 @@ class CaptureOptions:
         warmup_s: collection before the window that is not kept; None for 0.5 s. Both apply to durations only.
     What: activities: Kineto's types; empty for all that cost little. recording: fields of Options in profiler.proto,
         for example {"record_shapes": True}. formats: files to write; empty for chrome.
-        attach: whether an agent may be brought into a process that has none.
+        attach: whether an agent may be brought into a process that has none. recorder: "agent" or "kineto", who records
+        in processes that were started with KINETO_USE_DAEMON; None for what the daemon is set to.
     idempotency_key: the same key again returns the same capture. timeout_s: limit for one answer of a daemon.
     """
 
@@ -88,6 +90,7 @@ class CaptureOptions:
     formats: Sequence[str] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     attach: bool = True
+    recorder: str | None = None
     idempotency_key: str = ""
     timeout_s: float = 30.0
 
@@ -340,6 +343,7 @@ def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:
         formats=options.formats,
         labels=options.labels,
         no_attach=not options.attach,
+        recorder=_recorder(options.recorder),
     )
     if options.iterations is None:
         spec.duration_ns = int(options.duration_s * SECOND_NS)
@@ -347,6 +351,12 @@ def _spec(selection: Selection, options: CaptureOptions) -> pb.CaptureSpec:
     else:
         spec.iterations.count = options.iterations
     return spec
+
+
+def _recorder(name: str | None) -> pb.Recorder:
+    if name is not None and name not in RECORDERS:
+        raise UsageProblem(f"recorder: expected {' or '.join(RECORDERS)}, got {name!r}")
+    return pb.RECORDER_UNSPECIFIED if name is None else RECORDERS[name]
 
 
 def _places(options: CaptureOptions) -> list[Place]:

@@ -7,6 +7,7 @@ TraceError                    every error of this package; has a reason_code for
 ├── ViewError                 VIEW_UNKNOWN           a view, option or comparison that does not exist (the caller's)
 ├── QueryError                QUERY_INVALID          SQL that cannot be run (the caller's)
 ├── FileError                 FILE_INVALID           a file that is no trace that can be read (the caller's)
+├── DamagedError              FILE_DAMAGED           a file that is not whole, or another one than it should be
 ├── UnknownVersionError       CUPTI_UNKNOWN_VERSION  a CUPTI whose record layouts are not in our tables (the vendor's)
 │   └── UnknownRocprofilerError  ROCPROFILER_UNKNOWN_VERSION  likewise a rocprofiler-sdk
 └── UnknownLayoutError        UNKNOWN_LAYOUT         records that are not laid out as their version says (the vendor's)
@@ -55,6 +56,12 @@ class FileError(TraceError):
     """The file cannot be read, or holds no trace of a known form."""
 
     reason_code = "FILE_INVALID"
+
+
+class DamagedError(TraceError):
+    """A file that has to be whole is truncated, or is not the file that it should be."""
+
+    reason_code = "FILE_DAMAGED"
 
 
 class UnknownVersionError(TraceError):

@@ -63,7 +63,7 @@ from kinetod.telemetry.health import PROBE_PERIOD_S, Health, HealthReport
 from kinetod.telemetry.host_info import HostInfo, read_gpus
 from kinetod.wiring.access_wiring import make_access
 from kinetod.wiring.dynolog_wiring import make_dynolog_door
-from kinetod.wiring.kineto_wiring import start_poll_door
+from kinetod.wiring.kineto_wiring import make_recorder, start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
 from kinetod.wiring.metrics_wiring import start_metrics
@@ -295,7 +295,8 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, stack)
-    captures = CaptureManager(settings, registry, store, services, keeping, attacher)
+    recorder = make_recorder(poll_door, stack)
+    captures = CaptureManager(settings, registry, store, services, keeping, attacher, recorder)
     gate = access.gate(captures.thing, no_such_capture)
     hooks = HookRunner(settings, store.capture_dir)
     stack.push_async_callback(hooks.stop)

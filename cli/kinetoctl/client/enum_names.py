@@ -4,6 +4,8 @@ from typing import Any
 
 from kineto_protos.v1 import profiler_pb2 as pb
 
+RECORDERS = {"agent": pb.RECORDER_AGENT, "kineto": pb.RECORDER_KINETO}  # as people call them
+
 
 def _name(enum: Any, value: int, prefix: str) -> str:
     try:

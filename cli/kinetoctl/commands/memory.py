@@ -10,6 +10,7 @@ from kineto_trace.store.output_formats import ATTACHMENTS
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.value_types import DURATION, KEEP, SIZE
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.selection import Selection
 from kinetoctl.client.tracing import TraceRequest
 from kinetoctl.commands.trace import run_trace
@@ -65,6 +66,7 @@ def command(
         activity_types=[ACTIVITY_TYPE],
         options=pb.Options(with_stack=with_stack),
         buffer_limit_bytes=buffer_limit or 0,
+        recorder=RECORDERS["agent"],  # libkineto's own way leaves a thread behind that never rests
         no_attach=no_attach,
         keep_agent_ns=keep_agent,
     )

@@ -13,6 +13,7 @@ from kinetoctl.base.common_options import CommonOptions, common_options, current
 from kinetoctl.base.lazy_import import completed
 from kinetoctl.base.value_types import ACTIVITIES, DELAY, DURATION, KEEP, LABEL, SIZE, START
 from kinetoctl.client.daemon_client import Client
+from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.fleet.event_loop import run_fleet
 from kinetoctl.client.fleet.fleet_files import check_promises
 from kinetoctl.client.fleet.fleet_run import FleetRequest, FleetRun
@@ -87,7 +88,7 @@ SECTIONS = {
         *("activities", "record_shapes", "with_stack", "stack_hz", "with_modules", "with_flops"),
         *("memory", "buffer_limit", "kineto_config"),
     ),
-    "The agent": ("no_attach", "keep_agent"),
+    "Who records": ("recorder", "no_attach", "keep_agent"),
     "The files": ("formats", "output_dir", "no_fetch", "no_merge", "labels", "idempotency_key"),
 }
 USUAL = (
@@ -190,6 +191,12 @@ def _fleet_request(
     shell_complete=completed("kineto_config"),
     multiple=True,
     help="Configuration of Kineto or Dynolog; repeatable. Command-line options take precedence over its keys.",
+)
+@click.option(
+    "--recorder",
+    type=click.Choice(list(RECORDERS)),
+    help="Who records in processes started with KINETO_USE_DAEMON: kinetod's agent, or their own libkineto.  [default: "
+    "the daemon's dynolog.tracing]",
 )
 @click.option("--no-attach", is_flag=True, help="Trace only processes that already have an agent; attach to no others.")
 @click.option(

@@ -7,6 +7,7 @@ import click
 from kineto_protos.kineto_config import KinetoConfig
 from kineto_protos.v1 import profiler_pb2 as pb
 
+from kinetoctl.client.enum_names import RECORDERS
 from kinetoctl.client.selection import Selection
 from kinetoctl.options.selection_options import required
 
@@ -37,6 +38,7 @@ class TraceOptions:
     with_flops: bool | None
     memory: bool | None
     buffer_limit: int | None  # bytes per target
+    recorder: str | None  # of RECORDERS
     no_attach: bool
     keep_agent: int | None  # ns
     formats: tuple[str, ...]
@@ -72,6 +74,8 @@ def _check_recording(options: TraceOptions) -> None:
         raise click.UsageError(
             "--wait-for-user-profiler and --start-at exclude each other: a capture with a start time cannot wait"
         )
+    if options.recorder == "kineto" and options.stack_hz is not None:
+        raise click.UsageError("--stack-hz needs --recorder agent; libkineto records every call")
     if options.with_stack == "trace" and options.stack_hz is not None:
         raise click.UsageError("--stack-hz needs sampled stacks; --with-stack=trace records every call")
     for name in OPERATOR_OPTIONS:
@@ -118,6 +122,7 @@ def build_spec(options: TraceOptions, *, selects: bool = True) -> pb.CaptureSpec
         buffer_limit_bytes=options.buffer_limit or 0,
         formats=dict.fromkeys(options.formats),
         labels=dict(options.labels),
+        recorder=RECORDERS.get(options.recorder or "", pb.RECORDER_UNSPECIFIED),
         no_attach=options.no_attach,
         keep_agent_ns=options.keep_agent,
         or_duration_ns=options.or_duration,

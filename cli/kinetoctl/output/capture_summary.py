@@ -105,7 +105,18 @@ def _way_lines(counts: "Iterable[pb.SourceCounts]") -> Iterator[Line]:
             yield WAYS.get(each.source, each.source), each.way
 
 
+def _recorder_lines(target: "pb.Target") -> Iterator[Line]:
+    if _by_kineto(target):
+        yield "recorder", "the process's own libkineto, whose cost is not measured"
+
+
+def _by_kineto(target: "pb.Target") -> bool:
+    return target.recorder == enum_names.RECORDERS["kineto"]
+
+
 def _loss_line(target: "pb.Target") -> Line:
+    if _by_kineto(target):
+        return "dropped", "unknown: libkineto does not tell"
     losses = [f"{c.source} {units.count(c.dropped)}" for c in target.counts if c.dropped]
     return "dropped", ", ".join(losses) or "nothing"
 
@@ -162,6 +173,7 @@ def target_lines(capture: "pb.Capture", target: "pb.Target", paths: Mapping[str,
         lines.append(("reason", f"{target.reason} [{target.reason_code}]" if target.reason_code else target.reason))
         if is_explained(target.reason_code):
             lines.append(("", f"`kinetoctl explain {target.reason_code}` says what to do"))
+    lines += _recorder_lines(target)
     lines += _file_lines(capture, target, paths)
     if target.files:
         lines += _window_lines(target)

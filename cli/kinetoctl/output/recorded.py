@@ -38,7 +38,8 @@ class StateTimes:
 def extent(spec: "pb.CaptureSpec") -> str:
     """How long it is to record: `5 s`, `20 iterations`; empty if that is unknown."""
     if spec.HasField("iterations"):
-        return f"{units.count(spec.iterations.count)} iterations" if spec.iterations.count != 1 else "1 iteration"
+        counted = f"{units.count(spec.iterations.count)} iterations" if spec.iterations.count != 1 else "1 iteration"
+        return f"{counted} or {format_duration(spec.or_duration_ns)}" if spec.HasField("or_duration_ns") else counted
     return format_duration(spec.duration_ns) if spec.duration_ns else ""
 
 

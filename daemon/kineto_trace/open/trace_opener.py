@@ -17,6 +17,7 @@ from kineto_trace.errors import FileError
 from kineto_trace.model.target_info import TARGET_FILE
 from kineto_trace.model.trace import Trace
 from kineto_trace.open.local_traces import PACKED_HEAD_BYTES, traces_below, unpacked_head
+from kineto_trace.spool.kineto_file import has_request
 from kineto_trace.store.output_formats import COLUMNS_DIRECTORY
 
 _PRINTABLE = frozenset((*b"\t\r\n", *range(32, 127)))
@@ -161,6 +162,10 @@ def _open_target(path: Path) -> Trace:
         return load_columns(path / COLUMNS_DIRECTORY)
     if not (path / "raw").is_dir():
         raise FileError(f"{path} is the folder of a target without recorded data")
+    if has_request(path):
+        from kineto_trace.open.kineto_target import load_kineto_target
+
+        return load_kineto_target(path).trace
     from kineto_trace.open.raw_target import load_target
 
     loaded = load_target(path)

@@ -20,7 +20,7 @@ from kinetod.base.errors import Precondition, Reason, VerdictReason, invalid
 from kinetod.captures.request.alignment import OBSERVED_S
 from kinetod.captures.request.capture_spec import MAX_ITERATIONS, check_start_time
 from kinetod.captures.result.verdict import Ending, EndState
-from kinetod.captures.target.target_run import TargetRun
+from kinetod.captures.target_interface import TracedTarget
 from kinetod.config.settings import Config
 
 _MAX_ITERATION = 2**53
@@ -29,7 +29,7 @@ _MAX_ITERATION = 2**53
 class Arming:
     """A capture that waits to be started. on_change is called when the capture itself changes, not only a target."""
 
-    def __init__(self, capture: pb.Capture, runs: Sequence[TargetRun], on_change: Callable[[], None]) -> None:
+    def __init__(self, capture: pb.Capture, runs: Sequence[TracedTarget], on_change: Callable[[], None]) -> None:
         self.request: pb.StartCaptureRequest | None = None  # the one that has started it
         self._capture = capture
         self._runs = runs
@@ -50,7 +50,7 @@ class Arming:
         """Lets the remaining targets begin as requested. Valid only while it `waits`. Raises InvalidRequest."""
         check_start(request, self._capture, config, now_ns)
         self.request = request
-        comparable = all(run.agent.attached is None for run in self._runs)
+        comparable = all(run.agent is not None and run.agent.attached is None for run in self._runs)
         iterations = {each.pid: each for each in request.iterations}
         for run in self._runs:
             if run.is_over:
@@ -71,10 +71,11 @@ class Arming:
     async def observe(self) -> None:
         """Updates how many iterations each target has finished, if the capture is by iteration."""
         runs = [run for run in self._runs if not run.is_over and run.request.iterations is not None]
-        if runs:
-            await asyncio.wait([run.agent.ask() for run in runs], timeout=OBSERVED_S)
-        for run in runs:
-            run.target.process.iterations = min(run.agent.hello.iterations, _MAX_ITERATION)
+        agents = [(run.target, run.agent) for run in runs if run.agent is not None]
+        if agents:
+            await asyncio.wait([agent.ask() for _, agent in agents], timeout=OBSERVED_S)
+        for target, agent in agents:
+            target.process.iterations = min(agent.hello.iterations, _MAX_ITERATION)
 
     def _expire(self) -> None:
         waited = format_duration(self._capture.spec.arm_ns)

@@ -6,7 +6,7 @@ from pathlib import Path
 from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.captures.arming import Arming
-from kinetod.captures.target.target_run import TargetRun
+from kinetod.captures.target_interface import TracedTarget
 from kinetod.captures.watchers import Watchers
 
 
@@ -18,7 +18,7 @@ class Running:
         self.live_bytes = 0  # of records, written so far
         self.unlimited = unlimited  # an administrator's: held to no share of the store
         self.watchers = Watchers(capture)
-        self.runs: list[TargetRun] = []
+        self.runs: list[TracedTarget] = []
         self.arming: Arming | None = None  # None: it began at once
         self.task: asyncio.Task[None] | None = None
         self.unsaved: dict[int, Path | None] = {}  # numbers of targets whose verdict is not stored, and their garbage

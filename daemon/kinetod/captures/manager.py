@@ -13,10 +13,10 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
 
 from kineto_protos.alignment import plan
 from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.spool.kineto_file import has_request
 
 from kinetod.agents.attacher import Attacher
 from kinetod.base import metrics
@@ -31,6 +31,8 @@ from kinetod.base.errors import (
     invalid,
 )
 from kinetod.captures.arming import Arming, not_startable
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
+from kinetod.captures.kineto_target.kineto_recovery import recover_kineto_target
 from kinetod.captures.live_capture import Running
 from kinetod.captures.pagination import fitting, from_token, to_token
 from kinetod.captures.persistence import Saver
@@ -45,6 +47,7 @@ from kinetod.captures.request.capture_spec import (
 from kinetod.captures.request.captures_owner import OwnersKey, owner_of
 from kinetod.captures.request.factory import new_capture
 from kinetod.captures.request.offered_types import check_known
+from kinetod.captures.request.polled_targets import PolledTargets
 from kinetod.captures.request.target_resolution import Resolved, TargetRequest, resolve, still_there
 from kinetod.captures.result.decode_pool import RAW_KEPT
 from kinetod.captures.result.fetch import fetch
@@ -53,8 +56,8 @@ from kinetod.captures.result.verdict import KEPT, Ending, EndState, capture_stat
 from kinetod.captures.store_shares import StoreShares
 from kinetod.captures.target.recovery import recover_target
 from kinetod.captures.target.services import Services
-from kinetod.captures.target.source_counts import stored_bytes
-from kinetod.captures.target.target_run import TargetRun
+from kinetod.captures.target_interface import TracedTarget
+from kinetod.captures.target_runs import TargetRuns
 from kinetod.config.settings import Config, Settings
 from kinetod.permissions import caller_limits
 from kinetod.permissions.role_policy import Action, Caller, Role, Thing, sees_all
@@ -82,6 +85,7 @@ class CaptureManager:
         services: Services,
         keeping: Keeping,
         attacher: Attacher | None = None,
+        recorder: KinetoRecorder | None = None,
     ) -> None:
         self.on_end: Callable[[pb.Capture], None] = lambda _capture: None  # called with what has ended
         self._settings = settings
@@ -92,6 +96,8 @@ class CaptureManager:
         self._keeping = keeping
         self._saver = Saver(store)
         self._shares = StoreShares(settings, store, keeping.retention, self._live_bytes)
+        self._recorder = recorder  # None: no process polls
+        self._runs = TargetRuns(store, services, self._shares, recorder)
         self._running: dict[str, Running] = {}
         self._creating = asyncio.Lock()
         self._stopping = False
@@ -131,7 +137,7 @@ class CaptureManager:
                 request = checked_spec(spec, self._config, time.time_ns())
                 self._check_count(caller)
                 await self._shares.check(caller, owner_of(caller))
-                wanted = self._wanted(request, caller, each_by_itself)
+                wanted = self._wanted(spec, request, caller, each_by_itself)
                 targets = await resolve(self._registry, wanted, holds)
                 check_known(request.activity_types, [target.agent for target in targets], self._services.plugins)
             except KinetodError:
@@ -141,13 +147,16 @@ class CaptureManager:
             labelled = with_trace_parent(spec, trace_parent)
             return await self._create(labelled, request, wanted, targets, requested_ns, key=key, digest=digest)
 
-    def _wanted(self, request: CaptureRequest, caller: Caller, each_by_itself: bool) -> TargetRequest:
+    def _wanted(
+        self, spec: pb.CaptureSpec, request: CaptureRequest, caller: Caller, each_by_itself: bool
+    ) -> TargetRequest:
         return TargetRequest(
             match=request.match,
             caller=caller,
             attacher=None if request.no_attach else self._attacher,
             keep_agent_ns=request.keep_agent_ns,
             each_by_itself=each_by_itself,
+            polled=PolledTargets(self._recorder, spec, self._config.dynolog_tracing),
         )
 
     async def _create(
@@ -172,7 +181,7 @@ class CaptureManager:
             running = Running(capture, unlimited=Role.ADMIN in caller.roles)
             await self._store.run(self._store.insert, capture, key=key.stored, request_hash=digest)
             self._running[capture.id] = running
-            running.runs = self._new_runs(running, request, targets)
+            running.runs = self._runs.new(running, request, targets)
             if spec.arm_ns:
                 running.arming = Arming(capture, running.runs, running.watchers.renewed)
             running.task = asyncio.create_task(self._run(running), name=f"capture {capture.id}")
@@ -232,35 +241,6 @@ class CaptureManager:
             live[running.capture.owner_uid] += running.live_bytes + decoded
         return live
 
-    def _new_runs(self, running: Running, request: CaptureRequest, targets: list[Resolved]) -> list[TargetRun]:
-        capture = running.capture
-        runs = []
-        for number, resolved in enumerate(targets):
-            target = capture.targets[number]
-            if resolved.agent is None or resolved.problem is not None:
-                continue
-
-            def changed(number: int = number) -> None:
-                running.live_bytes = sum(stored_bytes(each) for each in capture.targets)
-                running.watchers.changed(number)
-
-            run = TargetRun(
-                self._services,
-                capture_id=capture.id,
-                target=target,
-                agent=resolved.agent,
-                start=request.start(capture.id),
-                formats=request.formats,
-                labels=dict(capture.spec.labels),
-                directory=self._store.target_dir(capture.id, key_of(target)),
-                on_change=changed,
-                check_share=partial(self._shares.check_left, capture.owner_uid, admin=running.unlimited),
-                approved=resolved.approved,
-            )
-            run.attach()
-            runs.append(run)
-        return runs
-
     # running
 
     async def _run(self, running: Running) -> None:
@@ -269,7 +249,7 @@ class CaptureManager:
         how = "waits to be started" if running.waits else "starts"
         log.info("capture %s of %d processes %s", capture.id, len(capture.targets), how)
 
-        async def run_one(run: TargetRun) -> None:
+        async def run_one(run: TracedTarget) -> None:
             await run.armed()
             await run.run()
             await self._saver.target(running, numbers[id(run.target)], run.garbage)
@@ -294,11 +274,11 @@ class CaptureManager:
             if not run.is_over:
                 run.begin()
 
-    async def _align(self, runs: list[TargetRun]) -> None:
+    async def _align(self, runs: list[TracedTarget]) -> None:
         """Agrees on common iterations for all targets of a capture by iteration."""
-        if len(runs) < 2 or runs[0].request.iterations is None:
+        agents = [run.agent for run in runs if run.agent is not None]
+        if len(runs) < 2 or len(agents) < len(runs) or runs[0].request.iterations is None:
             return
-        agents = [run.agent for run in runs]
         samples = await observe(agents, lambda: not all(run.is_over for run in runs))
         if not samples:
             return
@@ -347,7 +327,10 @@ class CaptureManager:
                     await asyncio.to_thread(shutil.rmtree, leftover, ignore_errors=True)
                 continue
             formats = tuple(capture.spec.formats)
-            garbage = await recover_target(self._services, target, directory, formats, armed=armed)
+            if self._recorder is not None and has_request(directory):
+                garbage = await recover_kineto_target(self._services, self._recorder, target, directory, formats)
+            else:
+                garbage = await recover_target(self._services, target, directory, formats, armed=armed)
             running.watchers.changed(number)
             await self._saver.target(running, number, garbage)
         await self._end(running)

@@ -1,8 +1,9 @@
-"""Starts the door for libkineto's polls."""
+"""Starts the door for libkineto's polls, and what records captures through it."""
 
 import contextlib
 import os
 
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder
 from kinetod.config.settings import Config
 from kinetod.kineto_ipc.network_namespaces import NamespaceOpener, OwnRights
 from kinetod.kineto_ipc.poll_door import PollDoor
@@ -19,3 +20,12 @@ async def start_poll_door(
     stack.push_async_callback(door.stop)
     await door.start()
     return door
+
+
+def make_recorder(door: PollDoor | None, stack: contextlib.AsyncExitStack) -> KinetoRecorder | None:
+    """What captures by libkineto share, which is stopped with the stack; None if no process polls."""
+    if door is None:
+        return None
+    recorder = KinetoRecorder(door.processes)
+    stack.push_async_callback(recorder.stop)
+    return recorder

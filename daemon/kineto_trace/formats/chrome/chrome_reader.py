@@ -21,7 +21,7 @@ from typing import BinaryIO
 import numpy as np
 from isal import igzip_lib
 
-from kineto_trace.errors import FileError
+from kineto_trace.errors import DamagedError, FileError
 from kineto_trace.formats.chrome import chrome_native_reader as native
 from kineto_trace.formats.chrome.chrome_native_reader import Fed, Parser
 from kineto_trace.formats.chrome.chrome_tables import build
@@ -41,20 +41,23 @@ MERGED = "kinetodMerge"  # member of files that merge/ wrote: the ranks in the f
 Read = Callable[[memoryview], int]  # fills part of the view and returns the count; 0: end
 
 
-def load_chrome(source: Path | str | BinaryIO, *, name: str = "") -> Trace:
+def load_chrome(source: Path | str | BinaryIO, *, name: str = "", whole: bool = False) -> Trace:
     """Reads a file, or the content of a binary file object, plain or gzip. name: used in errors.
 
-    Raises FileError if the content is not a trace, OSError if it cannot be read.
+    whole: whether a truncated file is an error. Raises FileError if the content is not a trace, DamagedError if it has
+    to be whole and is not, OSError if it cannot be read.
     """
     if isinstance(source, (Path, str)):
         with Path(source).open("rb", buffering=0) as file:
-            return _load(file, name or str(source))
-    return _load(source, name or str(getattr(source, "name", "the trace")))
+            return _load(file, name or str(source), whole=whole)
+    return _load(source, name or str(getattr(source, "name", "the trace")), whole=whole)
 
 
-def _load(file: BinaryIO, name: str) -> Trace:
+def _load(file: BinaryIO, name: str, *, whole: bool) -> Trace:
     document = _Document(name)
     document.read(_Input(file, document))
+    if whole and document.truncated:
+        raise DamagedError(f"{name} is not whole: {'; '.join(document.notes)}")
     head, notes = document.head, document.notes
     base = base_ns(head, notes)
     if MERGED in head:
@@ -177,6 +180,7 @@ class _Document:
         self.head: dict[str, str] = {}
         self.notes: list[str] = []
         self.undecoded = 0
+        self.truncated = False  # once it is read: it ended before its last bracket
         self._name = name
         self._buffer = np.zeros(PIECE_BYTES + native.PADDING, np.uint8)
         self._begin = self._end = 0  # of the bytes that are not consumed yet
@@ -272,6 +276,7 @@ class _Document:
         if counts.list and counts.events and not counts.phases:
             raise FileError(f"{self._name} is not a trace: it is a list of objects that are not events")
         self.notes += self._damages(counts.events)
+        self.truncated = not counts.closed
         lost = [key[0] for key in self._damage]
         if counts.in_events and native.LOST_END not in lost:
             self.notes.append(f"the file is truncated inside its list of events: {_read(counts.events)}")

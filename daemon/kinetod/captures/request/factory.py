@@ -30,6 +30,8 @@ def new_capture(
         target.state = pb.TARGET_STATE_PENDING
         target.state_since_ns = now_ns
         target.requested_ns = requested_ns
+        target.recorder = resolved.records
+        target.warnings.extend(resolved.warnings)
         if resolved.problem is not None:
             target.state = pb.TARGET_STATE_ENDED
             target.verdict = pb.VERDICT_FAILED

@@ -14,7 +14,7 @@ Theory of operation
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kineto_agent.protocol.wire import PROTOCOL_VERSION
@@ -27,6 +27,8 @@ from kinetod.attach.attach_types import Approval, AttachCode, Attached, AttachEr
 from kinetod.attach.inspect.process_inspection import read_status
 from kinetod.attach.inspect.target_memory import gone
 from kinetod.base.errors import Exhausted, KinetodError, NotFound, NotPermitted, Precondition, Reason
+from kinetod.captures.request.polled_targets import PolledTargets, nobody_polls, polled_uid
+from kinetod.kineto_ipc.polling_process import PollingProcess
 from kinetod.permissions.role_policy import Action, Caller, listed, may, needed, sees_all
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import PROC, ProcessKey
@@ -51,6 +53,15 @@ class Resolved:
     problem: KinetodError | None = None
     attached: Attached | None = None  # the agent was brought in for this capture
     approved: Credentials | None = None  # what was decided about
+    polling: PollingProcess | None = None  # its own libkineto records; it needs no agent then
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> pb.Recorder:
+        """Who records in it."""
+        if self.problem is not None:
+            return pb.RECORDER_UNSPECIFIED
+        return pb.RECORDER_AGENT if self.polling is None else pb.RECORDER_KINETO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,7 @@ class TargetRequest:
     caller: Caller
     attacher: Attacher | None  # None: only processes that have an agent
     keep_agent_ns: int
+    polled: PolledTargets = field(default_factory=nobody_polls)
     each_by_itself: bool = False  # a named pid that cannot be traced does not end the others
 
     @property
@@ -98,7 +110,7 @@ async def resolve(
 
 def still_there(registry: Registry, wanted: TargetRequest, targets: Sequence[Resolved]) -> list[Resolved]:
     """Rechecks the targets just before the capture starts. Raises KinetodError for named pids as `resolve` does."""
-    found = [_now(registry, target) for target in targets]
+    found = [_now(registry, wanted.polled, target) for target in targets]
     _raise_first(wanted, found)
     return found
 
@@ -136,11 +148,16 @@ async def _each(registry: Registry, wanted: TargetRequest) -> list[Candidate]:
 
 
 async def _selected(registry: Registry, wanted: TargetRequest, own_uid: int) -> list[Resolved]:
+    attaches, polled = wanted.attacher is not None, wanted.polled
+
     def usable(candidate: Candidate) -> bool:
-        return candidate.visible_to(wanted.caller) and _forbidden(wanted.caller, candidate, own_uid) is None
+        if not candidate.visible_to(wanted.caller) or _forbidden(wanted.caller, candidate, own_uid) is not None:
+            return False
+        polls = polled.process(candidate.key) is not None
+        return polls if polled.only_kineto else attaches or candidate.has_agent() or polls
 
     await _each(registry, wanted)  # whose children are meant
-    candidates = await registry.selected(wanted.match, usable, attachable=wanted.attacher is not None)
+    candidates = await registry.selected(wanted.match, usable, attachable=attaches or polled.any_polls())
     return [_checked(registry, wanted, candidate, own_uid) for candidate in candidates]
 
 
@@ -148,9 +165,12 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
     """Checks what can be checked without an agent, ownership first."""
     process, agent = candidate.process, candidate.agent
     name = _name(process)
-    problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid)
+    polling, refused = wanted.polled.chosen(candidate.key, name)
+    problem: KinetodError | None = _forbidden(wanted.caller, candidate, own_uid) or refused
     if problem is not None:
         pass
+    elif polling is not None or (busy := wanted.polled.recording(candidate.key, name)) is not None:
+        problem = _kineto_busy(wanted.polled, process, agent, candidate.key) if polling is not None else busy
     elif process.agent_state == pb.AGENT_STATE_INCOMPATIBLE:
         theirs = registry.incompatible_version(candidate.key)
         problem = Precondition(
@@ -162,6 +182,8 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
         )
     elif agent is not None:
         problem = _busy(process, agent)
+    elif wanted.attacher is None and (polling := wanted.polled.instead(candidate.key)) is not None:
+        problem = _kineto_busy(wanted.polled, process, agent, candidate.key)
     elif wanted.attacher is None:
         problem = Precondition(
             Reason.NO_AGENT,
@@ -169,7 +191,9 @@ def _checked(registry: Registry, wanted: TargetRequest, candidate: Candidate, ow
             f"remove that option, or {HOW_TO_GET_AN_AGENT}",
             pid=process.pid,
         )
-    return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials)
+    if polling is not None:
+        agent = None
+    return Resolved(candidate.key, process, agent, problem, approved=candidate.facts.credentials, polling=polling)
 
 
 def _forbidden(caller: Caller, candidate: Candidate, own_uid: int) -> NotPermitted | None:
@@ -245,15 +269,26 @@ def _busy(process: pb.Process, agent: ConnectedAgent) -> Precondition | None:
     )
 
 
-def _now(registry: Registry, target: Resolved) -> Resolved:
+def _kineto_busy(
+    polled: PolledTargets, process: pb.Process, agent: ConnectedAgent | None, key: ProcessKey
+) -> Precondition | None:
+    """The error for a process whose libkineto would meet another recording."""
+    return polled.busy(key, _name(process)) or (None if agent is None else _busy(process, agent))
+
+
+def _now(registry: Registry, polled: PolledTargets, target: Resolved) -> Resolved:
     if target.problem is not None:
         return target
-    agent = registry.agent(target.key)
+    agent, name = registry.agent(target.key), _name(target.process)
+    if target.polling is not None:
+        gone = polled.no_longer(target.polling, name)
+        return replace(target, problem=gone or _kineto_busy(polled, target.process, agent, target.key))
+    if (busy := polled.recording(target.key, name)) is not None:
+        return replace(target, problem=busy)
     if agent is None or agent is not target.agent:  # another one is another program's, for all that we know
         problem = Precondition(
             Reason.NO_AGENT,
-            f"the agent in {_name(target.process)} has just disconnected: the process ended or stopped its agent; "
-            "try again",
+            f"the agent in {name} has just disconnected: the process ended or stopped its agent; try again",
             pid=target.process.pid,
         )
         return replace(target, agent=None, problem=problem)
@@ -276,6 +311,8 @@ async def _with_agents(
     async def one(target: Resolved) -> Resolved:
         if target.problem is not None:
             return target
+        if target.polling is not None:
+            return replace(target, problem=await wanted.polled.problem(target.key, target.approved))
         if target.agent is not None:
             hold(target.agent)
             return target
@@ -286,12 +323,26 @@ async def _with_agents(
         try:
             agent = await wanted.attacher.attach(target.key, approval)
         except AttachError as exc:
-            return replace(target, problem=_attach_problem(target, await _explained(registry, target, exc)))
+            return await _by_kineto(wanted.polled, target, await _explained(registry, target, exc))
         hold(agent)
         add_agent(target.process, agent)
         return replace(target, agent=agent, attached=agent.attached)
 
     return list(await asyncio.gather(*(one(target) for target in targets)))
+
+
+async def _by_kineto(polled: PolledTargets, target: Resolved, error: AttachError) -> Resolved:
+    """The target recorded by its own libkineto, if that may and can; else with the error as its problem."""
+    problem = _attach_problem(target, error)
+    polling = polled.instead(target.key, error.code)
+    if polling is None:
+        return replace(target, problem=problem)
+    other = polled.busy(target.key, _name(target.process)) or await polled.problem(target.key, target.approved)
+    if other is not None:
+        text = f"{problem.message}; nor can its own libkineto record: {other.message}"
+        return replace(target, problem=type(problem)(problem.reason, text, pid=target.key.pid))
+    warning = f"the process's own libkineto records, since no agent can be attached: {error.reason}"
+    return replace(target, polling=polling, warnings=(warning,))
 
 
 async def _explained(registry: Registry, target: Resolved, error: AttachError) -> AttachError:
@@ -309,7 +360,7 @@ async def _decided_again(
     now = {each.key: each for each in await registry.candidates(open_ones)} if open_ones else {}
 
     def decided(target: Resolved) -> Resolved:
-        if target.problem is not None or target.agent is None or target.approved is None:
+        if target.problem is not None or (target.agent is None and target.polling is None) or target.approved is None:
             return target
         found = now.get(target.key)
         if found is None or found.facts.credentials is None:
@@ -317,8 +368,10 @@ async def _decided_again(
         problem: KinetodError | None = _forbidden(wanted.caller, found, own_uid)
         if problem is None:
             difference = target.approved.difference(found.facts.credentials)
-            if not difference and target.agent.identity.uid != target.approved.uid:
+            if not difference and target.agent is not None and target.agent.identity.uid != target.approved.uid:
                 difference = f"its agent connected as uid {target.agent.identity.uid}"
+            if not difference and target.polling is not None:
+                difference = polled_uid(target.polling, target.approved)
             if not difference:
                 return target
             problem = _attach_problem(target, replaced(target.key.pid, difference))

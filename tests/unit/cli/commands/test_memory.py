@@ -42,6 +42,7 @@ def test_the_capture_is_one_of_memory_snapshot_alone(
         duration_ns=10_000_000_000,
         activity_types=["memory_snapshot"],
         options=pb.Options(),
+        recorder=pb.RECORDER_AGENT,
     )
 
 
@@ -56,6 +57,7 @@ def test_options_become_those_of_the_capture(
         activity_types=["memory_snapshot"],
         options=pb.Options(with_stack=True),
         buffer_limit_bytes=64 << 20,
+        recorder=pb.RECORDER_AGENT,
         no_attach=True,
         keep_agent_ns=0,
     )

@@ -77,6 +77,14 @@ def test_a_live_attach_is_told_with_what_it_took() -> None:
     assert line == "pending-call: in the process after 700 µs, no thread stopped"
 
 
+def test_of_a_recording_by_libkineto_neither_cost_nor_losses_are_claimed() -> None:
+    target = captures.done_target()
+    target.recorder = pb.RECORDER_KINETO
+    lines = target_lines(captures.capture(target), target, {})
+    assert lines[0] == ("recorder", "the process's own libkineto, whose cost is not measured")
+    assert ("dropped", "unknown: libkineto does not tell") in lines
+
+
 def python_lines(target: pb.Target) -> list[tuple[str, str]]:
     lines = target_lines(captures.capture(target), target, {})
     first = next(place for place, (label, _) in enumerate(lines) if label == "top Python")

@@ -10,8 +10,12 @@ from kineto_agent.protocol.records import SPACE_PYTHON_CODE, SPACE_STACK_NODE, S
 from kineto_trace.conversion.target_conversion import convert_target
 from kineto_trace.conversion.worker_job import answer
 from kineto_trace.errors import FormatError, SpoolError, UnknownVersionError
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 from kineto_trace.spool.raw_records import RawWriter
+from kineto_trace.store.output_formats import SUFFIXES
 from kineto_trace.store.parquet_folder import load_columns
+from support.peers.on_demand_kineto import trace_text
 from support.trace_files.h200 import make_spool, recording, string_entry
 
 
@@ -165,3 +169,27 @@ def test_a_job_is_answered_whatever_happens(tmp_path: Path) -> None:
     assert (refused["id"], refused["ok"], refused["reason_code"]) == ("b", False, "SPOOL_INVALID")
     wrong = ask("not json")
     assert (wrong["id"], wrong["ok"], wrong["reason_code"]) == (None, False, "TRACE_FAILED")
+
+
+def test_of_libkinetos_own_file_the_chrome_formats_are_exact_copies(tmp_path: Path) -> None:
+    OnDemandRequest(trace_id=42, folder="/tmp", name="x_99.json").write(tmp_path)
+    TargetInfo(capture_id="c1", host="h", pid=99, process_name="python").write(tmp_path)
+    text = trace_text(42).replace('"ms"', ' "ms" ').encode()  # as no writer of ours would lay it out
+    kineto_file(tmp_path).write_bytes(text)
+    answered = json.loads(answer(json.dumps({"id": 1, "target_dir": str(tmp_path), "formats": [*SUFFIXES]})))
+    conversion = answered["conversion"]
+    assert conversion["summary"]["activities"] == {"cpu_op": 2}
+    assert (tmp_path / "trace.json").read_bytes() == text
+    assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()) == text
+    for _format, name, size, digest in conversion["files"]:
+        data = (tmp_path / name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
+    assert len(load_columns(tmp_path / "columns").table("cpu_op")) == 2
+
+
+def test_a_file_of_libkineto_that_is_not_the_trace_is_damaged(tmp_path: Path) -> None:
+    OnDemandRequest(trace_id=42, folder="/tmp", name="x_99.json").write(tmp_path)
+    TargetInfo(capture_id="c1", host="h", pid=99, process_name="python").write(tmp_path)
+    kineto_file(tmp_path).write_text(trace_text(43))
+    answered = json.loads(answer(json.dumps({"id": 1, "target_dir": str(tmp_path), "formats": []})))
+    assert (answered["ok"], answered["reason_code"]) == (False, "FILE_DAMAGED")

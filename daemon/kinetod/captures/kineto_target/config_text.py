@@ -1,0 +1,218 @@
+"""The text by which libkineto is asked for a trace, and what of a request it cannot carry out. Pure.
+
+Theory of operation
+    libkineto reads lines of KEY=VALUE (Config.cpp, AbstractConfig.cpp). A line with a second "=" and a value that it
+    does not understand end the reading, and what had been read until then is carried out unchecked; a name that it does
+    not know is skipped. So every value is written in a form that all of its versions take, and the list of activity
+    types, which differs between versions, comes last and names only those that all have.
+
+Rules
+    PROFILE_MEMORY is never sent: the thread that it starts runs in a loop without a pause until the process ends.
+    A request by iteration brings a duration, always: libkineto takes it in a program that does not step, and 500 ms
+    without being told. A duration of 0 makes it refuse such a request, as kinetod's agent does.
+    A start time that has passed is an error in libkineto, and its request is dropped without a word.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kineto_agent.protocol import wire
+from kineto_protos.units import format_duration
+from kineto_protos.v1 import profiler_pb2 as pb
+
+# The types that libkineto has known since it polls; an unknown one ends the reading of the text.
+ACTIVITY_TYPES = (
+    "cpu_op",
+    "user_annotation",
+    "gpu_user_annotation",
+    "gpu_memcpy",
+    "gpu_memset",
+    "kernel",
+    "external_correlation",
+    "cuda_runtime",
+    "cuda_driver",
+    "cpu_instant_event",
+    "python_function",
+    "overhead",
+    "cuda_sync",
+)
+POLL_PERIOD_NS = 5 * 10**9  # Config.cpp; only a configuration file of the process changes it
+# A timed trace begins so long after its request was read, so that the loop of 1 s meets its start (Config.cpp).
+START_DELAY_NS = 2 * 10**9
+LEAST_LEAD_NS = POLL_PERIOD_NS + START_DELAY_NS  # of a start time that libkineto can keep
+_MS, _S, _MIB = 10**6, 10**9, 1 << 20
+_MOST = (1 << 31) - 1  # libkineto reads most numbers as int32
+_MIN_BUFFER_MIB = 1
+_OPTION_KEYS = {
+    "record_shapes": "PROFILE_REPORT_INPUT_SHAPES",
+    "profile_memory": "PROFILE_PROFILE_MEMORY",
+    "with_stack": "PROFILE_WITH_STACK",
+    "with_flops": "PROFILE_WITH_FLOPS",
+    "with_modules": "PROFILE_WITH_MODULES",
+}
+_KEY = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_VALUE = re.compile(r"[!-~ ]{0,256}", re.ASCII)
+_NOT_IN_VALUES = frozenset("=#")
+_NEVER = {
+    "PROFILE_MEMORY": "its thread runs without a pause until the process ends; use `kinetoctl memory`",
+    "PROFILE_MEMORY_DURATION_MSECS": "it belongs to PROFILE_MEMORY, which is never sent",
+    "ACTIVITIES_ENABLED": "switching the profiler off leaves the capture without a trace",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDestination:
+    """Where libkineto is to write, and what the file has to repeat. folder, stem: as the process sees them.
+
+    libkineto puts the process's own pid between stem and suffix.
+    """
+
+    folder: str
+    stem: str
+    trace_id: int
+
+    @property
+    def path(self) -> str:
+        """The value of ACTIVITIES_LOG_FILE."""
+        return f"{self.folder}/{self.stem}.json"
+
+    def name(self, own_pid: int) -> str:
+        """What the file is called in its folder. own_pid: the process's pid in its own namespace."""
+        return f"{self.stem}_{own_pid}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoText:
+    """A request for libkineto. warnings: how it differs from what the caller asked for."""
+
+    text: bytes
+    warnings: tuple[str, ...]
+
+
+def unsupported(spec: pb.CaptureSpec) -> str:
+    """What libkineto cannot do of a request, and what to do about it; empty if it can do it."""
+    unknown = [name for name in spec.activity_types if name not in ACTIVITY_TYPES]
+    if unknown:
+        return (
+            f"libkineto records no {', '.join(unknown)} on demand; leave these types out, or let kinetod's agent "
+            "record (--recorder agent)"
+        )
+    if spec.options.stack_sample_hz:
+        return "libkineto does not sample stacks; leave stack_sample_hz out, or use --recorder agent"
+    if spec.options.wait_for_user_profiler:
+        return "libkineto does not wait for the program's own profiler; trace again after it"
+    return ""
+
+
+def checked_extra(extra: Mapping[str, str]) -> dict[str, str]:
+    """Keys that are passed on as they are, for clients that write libkineto's text themselves. Raises ValueError."""
+    for key, value in extra.items():
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r:.80} is not a key of libkineto's")
+        if key in _OWN_KEYS:
+            raise ValueError(f"{key} is set by the capture itself")
+        if key in _NEVER:
+            raise ValueError(f"{key} is not passed on: {_NEVER[key]}")
+        if not _VALUE.fullmatch(value) or _NOT_IN_VALUES & set(value):
+            raise ValueError(f"{key}: the value {value!r:.80} is not one that libkineto can read")
+    return dict(extra)
+
+
+def kineto_text(
+    start: wire.Start,
+    spec: pb.CaptureSpec,
+    destination: TraceDestination,
+    *,
+    now_ns: int,
+    extra: Mapping[str, str] | None = None,
+) -> KinetoText:
+    """The text for one process. start: when and for how long; spec: the rest. now_ns: Unix time of the offer.
+
+    Raises ValueError for an extra key that may not be passed on.
+    """
+    warnings: list[str] = []
+    entries = {"ACTIVITIES_LOG_FILE": destination.path, "REQUEST_TRACE_ID": str(destination.trace_id)}
+    entries |= _iterations(start, warnings) if start.iterations is not None else _duration(start, now_ns, warnings)
+    for option, key in _OPTION_KEYS.items():
+        entries[key] = "true" if start.options.get(option) else "false"
+    if spec.options.with_stack and not spec.options.stack_trace:
+        warnings.append("libkineto records every Python call instead of sampling stacks, which costs much more")
+    if spec.buffer_limit_bytes:
+        buffers_mib = max(_MIN_BUFFER_MIB, spec.buffer_limit_bytes // _MIB)
+        entries["ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB"] = str(min(buffers_mib, _MOST))
+    entries |= checked_extra(extra or {})
+    if types := _types(spec, start.activity_types):
+        entries["ACTIVITY_TYPES"] = ",".join(types)
+    return KinetoText(
+        text="".join(f"{key}={value}\n" for key, value in entries.items()).encode(), warnings=tuple(warnings)
+    )
+
+
+def _types(spec: pb.CaptureSpec, recorded: Iterable[str]) -> list[str]:
+    """As the caller named them, with those that an option brings along."""
+    return list(dict.fromkeys([*spec.activity_types, *recorded])) if spec.activity_types else []
+
+
+def _duration(start: wire.Start, now_ns: int, warnings: list[str]) -> dict[str, str]:
+    warmup_s = -(-start.warmup_ns // _S)
+    if start.warmup_ns % _S:
+        warnings.append(f"libkineto warms up for whole seconds: {warmup_s} s")
+    begin_ms = 0
+    if start.start_time_ns:
+        lead_ns = start.start_time_ns - warmup_s * _S - now_ns
+        if lead_ns >= LEAST_LEAD_NS:
+            begin_ms = start.start_time_ns // _MS
+        else:
+            warnings.append(
+                f"libkineto asks for requests every {format_duration(POLL_PERIOD_NS)}, so that it cannot keep a start "
+                f"time this close; it begins as soon as it has the request, up to {format_duration(LEAST_LEAD_NS)} "
+                "after this one was made"
+            )
+    return {
+        "PROFILE_START_TIME": str(begin_ms),
+        "ACTIVITIES_DURATION_MSECS": _duration_ms(start.duration_ns or 0),
+        "ACTIVITIES_WARMUP_PERIOD_SECS": str(min(warmup_s, _MOST)),
+    }
+
+
+def _iterations(start: wire.Start, warnings: list[str]) -> dict[str, str]:
+    if start.or_duration_ns is not None:
+        warnings.append(
+            f"libkineto does not say which of the two it recorded: {start.iterations} iterations or, in a program that "
+            f"does not step, {format_duration(start.or_duration_ns)}"
+        )
+    entries = {
+        "PROFILE_START_ITERATION": str(min(start.start_iteration or 0, _MOST)),
+        "ACTIVITIES_ITERATIONS": str(start.iterations),
+        "ACTIVITIES_DURATION_MSECS": _duration_ms(start.or_duration_ns or 0),
+        "ACTIVITIES_WARMUP_PERIOD_SECS": "0",
+    }
+    if start.iteration_roundup > 1:
+        entries["PROFILE_START_ITERATION_ROUNDUP"] = str(min(start.iteration_roundup, _MOST))
+    if start.warmup_iterations:
+        entries["ACTIVITIES_WARMUP_ITERATIONS"] = str(start.warmup_iterations)
+    return entries
+
+
+def _duration_ms(duration_ns: int) -> str:
+    return str(min(-(-duration_ns // _MS), _MOST))
+
+
+_OWN_KEYS = frozenset(
+    {
+        "ACTIVITIES_LOG_FILE",
+        "REQUEST_TRACE_ID",
+        "PROFILE_START_TIME",
+        "PROFILE_START_ITERATION",
+        "PROFILE_START_ITERATION_ROUNDUP",
+        "ACTIVITIES_DURATION_MSECS",
+        "ACTIVITIES_DURATION_SECS",
+        "ACTIVITIES_ITERATIONS",
+        "ACTIVITIES_WARMUP_ITERATIONS",
+        "ACTIVITIES_WARMUP_PERIOD_SECS",
+        "ACTIVITIES_MAX_GPU_BUFFER_SIZE_MB",
+        "ACTIVITY_TYPES",
+        *_OPTION_KEYS.values(),
+    }
+)

@@ -1,0 +1,129 @@
+"""What all captures by libkineto share: which processes poll, which of them record for a capture, and stray files.
+
+Theory of operation
+    libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
+    Such a file is awaited in the background and removed, until a poll says that the profiler is free again, or the
+    process ends; with the daemon's end that ends, too.
+
+    What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
+    of its own, so that no other part of the daemon waits for one that does not come back.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from kinetod.captures.kineto_target.trace_folder import TraceFolder
+from kinetod.kineto_ipc.polling_process import PollingProcess, PollingProcesses
+from kinetod.processes.identity import Identity, ProcessKey
+
+log = logging.getLogger(__name__)
+
+LOOK_PERIOD_S = 0.2  # a file shows for 1 s at least: libkineto's loop has that period
+LOOK_DEADLINE_S = 5.0
+REMOVE_DEADLINE_S = 60.0
+_THREADS = 8
+_STRAY_PERIOD_S = 1.0
+T = TypeVar("T")
+
+
+class KinetoRecorder:
+    """The processes that poll, as captures use them."""
+
+    def __init__(self, polling: PollingProcesses) -> None:
+        self._polling = polling
+        self._captures: dict[ProcessKey, str] = {}
+        self._finished_ns: dict[ProcessKey, int] = {}  # when the last trace was whole, of those that poll
+        self._threads = ThreadPoolExecutor(_THREADS, "kineto-files")
+        self._strays: set[asyncio.Task[None]] = set()
+
+    def process(self, key: ProcessKey) -> PollingProcess | None:
+        """The process with this key, if it polls."""
+        return self._polling.get(key)
+
+    def pids(self) -> set[int]:
+        """The pids of all that poll."""
+        return {process.key.pid for process in self._polling.all()}
+
+    def capture_in(self, key: ProcessKey) -> str:
+        """The capture that this process records; "" if there is none."""
+        return self._captures.get(key, "")
+
+    def take(self, key: ProcessKey, capture_id: str) -> None:
+        """Makes the process busy with this capture."""
+        self._captures[key] = capture_id
+
+    def free(self, key: ProcessKey, capture_id: str) -> None:
+        """Ends what `take` began."""
+        if self._captures.get(key) == capture_id:
+            del self._captures[key]
+
+    def finished(self, key: ProcessKey) -> None:
+        """Notes that the process's trace is whole: until its next poll, what the last one said of it is out of date."""
+        self._finished_ns = {each: at for each, at in self._finished_ns.items() if self.process(each) is not None}
+        self._finished_ns[key] = time.time_ns()
+
+    def is_tracing(self, process: PollingProcess) -> bool:
+        """Whether the profiler of a process is armed or records, as far as is known."""
+        return process.tracing and process.last_poll_ns > self._finished_ns.get(process.key, 0)
+
+    async def in_thread(
+        self, function: Callable[..., T], *args: Any, deadline_s: float = LOOK_DEADLINE_S, **kwargs: Any
+    ) -> T:
+        """Calls a function that looks into a process's folder. Raises TimeoutError, and what it raises."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(deadline_s):
+            return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    async def remove(self, folder: TraceFolder, name: str) -> None:
+        """Removes a file, however long that has to wait for its turn; a failure is logged."""
+        try:
+            await self.in_thread(folder.remove, name, deadline_s=REMOVE_DEADLINE_S)
+        except (OSError, TimeoutError) as exc:
+            log.warning("%s could not be removed: %s", name, exc or "its folder does not answer")
+
+    def remove_later(
+        self, process: PollingProcess, folder: TraceFolder, name: str, *, since_ns: int, within_s: float
+    ) -> None:
+        """Removes a file once it is whole or will not be; takes over the folder.
+
+        since_ns: a poll after this time that says that the profiler is free means that no file comes any more.
+        within_s: how long it may take to come.
+        """
+        removing = self._remove_later(process, folder, name, since_ns, within_s)
+        task = asyncio.create_task(removing, name=f"stray {name}")
+        self._strays.add(task)
+        task.add_done_callback(self._strays.discard)
+
+    async def _remove_later(
+        self, process: PollingProcess, folder: TraceFolder, name: str, since_ns: int, within_s: float
+    ) -> None:
+        def may_come() -> bool:
+            return is_alive(process.key) and (process.tracing or process.last_poll_ns <= since_ns)
+
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(within_s):
+                    while may_come() and not (await self.in_thread(folder.look, name)).whole:
+                        await asyncio.sleep(_STRAY_PERIOD_S)
+            await self.remove(folder, name)
+        finally:
+            folder.close()
+
+    async def stop(self) -> None:
+        """Gives up what is awaited. What still blocks is left to itself."""
+        strays = list(self._strays)
+        for stray in strays:
+            stray.cancel()
+        await asyncio.gather(*strays, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def is_alive(key: ProcessKey) -> bool:
+    """Whether the process exists and is not on its way out."""
+    return Identity(key, uid=0, gid=0, pidfd=None).alive()

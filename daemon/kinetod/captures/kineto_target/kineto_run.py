@@ -1,0 +1,342 @@
+"""Drives one target whose own libkineto records, from the offer of the request until the verdict.
+
+Theory of operation
+    `KinetoRun.run` is one task; `OnDemandTrace` decides what happens, and this module does the I/O that it asks for.
+    What the polls say comes by `_on_offer`, on the event loop; as long as the file may come, the folder is looked at
+    every LOOK_PERIOD_S, in a thread.
+
+    What was asked for is written to the target's folder before it is offered, and again when it was first sent: with
+    that the next daemon awaits the file of a recording that this one began (`kineto_recovery`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kineto_agent.protocol import wire
+from kineto_protos.alignment import Aligned
+from kineto_protos.v1 import profiler_pb2 as pb
+from kineto_trace.model.target_info import TargetInfo
+from kineto_trace.spool.kineto_file import OnDemandRequest
+
+from kinetod.base.errors import KinetodError, VerdictReason
+from kinetod.captures.kineto_target.config_text import TraceDestination, kineto_text
+from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
+from kinetod.captures.kineto_target.on_demand_trace import (
+    WAIT_S,
+    FolderLooked,
+    MakeOffer,
+    OfferOver,
+    OfferReady,
+    OfferSent,
+    OfferTaken,
+    OnDemandTrace,
+    ProcessGone,
+    WithdrawOffer,
+    longest_ns,
+)
+from kinetod.captures.kineto_target.trace_destination import new_destination, own_pid
+from kinetod.captures.kineto_target.trace_folder import FolderUnreachable, Sight, TraceFolder
+from kinetod.captures.result.verdict import DONE, Ending, EndState
+from kinetod.captures.target.collection import (
+    STOP_GRACE_S,
+    Begun,
+    DeadlinePassed,
+    DecodingBegun,
+    Now,
+    Publish,
+    StopWanted,
+    VerdictGiven,
+)
+from kinetod.captures.target.exec_detection import after_exec
+from kinetod.captures.target.services import Services
+from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
+from kinetod.processes.credentials import Credentials
+
+log = logging.getLogger(__name__)
+
+_ALIVE_PERIOD_S = 1.0
+_NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
+_EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] = {
+    OfferEvent.SENT: OfferSent,
+    OfferEvent.TAKEN: OfferTaken,
+    OfferEvent.OVER: OfferOver,
+}
+
+
+class KinetoRun:
+    """A TracedTarget without an agent, so that nobody can be asked for its iterations."""
+
+    agent = None
+
+    def __init__(
+        self,
+        services: Services,
+        recorder: KinetoRecorder,
+        *,
+        capture_id: str,
+        target: pb.Target,
+        process: PollingProcess,
+        start: wire.Start,
+        spec: pb.CaptureSpec,
+        formats: Sequence[str],
+        directory: Path,
+        approved: Credentials,
+        on_change: Callable[[], None],
+        check_share: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.target = target
+        self.garbage: Path | None = None
+        self.clock: pb.ClockOffset | None = None
+        self._services = services
+        self._config = services.config  # a reload changes later captures only
+        self._recorder = recorder
+        self._capture_id = capture_id
+        self._process = process
+        self._spec = spec
+        self._formats = tuple(formats)
+        self._directory = directory
+        self._approved = approved
+        self._on_change = on_change
+        self._check_share = check_share
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._trace = OnDemandTrace(target.pid, start, self._config)
+        self._offered: OfferedConfiguration | None = None
+        self._withdrawn_ns = 0
+        self._folder: TraceFolder | None = None
+        self._destination: TraceDestination | None = None
+        self._asked: OnDemandRequest | None = None
+
+    # called by the manager
+
+    @property
+    def request(self) -> wire.Start:
+        """What libkineto is asked for; it may be changed until `begin`."""
+        return self._trace.request
+
+    @request.setter
+    def request(self, request: wire.Start) -> None:
+        self._trace.request = request
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the target is ending or has ended."""
+        return self._trace.is_over
+
+    def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
+        """Ends the capture as far as libkineto can be stopped; see `OnDemandTrace`."""
+        if ending.code == VerdictReason.CANCELLED and self._trace.watches_file:
+            self.target.warnings.append(_NO_EARLY_END)
+            self._on_change()
+        self._handle(StopWanted(ending, grace_s))
+        self._wake.set()
+
+    def attach(self) -> None:
+        """Makes the process busy with this capture."""
+        self._recorder.take(self._process.key, self._capture_id)
+
+    async def armed(self) -> None:
+        """Waits, before `run`, until `begin` is called or the target is over."""
+        while not self._trace.begun and not self.is_over:
+            await self._wait(_ALIVE_PERIOD_S)
+            if not is_alive(self._process.key):
+                self._handle(ProcessGone(died=True))
+
+    def begin(self) -> None:
+        """Allows the request to be offered."""
+        self._handle(Begun())
+        self._wake.set()
+
+    def align(self, aligned: Aligned) -> None:
+        """Sets, before `begin`, the iterations that the targets of this capture have in common."""
+        self.request = aligned.applied(self.request)
+
+    async def run(self) -> None:
+        """Runs, after `attach`, until the target has its verdict. Raises only CancelledError."""
+        try:
+            await self._run()
+        except Exception:
+            log.exception("capture %s failed for process %d", self._capture_id, self.target.pid)
+            self.target.verdict, self.target.reason_code = pb.VERDICT_FAILED, VerdictReason.INTERNAL
+            self.target.reason = "an internal error of the daemon; its log has the details"
+        finally:
+            self._withdraw()
+            self._recorder.free(self._process.key, self._capture_id)
+            self._leave_folder()
+        self._handle(VerdictGiven())
+
+    async def _run(self) -> None:
+        self._handle(OfferReady(await self._prepare()))
+        ending = await self._record()
+        if ending == DONE and self._folder is not None and self._asked is not None:
+            self._recorder.finished(self._process.key)
+            self._handle(DecodingBegun())
+            fetch = Fetch(
+                services=self._services,
+                recorder=self._recorder,
+                folder=self._folder,
+                directory=self._directory,
+                check_share=self._check_share,
+            )
+            ending = await fetch.file(self._asked)
+        ending = await after_exec(self._services.whose, self._process.key, self._approved, ending)
+        self.garbage = await store_kineto_file(
+            self._services, self.target, self._directory, self._formats, self._info(), ending
+        )
+
+    # before
+
+    async def _prepare(self) -> Ending | None:
+        """Opens the folder and notes what will be asked for. Returns why the request cannot be offered, if so."""
+        if self._trace.is_over:
+            return None
+        key = self._process.key
+        if not is_alive(key):
+            self._handle(ProcessGone(died=True))
+            return None
+        try:
+            destination = await self._recorder.in_thread(new_destination, key.pid, self._capture_id)
+            uid = self._approved.uids[-1]  # that of the file system, to which new files belong
+            self._folder = await self._recorder.in_thread(TraceFolder.open, key, destination.folder, uid)
+        except TimeoutError:
+            text = f"the temporary folder of process {key.pid} does not answer"
+            return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, text)
+        except FolderUnreachable as exc:
+            return Ending(EndState.FAILED, VerdictReason.LIBKINETO_UNAVAILABLE, str(exc))
+        self._destination = destination
+        name = destination.name(own_pid(key.pid))
+        asked = OnDemandRequest(trace_id=destination.trace_id, folder=destination.folder, name=name)
+        self._asked = replace(asked, until_ns=self._until_ns() + int(WAIT_S * 1e9))
+        return await self._note(self._asked)
+
+    async def _note(self, asked: OnDemandRequest) -> Ending | None:
+        """Writes what is asked for to disk, for a restarted daemon."""
+        try:
+            await self._loop.run_in_executor(self._services.executor, asked.write, self._directory)
+            await self._loop.run_in_executor(self._services.executor, self._info().write, self._directory)
+        except OSError as exc:
+            text = f"writing failed ({exc.strerror}): {self._directory}"
+            return Ending(EndState.FAILED, VerdictReason.STORE_IO, text)
+        return None
+
+    def _info(self) -> TargetInfo:
+        process = self.target.process
+        return TargetInfo(
+            capture_id=self._capture_id,
+            host=self._services.host,
+            pid=self.target.pid,
+            process_name=Path(process.command[0]).name if process.command else "",
+            command=list(process.command),
+            job_id=process.job_id,
+            rank=process.rank if process.HasField("rank") else None,
+            world_size=process.world_size if process.HasField("world_size") else None,
+            framework=process.framework or "torch",
+            labels=dict(self._spec.labels),
+            activity_types=list(self.request.activity_types),
+            clock_offset_ns=self.clock.offset_ns if self.clock is not None else None,
+            clock_uncertainty_ns=self.clock.uncertainty_ns if self.clock is not None else None,
+        )
+
+    # recording
+
+    async def _record(self) -> Ending:
+        trace, noted = self._trace, False
+        while (ending := trace.ending()) is None:
+            period = LOOK_PERIOD_S if trace.watches_file else trace.deadline_s - self._loop.time()
+            await self._wait(min(period, trace.deadline_s - self._loop.time()))
+            if trace.times_sent and not noted and self._asked is not None:
+                noted = True
+                self._asked = replace(self._asked, sent_ns=time.time_ns(), until_ns=self._until_ns())
+                await self._note(self._asked)
+            await self._look()
+            if trace.ending() is None and self._loop.time() >= trace.deadline_s:
+                self._handle(DeadlinePassed())
+        return ending
+
+    def _until_ns(self) -> int:
+        """When the file has to be there if libkineto gets the request now. Unix time."""
+        begins_ns = max(time.time_ns(), self.request.start_time_ns)
+        return begins_ns + longest_ns(self.request, self._config) + self._config.process_deadline_ns
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), max(0.0, seconds))
+        self._wake.clear()
+
+    async def _look(self) -> None:
+        if not self._trace.watches_file or self._folder is None or self._asked is None:
+            return
+        sight = Sight()
+        with contextlib.suppress(OSError, TimeoutError):
+            sight = await self._recorder.in_thread(self._folder.look, self._asked.name)
+        alive = is_alive(self._process.key)
+        if self._offered is None and self._is_free_again():
+            self._handle(OfferOver())
+        self._handle(FolderLooked(sight))
+        if not alive and not sight.whole:
+            self._handle(ProcessGone(died=True))
+
+    def _is_free_again(self) -> bool:
+        """Whether a poll after the file was opened says so: an offer that was withdrawn for it tells nothing more."""
+        process = self._process
+        return not process.tracing and process.last_poll_ns > self._withdrawn_ns
+
+    def _on_offer(self, event: OfferEvent) -> None:
+        if event is OfferEvent.GONE:
+            self._handle(ProcessGone(died=not is_alive(self._process.key)))
+        else:
+            self._handle(_EVENTS[event]())
+        self._wake.set()
+
+    def _handle(self, event: object) -> None:
+        """Hands an event to the state machine and does what it asks for."""
+        for command in self._trace.handle(event, Now(self._loop.time(), time.time_ns())):
+            if isinstance(command, Publish):
+                self._publish(command)
+            elif isinstance(command, MakeOffer):
+                self._offer()
+            elif isinstance(command, WithdrawOffer):
+                self._withdraw()
+
+    def _offer(self) -> None:
+        assert self._destination is not None  # `_prepare` has made it
+        asked = kineto_text(self.request, self._spec, self._destination, now_ns=time.time_ns())
+        self.target.warnings.extend(asked.warnings)
+        try:
+            self._offered = self._process.offer(asked.text, self._on_offer)
+        except KinetodError as exc:  # another offer is open
+            self._handle(StopWanted(Ending(EndState.FAILED, VerdictReason.BUSY, exc.message)))
+        self._on_change()
+
+    def _withdraw(self) -> None:
+        offered, self._offered = self._offered, None
+        if offered is not None:
+            offered.withdraw()
+            self._withdrawn_ns = time.time_ns()
+
+    def _publish(self, entered: Publish) -> None:
+        self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
+        if entered.state == pb.TARGET_STATE_COLLECT:
+            self.target.collecting_ns = entered.since_ns
+        if entered.state >= pb.TARGET_STATE_PROCESS and self.target.collecting_ns and not self.target.collected_ns:
+            self.target.collected_ns = entered.since_ns
+        self._on_change()
+
+    def _leave_folder(self) -> None:
+        """Closes the folder, or leaves it to be tidied if a file may still come."""
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return
+        if self._trace.leaves_file and self._asked is not None and self.target.verdict != pb.VERDICT_UNSPECIFIED:
+            within_s = max(0.0, (self._asked.until_ns - time.time_ns()) / 1e9)
+            self._recorder.remove_later(
+                self._process, folder, self._asked.name, since_ns=self._withdrawn_ns, within_s=within_s
+            )
+        else:
+            folder.close()
