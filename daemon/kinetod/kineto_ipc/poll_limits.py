@@ -4,7 +4,8 @@ Theory of operation
     Token buckets, taken from before anything else is done about a datagram: first the process's, so that one that
     floods uses up only what is its own, then the user's, against one that forks. A libkineto polls every 5 s, and a job
     may start a thousand processes at once. What is remembered is bounded: a user's processes are forgotten together
-    once they are too many, and users once theirs have been quiet.
+    once they are too many, of too many users the one that came first, and all of them once they have been quiet. Who is
+    forgotten begins with a full bucket.
 
     Root's processes share one bucket, those of containers that run as root included.
 """
@@ -48,9 +49,7 @@ class PollLimits:
         user = self._users.get(uid)
         if user is None:
             if len(self._users) >= MAX_USERS:
-                self.forget_quiet(now_s)
-                if len(self._users) >= MAX_USERS:
-                    return False
+                del self._users[next(iter(self._users))]
             user = self._users[uid] = _User(_Bucket(USER_BURST, now_s))
         process = user.processes.get(pid)
         if process is None:
