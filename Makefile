@@ -179,7 +179,7 @@ docs: $(DOCS_STAMP)
 # against a daemon and real training processes (torch is needed).
 DYNOLOG ?=
 dyno: $(STAMP)
-	DYNOLOG_SOURCES=$(abspath $(DYNOLOG)) $(PYTEST) tests/integration/dynolog_door/test_dyno.py
+	DYNOLOG_SOURCES=$(abspath $(DYNOLOG)) $(BIN)/pytest tests/integration/dynolog_door/test_dyno.py
 
 # Every role against every call, over the Unix socket, loopback and TLS; then a hostile user beside another one; as root.
 HOSTILE_SECONDS ?= 600
