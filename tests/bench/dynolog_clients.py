@@ -128,6 +128,7 @@ def traced(options: argparse.Namespace, folder: Path, work: str, recorder: str) 
     traces.mkdir(exist_ok=True)
     settings = {
         "KINETOD_DYNOLOG_IPC": "true",
+        "KINETOD_DYNOLOG_CONTAINERS": "false",
         "KINETOD_DYNOLOG_RPC": f"127.0.0.1:{port}",
         "KINETOD_DYNOLOG_TRACING": recorder,
         "KINETOD_DYNOLOG_LOG_ROOTS": json.dumps([str(traces)]),
@@ -159,7 +160,7 @@ def await_polling(daemon: Daemon, pid: int) -> None:
     def polls() -> bool:
         command = [sys.executable, "-m", "kinetoctl", "-o", "json", "ps", "--pid", str(pid)]
         done = subprocess.run(command, env=daemon.client_environ(), capture_output=True, text=True, check=True)
-        return any("kineto" in process for process in json.loads(done.stdout)["processes"])
+        return any("kineto" in process for process in json.loads(done.stdout))
 
     until(polls, "the first poll", pause_s=0.2)
 
