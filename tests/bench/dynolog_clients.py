@@ -131,7 +131,7 @@ def traced(options: argparse.Namespace, folder: Path, work: str, recorder: str) 
         "KINETOD_DYNOLOG_CONTAINERS": "false",
         "KINETOD_DYNOLOG_RPC": f"127.0.0.1:{port}",
         "KINETOD_DYNOLOG_TRACING": recorder,
-        "KINETOD_DYNOLOG_LOG_ROOTS": json.dumps([str(traces)]),
+        "KINETOD_DYNOLOG_LOG_ROOTS": str(traces),
     }
     with running_daemon(environ=settings) as daemon:
         environ = {**daemon.client_environ(), "KINETO_USE_DAEMON": "1"}
