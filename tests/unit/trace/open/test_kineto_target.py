@@ -43,10 +43,11 @@ def test_a_file_without_activities_is_a_trace(tmp_path: Path) -> None:
 WHOLE = trace_text(TRACE_ID)
 
 
-@pytest.mark.parametrize("length", [*range(0, len(WHOLE) - 2, 97), len(WHOLE) - 3])
-def test_a_file_that_ends_too_early_is_damaged_wherever_it_ends(tmp_path: Path, length: int) -> None:
+@pytest.mark.parametrize("tenths", range(11))
+def test_a_file_that_ends_too_early_is_damaged_wherever_it_ends(tmp_path: Path, tenths: int) -> None:
+    """Its length differs with the times in it, which no name of a test may: the workers must collect the same tests."""
     with pytest.raises(DamagedError):
-        load_kineto_target(target_with(tmp_path, WHOLE[:length]))
+        load_kineto_target(target_with(tmp_path, WHOLE[: (len(WHOLE) - 3) * tenths // 10]))
 
 
 @pytest.mark.parametrize(
