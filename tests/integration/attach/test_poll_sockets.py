@@ -15,7 +15,7 @@ from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, own
 from kinetod.kineto_ipc.poll_door import PollDoor
 from support.service import attach_service
 from support.service.attach_service import CALLER_UID, OWNER_UID, POLICY, Service, as_caller, unprivileged
-from support.service.daemon import IMPORT_PATH
+from support.service.daemon import child_environ
 from support.waiting import soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
@@ -64,7 +64,7 @@ class Container:
 def container(uid: int, variables: Mapping[str, str] = {"KINETO_USE_DAEMON": "1"}) -> Iterator[Container]:
     process = subprocess.Popen(
         ["unshare", "--net", *(unprivileged(uid, "dac_read_search") if uid else []), sys.executable, "-c", CLIENT],
-        env={**os.environ, "PYTHONPATH": IMPORT_PATH, **variables},
+        env=child_environ(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

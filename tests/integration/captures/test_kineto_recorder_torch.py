@@ -76,7 +76,7 @@ class Program:
     def create(self, **fields: Any) -> pb.Capture:
         """A capture by its libkineto."""
         if "iterations" not in fields:
-            fields.setdefault("duration_ns", SECOND_NS // 5)
+            fields.setdefault("duration_ns", SECOND_NS)  # a starved program computes nothing in less
         spec = {"selector": pb.Selector(pids=[self.pid]), "recorder": pb.RECORDER_KINETO, "formats": ["chrome-json"]}
         request = pb.CreateCaptureRequest(spec=pb.CaptureSpec(**{**spec, **fields}))
         capture: pb.Capture = self.host.daemon.stub().CreateCapture(request, timeout=20)

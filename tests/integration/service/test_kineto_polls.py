@@ -16,7 +16,7 @@ from kineto_protos.v1 import profiler_pb2 as pb
 from kinetod.base.libc import LIBC
 from support.service.attach_service import unprivileged
 from support.service.cli import run_process
-from support.service.daemon import IMPORT_PATH, Daemon, running_daemon
+from support.service.daemon import Daemon, child_environ, running_daemon
 from support.waiting import scaled, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have users and network namespaces")
@@ -93,7 +93,7 @@ def python(
     """A process that has printed a line."""
     process = subprocess.Popen(
         [*prefix, sys.executable, "-c", code, *arguments],
-        env={**os.environ, "PYTHONPATH": IMPORT_PATH, **variables},
+        env=child_environ(**variables),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -236,7 +236,7 @@ def test_a_user_who_floods_does_not_starve_another(polled: Daemon, folder: Path)
     with python(FLOOD, str(folder), prefix=flooding), python(FLOOD, str(folder), prefix=flooding):
         polite = subprocess.run(
             [sys.executable, "-c", POLITE, str(folder), "20", str(scaled(1))],
-            env={**os.environ, "PYTHONPATH": IMPORT_PATH},
+            env=child_environ(),
             capture_output=True,
             text=True,
             check=True,

@@ -8,7 +8,6 @@ process and therefore a clock, which may be shifted.
 """
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
@@ -26,7 +25,7 @@ from support.campaigns.fleet_hosts import LATE as LATE
 from support.campaigns.fleet_hosts import SLOW as SLOW
 from support.campaigns.fleet_hosts import UNSTEADY as UNSTEADY
 from support.machine.shifted_clock import ShiftedClock
-from support.service.daemon import IMPORT_PATH, REPOSITORY
+from support.service.daemon import child_environ
 
 ABSENT, REFUSING, SILENT = "absent", "refusing", "silent"  # without a daemon: nothing there, nobody there, no answer
 DEAD = (ABSENT, REFUSING, SILENT)
@@ -123,7 +122,7 @@ class _Group:
     def __init__(self, folder: Path, place: int, shift_s: int) -> None:
         self.folder = folder / f"group{place}"
         self.folder.mkdir()
-        self.environ = {**os.environ, "PYTHONPATH": os.pathsep.join([IMPORT_PATH, str(REPOSITORY / "tests")])}
+        self.environ = child_environ()
         self.hosts: list[FleetHost] = []
         if shift_s:
             clock = ShiftedClock(self.folder)

@@ -26,13 +26,12 @@ from kineto_agent.steps.counting import StepCounter
 
 from support.fuzz import frames
 from support.fuzz.loop import Case, Failure
-from support.service.daemon import IMPORT_PATH
+from support.service.daemon import child_environ
 from support.waiting import until
 
 ANSWER_S = 10.0
 END_S = 20.0
 LOOK_EVERY = 50
-TESTS = Path(__file__).parents[2]
 
 
 class HostileDaemon:
@@ -184,7 +183,7 @@ def opened(_folder: Path) -> Iterator[HostileDaemon]:
             program = subprocess.Popen(
                 [sys.executable, "-m", "support.fuzz.agent", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": f"{TESTS}:{IMPORT_PATH}"},
+                env=child_environ(),
             )
         try:
             yield HostileDaemon(program, ours)

@@ -21,6 +21,7 @@ from typing import Self
 from support.fuzz.loop import Case, Failure
 from support.peers import libkineto
 from support.peers.libkineto import Libkineto
+from support.service.daemon import child_environ
 
 OTHER_UID = 64993
 NAMED, UNNAMED, ELSEWHERE, ABSTRACT, LINKED, DESCRIPTORS = b"N", b"U", b"E", b"A", b"L", b"D"
@@ -32,8 +33,8 @@ class Senders:
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "support.fuzz.poll_senders", str(folder)]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=child_environ(), stdin=pipe, stdout=pipe, text=True)
 
     def __enter__(self) -> Self:
         return self

@@ -40,6 +40,12 @@ IMPORT_PATH = os.pathsep.join(
 )
 
 
+def child_environ(**variables: str) -> dict[str, str]:
+    """Environment of a child process that imports from the repository and from the tests' support."""
+    import_path = os.pathsep.join([IMPORT_PATH, str(REPOSITORY / "tests")])
+    return {**os.environ, "PYTHONPATH": import_path, **variables}
+
+
 def as_user(uid: int | None) -> list[str]:
     """Prefix that runs a command as a user who may read, not write, everything: Python may lie in /root."""
     if uid is None:

@@ -13,6 +13,7 @@ from kinetod.kineto_ipc import namespace_upkeep, network_namespaces
 from kinetod.kineto_ipc.network_namespaces import NamespacesSeen, inhabited, open_in, own_namespace
 from kinetod.kineto_ipc.poll_door import PollDoor
 from kinetod.processes.identity import ProcessKey
+from support.service.daemon import child_environ
 from support.waiting import soon
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make network namespaces")
@@ -36,7 +37,7 @@ class Inside:
     """A process in a network namespace of its own."""
 
     def __init__(self, code: str, variables: Mapping[str, str]) -> None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("KINETO_")}
+        environ = {name: value for name, value in child_environ().items() if not name.startswith("KINETO_")}
         self.process = subprocess.Popen(
             ["unshare", "--net", sys.executable, "-c", code],
             env={**environ, **variables},
