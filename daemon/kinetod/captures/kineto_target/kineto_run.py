@@ -55,6 +55,7 @@ from kinetod.captures.target.collection import (
 )
 from kinetod.captures.target.exec_detection import after_exec
 from kinetod.captures.target.services import Services
+from kinetod.captures.target.target_description import describe_process
 from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
 from kinetod.processes.credentials import Credentials
 
@@ -226,22 +227,15 @@ class KinetoRun:
         return None
 
     def _info(self) -> TargetInfo:
-        process = self.target.process
-        return TargetInfo(
+        known = describe_process(
+            self.target.process,
             capture_id=self._capture_id,
             host=self._services.host,
-            pid=self.target.pid,
-            process_name=Path(process.command[0]).name if process.command else "",
-            command=list(process.command),
-            job_id=process.job_id,
-            rank=process.rank if process.HasField("rank") else None,
-            world_size=process.world_size if process.HasField("world_size") else None,
-            framework=process.framework or "torch",
-            labels=dict(self._spec.labels),
-            activity_types=list(self.request.activity_types),
-            clock_offset_ns=self.clock.offset_ns if self.clock is not None else None,
-            clock_uncertainty_ns=self.clock.uncertainty_ns if self.clock is not None else None,
+            labels=self._spec.labels,
+            start=self.request,
+            clock=self.clock,
         )
+        return replace(known, framework=known.framework or "torch")
 
     # recording
 

@@ -1,6 +1,7 @@
 """The content of target.json: what the daemon knows about a target and what its agent reported at the end."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,35 @@ _MAX_THREAD_ID = 2**31
 _MAX_SETTINGS = 128
 _MAX_SETTING = 2**53
 _MAX_REASONS = 64
+
+
+def describe_process(
+    process: pb.Process,
+    *,
+    capture_id: str,
+    host: str,
+    labels: Mapping[str, str],
+    start: wire.Start,
+    clock: pb.ClockOffset | None = None,
+) -> TargetInfo:
+    """What target.json has of a process and its capture, whoever records. clock: as for `describe_target`."""
+    return TargetInfo(
+        capture_id=capture_id,
+        host=host,
+        pid=process.pid,
+        process_name=Path(process.command[0]).name if process.command else "",
+        command=list(process.command),
+        job_id=process.job_id,
+        rank=process.rank if process.HasField("rank") else None,
+        world_size=process.world_size if process.HasField("world_size") else None,
+        framework=process.framework,
+        labels=dict(labels),
+        resource=_resource(process),
+        trace_parent=process.trace_parent,
+        activity_types=list(start.activity_types),
+        clock_offset_ns=clock.offset_ns if clock is not None else None,
+        clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
+    )
 
 
 def describe_target(
@@ -46,30 +76,18 @@ def describe_target(
     counters = kernel.counters() if kernel is not None else None
     kernel_names = kernel.thread_names() if kernel is not None else {}
     agent_names = {int(tid): clean(name, 64) for tid, name in threads if tid.isascii() and tid.isdecimal()}
-    return TargetInfo(
-        capture_id=capture_id,
-        host=host,
+    known = describe_process(process, capture_id=capture_id, host=host, labels=labels, start=start, clock=clock)
+    return replace(
+        known,
         pid=hello.pid,
-        process_name=Path(process.command[0]).name if process.command else "",
-        command=list(process.command),
-        job_id=process.job_id,
-        rank=process.rank if process.HasField("rank") else None,
-        world_size=process.world_size if process.HasField("world_size") else None,
-        framework=process.framework,
         python_version=process.python_version,
         window_start_ns=window_ns[0],
         window_end_ns=window_ns[1],
         threads={**kernel_names, **agent_names},
-        labels=dict(labels),
-        resource=_resource(process),
-        trace_parent=process.trace_parent,
         iterations=checked_iterations(iterations),
         iteration_thread=_thread_id(iterations.get("thread")),
         options=dict(start.options),
-        activity_types=list(start.activity_types),
         not_recorded=_checked_reasons(result.not_recorded if result else {}),
-        clock_offset_ns=clock.offset_ns if clock is not None else None,
-        clock_uncertainty_ns=clock.uncertainty_ns if clock is not None else None,
         kernel_counters=counters.to_json() if counters is not None else {},
         settings=checked_settings(settings or {}),
         step_ratio=overhead.step_ratio,

@@ -4,7 +4,12 @@ import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.model.target_info import TargetInfo
-from kinetod.captures.target.target_description import checked_iterations, checked_settings, describe_target
+from kinetod.captures.target.target_description import (
+    checked_iterations,
+    checked_settings,
+    describe_process,
+    describe_target,
+)
 from support.agent.agent_daemon import start_request
 from support.agent.scripted_agent import hello_message
 
@@ -31,6 +36,16 @@ def test_a_target_is_described_with_what_its_agent_said_at_the_end() -> None:
     assert info.threads == {7: "main "}
     assert (info.iterations, info.iteration_thread) == ([[3, 5], [4, 9]], 7)
     assert (info.options, info.labels, info.complete) == ({"with_stack": True}, {"team": "vision"}, True)
+
+
+def test_a_process_is_described_alike_whoever_records_it() -> None:
+    """Its own libkineto or an agent: the trace context and the pod are part of both."""
+    process = pb.Process(
+        pid=7, trace_parent=f"00-{'1' * 32}-{'2' * 16}-01", pod_name="p", resource={"service.name": "s"}
+    )
+    info = describe_process(process, capture_id="c", host="h", labels={"a": "b"}, start=start_request())
+    assert (info.pid, info.trace_parent, info.labels) == (7, span, {"a": "b"})
+    assert info.resource == {"service.name": "s", "k8s.pod.name": "p"}
 
 
 def test_a_target_has_the_clock_that_was_measured_of_its_host() -> None:
