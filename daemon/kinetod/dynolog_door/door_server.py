@@ -19,13 +19,14 @@ import itertools
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from kineto_protos.endpoints import is_loopback
 
 from kinetod.access.peers import Peer, UnknownPeer, of_local, of_loopback, of_unix, with_groups
+from kinetod.base.background_tasks import BackgroundTasks
 from kinetod.base.errors import StartError
 from kinetod.config.addresses import ListenAddress
 from kinetod.dynolog_door.answers import Answer
@@ -67,7 +68,7 @@ class DynologServer:
         self._sockets: list[socket.socket] = []
         self._peers: dict[str, Peer] = {}
         self._numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log, "a connection of a client of Dynolog failed")
         self._lookups = ThreadPoolExecutor(1, "dynolog-peers")
         self._looked_up = 0
         self._opening: asyncio.Task[None] | None = None
@@ -147,10 +148,7 @@ class DynologServer:
         if self._sockets and self._address.path is not None:
             self._address.path.unlink(missing_ok=True)
         self._sockets.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
         self._lookups.shutdown(wait=False)
 
     # connections
@@ -186,7 +184,7 @@ class DynologServer:
         if peer is not None:
             self._admit(sock, peer)
         elif self._looked_up < MAX_LOOKED_UP:
-            self._begin(self._admit_later(sock))
+            self._tasks.begin(self._admit_later(sock))
         else:
             self._limits.unknown("too many clients are being looked up; allow AF_NETLINK sockets to this daemon")
             sock.close()
@@ -224,19 +222,9 @@ class DynologServer:
             self._limits.unknown(f"this daemon serves only its own user and root, not {peer.key}")
             sock.close()
         elif self._limits.may_open(peer):
-            self._begin(self._serve(sock, peer))
+            self._tasks.begin(self._serve(sock, peer))
         else:
             sock.close()
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("a connection of a client of Dynolog failed", exc_info=exc)
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         name = f"dynolog-{next(self._numbers)}"

@@ -30,6 +30,7 @@ from kineto_trace.store.requested_names import LogFile
 
 from kinetod.access.audit_log import AuditLog
 from kinetod.base import metrics
+from kinetod.base.background_tasks import BackgroundTasks
 from kinetod.base.fair_slots import FairSlots, payer
 from kinetod.config.settings import Settings
 from kinetod.permissions.role_policy import Caller
@@ -89,7 +90,7 @@ class LogFiles:
         self._promises: dict[str, FilePromise] = {}
         self._kept: set[str] = set()  # those of them that are being written
         self._slots = FairSlots(WRITERS, spare=1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log, "files of a client of Dynolog were not written")
 
     # asking
 
@@ -115,7 +116,7 @@ class LogFiles:
             infix=log_file.infix,
             format=log_file.format,
         )
-        self._start(asyncio.to_thread(self._save, made))
+        self._tasks.begin(asyncio.to_thread(self._save, made))
 
     def _refusal(self, directory: Path, uid: int) -> str:
         """Why nothing is written into this folder as this user, as far as the settings say it."""
@@ -136,7 +137,7 @@ class LogFiles:
             self._kept.add(capture.id)
             copy = pb.Capture()
             copy.CopyFrom(capture)
-            self._start(self._keep(promise, copy))
+            self._tasks.begin(self._keep(promise, copy))
 
     async def _keep(self, promise: FilePromise, capture: pb.Capture) -> None:
         payer.set(f"uid {promise.uid}")
@@ -243,26 +244,11 @@ class LogFiles:
     def drop(self, capture_id: str) -> None:
         """Forgets the promise for a capture that does not exist any more."""
         self._promises.pop(capture_id, None)
-        self._start(asyncio.to_thread(self._forget, capture_id))
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            log.error("files of a client of Dynolog were not written", exc_info=exc)
+        self._tasks.begin(asyncio.to_thread(self._forget, capture_id))
 
     async def stop(self) -> None:
         """Waits for what is being written, for STOP_S; the next daemon writes the rest."""
-        tasks = list(self._tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop(grace_s=STOP_S)
 
 
 def _below(directory: Path, roots: Sequence[Path]) -> Path | None:

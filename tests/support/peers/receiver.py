@@ -11,6 +11,19 @@ from pathlib import Path
 from support.peers.certificates import Authority
 
 
+@contextlib.contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Serves in a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @dataclass
 class Received:
     """One request. Names of headers are in lower case."""
@@ -68,11 +81,5 @@ def receiving(tls: Path | None = None, authority: Authority | None = None) -> It
         context.load_cert_chain(tls / "receiver.pem", tls / "receiver.key")
         server.socket = context.wrap_socket(server.socket, server_side=True)
     receiver.url = f"{scheme}://localhost:{server.server_address[1]}/hook"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving(server):
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -5,7 +5,6 @@ What they get is read by OpenTelemetry's own schema, and by pprof.
 
 import contextlib
 import gzip
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2_grpc as services
 
 from support.peers.certificates import Authority
-
-MAX_PAUSE_S = 0.02
+from support.peers.receiver import serving
 
 
 @dataclass
@@ -69,14 +67,8 @@ def http_receiver(form: str) -> Iterator[ProfileReceiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     receiver.address = f"{form}+http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": MAX_PAUSE_S})
-    thread.start()
-    try:
+    with serving(server):
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kinetod.access.peers import UnknownPeer, of_loopback, of_unix, unmapped, with_groups
 from kinetod.permissions.role_policy import Via
+from support.machine.loopback import EACH_FAMILY, connected
 
 
 def test_a_unix_peer_is_known_by_its_process_user_and_groups() -> None:
@@ -31,25 +32,13 @@ def test_all_groups_of_a_peer_are_known(tmp_path: Path) -> None:
                 assert with_groups(of_unix(accepted), accepted).gids == {os.getgid(), *groups}
 
 
-@pytest.mark.parametrize(
-    ("family", "listen", "connect"),
-    [
-        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
-        (socket.AF_INET6, "::1", "::1"),
-        (socket.AF_INET6, "127.0.0.1", "::ffff:127.0.0.1"),
-    ],
-)
+@EACH_FAMILY
 def test_a_loopback_peer_is_known_by_the_owner_of_its_socket(family: int, listen: str, connect: str) -> None:
-    own_family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.create_server((listen, 0), family=own_family) as server, socket.socket(family) as client:
-        client.connect((connect, server.getsockname()[1]))
-        accepted, _ = server.accept()
-        with accepted:
-            near, far = accepted.getsockname()[:2], accepted.getpeername()[:2]
-            assert of_loopback(near, far).uid == os.getuid()
-            client.close()
-            with pytest.raises(UnknownPeer, match="has disconnected"):
-                of_loopback(near, far)
+    with connected(family, listen, connect) as (client, near, far):
+        assert of_loopback(near, far).uid == os.getuid()
+        client.close()
+        with pytest.raises(UnknownPeer, match="has disconnected"):
+            of_loopback(near, far)
 
 
 def row(state: str, uid: int, inode: int) -> str:

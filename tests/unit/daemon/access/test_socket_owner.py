@@ -10,35 +10,24 @@ import pytest
 from kinetod.access import socket_owner
 from kinetod.access.peers import UnknownPeer, of_local
 from kinetod.access.socket_owner import SocketOwner, owner_of
+from support.machine.loopback import EACH_FAMILY, connected
 from support.service.daemon import as_user
 
 ADA = 61001
 
 
-@pytest.mark.parametrize(
-    ("family", "listen", "connect"),
-    [
-        (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
-        (socket.AF_INET6, "::1", "::1"),
-        (socket.AF_INET6, "127.0.0.1", "::ffff:127.0.0.1"),
-    ],
-)
+@EACH_FAMILY
 def test_the_owner_of_a_connected_socket_is_known_until_nobody_has_it(family: int, listen: str, connect: str) -> None:
-    own_family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.create_server((listen, 0), family=own_family) as server, socket.socket(family) as client:
-        client.connect((connect, server.getsockname()[1]))
-        accepted, _ = server.accept()
-        with accepted:
-            near, far = accepted.getsockname()[:2], accepted.getpeername()[:2]
-            inode = os.fstat(client.fileno()).st_ino
-            assert owner_of(far, near) == SocketOwner(os.getuid(), inode)
-            client.shutdown(socket.SHUT_WR)  # it has said all that it wanted to say
-            assert owner_of(far, near) == SocketOwner(os.getuid(), inode)
-            assert of_local(near, far).uid == os.getuid()
-            client.close()
-            assert owner_of(far, near) is None
-            with pytest.raises(UnknownPeer, match="has disconnected"):
-                of_local(near, far)
+    with connected(family, listen, connect) as (client, near, far):
+        inode = os.fstat(client.fileno()).st_ino
+        assert owner_of(far, near) == SocketOwner(os.getuid(), inode)
+        client.shutdown(socket.SHUT_WR)  # it has said all that it wanted to say
+        assert owner_of(far, near) == SocketOwner(os.getuid(), inode)
+        assert of_local(near, far).uid == os.getuid()
+        client.close()
+        assert owner_of(far, near) is None
+        with pytest.raises(UnknownPeer, match="has disconnected"):
+            of_local(near, far)
 
 
 def test_who_only_listens_at_an_address_has_not_connected() -> None:

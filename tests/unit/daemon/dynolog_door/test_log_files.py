@@ -50,8 +50,8 @@ class Place:
         async def played() -> Any:
             files = LogFiles(self.settings, audit, self.target_dir, **how)
             result = await work(files)
-            while files._tasks:
-                await asyncio.wait(files._tasks)
+            while begun := files._tasks._tasks:
+                await asyncio.wait(begun)
             return result
 
         try:
