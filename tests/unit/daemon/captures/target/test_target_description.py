@@ -44,7 +44,7 @@ def test_a_process_is_described_alike_whoever_records_it() -> None:
         pid=7, trace_parent=f"00-{'1' * 32}-{'2' * 16}-01", pod_name="p", resource={"service.name": "s"}
     )
     info = describe_process(process, capture_id="c", host="h", labels={"a": "b"}, start=start_request())
-    assert (info.pid, info.trace_parent, info.labels) == (7, span, {"a": "b"})
+    assert (info.pid, info.trace_parent, info.labels) == (7, process.trace_parent, {"a": "b"})
     assert info.resource == {"service.name": "s", "k8s.pod.name": "p"}
 
 
