@@ -1,10 +1,10 @@
 """Requests to the libkineto of unmodified torch: many in a row, and many processes at once. Nothing may be lost.
 
-    python tests/campaign/kineto_recorder.py [--requests 50] [--processes 64] [--python PYTHON]
+    python tests/campaign/kineto_recorder.py [--requests 50] [--processes 64] [--python PYTHON] [--device cuda]
 
 PYTHON runs the programs, so that another version of torch can be tried; it needs torch and nothing of kinetod. By turns
 a duration, iterations, shapes and every call are asked for. Each trace must be whole, repeat its own number and hold
-operators; by iteration, exactly the steps that were asked for. Prints figures, and each verdict that is not DONE; the
+operators, on a GPU kernels too; by iteration, exactly the steps that were asked for. Prints figures, and each verdict that is not DONE; the
 exit status is 1 if there is one.
 """
 
@@ -50,6 +50,7 @@ LONG = {"duration_ns": 5 * SECOND_NS}  # a window in which each of many processe
 class Findings:
     """What has become of the requests. latency_s: from the request to the verdict."""
 
+    device: str
     verdicts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     latency_s: list[float] = field(default_factory=list)
@@ -77,7 +78,10 @@ class Findings:
         steps = sum("Optimizer.step" in name for name in names)
         if by_iteration and steps != STEPS:
             return f"{steps} steps instead of {STEPS}"
-        return "" if "aten::addmm" in names else "no operators"
+        if "aten::addmm" not in names:
+            return "no operators"
+        kernels = sum(row.get("cat") == "kernel" for row in trace["traceEvents"])
+        return "no kernels" if self.device != "cpu" and not kernels else ""
 
     def __str__(self) -> str:
         verdicts = ", ".join(f"{count} {name}" for name, count in self.verdicts.most_common())
@@ -88,11 +92,11 @@ class Findings:
 
 
 @contextlib.contextmanager
-def programs(python: str, folder: Path, count: int, daemon: Daemon) -> Iterator[list[int]]:
+def programs(python: str, device: str, folder: Path, count: int, daemon: Daemon) -> Iterator[list[int]]:
     """Pids of so many programs, all of which train and poll."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("KINETO", "PYTHONPATH"))}
     environ = {**own, "KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [python, "-P", str(SCRIPT), "steps", "0.2" if count > 1 else "0.01"]
+    command = [python, "-P", str(SCRIPT), "steps", "0.2" if count > 1 else "0.01", device]
     with contextlib.ExitStack() as stack:
         running: list[subprocess.Popen[bytes]] = []
         for begin in range(0, count, IMPORTING_AT_ONCE):
@@ -131,8 +135,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--processes", type=int, default=64)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--device", default="cpu", help="where the programs train, as torch names it")
     asked = parser.parse_args()
-    row, together = Findings(), Findings()
+    row, together = Findings(asked.device), Findings(asked.device)
     with tempfile.TemporaryDirectory(prefix="dynolog-") as name:
         folder = Path(name)
         folder.chmod(0o1777)
@@ -140,7 +145,7 @@ def main() -> int:
         with running_daemon(environ=settings) as daemon:
             stub = daemon.stub()
             if asked.requests:
-                with programs(asked.python, folder, 1, daemon) as pids:
+                with programs(asked.python, asked.device, folder, 1, daemon) as pids:
                     began = time.monotonic()
                     for number in range(asked.requests):
                         kind = KINDS[number % len(KINDS)]
@@ -148,7 +153,7 @@ def main() -> int:
                     took = time.monotonic() - began
                 print(f"{asked.requests} requests in a row: {row}; {took:.0f} s in all", flush=True)
             if asked.processes:
-                with programs(asked.python, folder, asked.processes, daemon) as pids:
+                with programs(asked.python, asked.device, folder, asked.processes, daemon) as pids:
                     together.note(stub, captured(stub, pids, LONG), by_iteration=False)
                 print(f"{asked.processes} processes at once: {together}", flush=True)
     problems = [*row.problems, *together.problems]
