@@ -12,7 +12,7 @@
 //   gpm_error CODE  what nvmlGpmSampleGet answers
 //   gpm_get_error CODE  what nvmlGpmMetricsGet answers
 //   mig INDEX       this GPU is in MIG mode
-//   metric ID HUNDREDTHS  the value of a metric of GPM (default: its number)
+//   metric ID VALUE the value of a metric of GPM (default: its number)
 //   no_metric ID    a metric of GPM that the GPUs do not have
 // "alloc" and "free" of GPM's buffers, and each call out of order, are a line in the file $FAKE_NVML.gpm.
 #include <poll.h>
@@ -122,15 +122,15 @@ static int processes(unsigned gpu, Process *list, Sample *samples, unsigned room
 }
 
 // Whether the file has a line "key number" with this number, and the value behind it, if there is one.
-static int of_number(const char *key, unsigned number, long *value) {
+static int of_number(const char *key, unsigned number, double *value) {
     char line[256], name[64];
     unsigned at;
-    long behind;
+    double behind;
     int found = 0;
     const char *path = getenv("FAKE_NVML");
     FILE *file = path ? fopen(path, "r") : NULL;
     while (file && !found && fgets(line, sizeof line, file)) {
-        int fields = sscanf(line, "%63s %u %ld", name, &at, &behind);
+        int fields = sscanf(line, "%63s %u %lf", name, &at, &behind);
         found = fields >= 2 && strcmp(name, key) == 0 && at == number;
         if (found && fields == 3) {
             *value = behind;
@@ -397,10 +397,9 @@ Result nvmlGpmMetricsGet(GpmMetricsGet *get) {
     }
     for (unsigned i = 0; i < get->count; i++) {
         GpmMetric *metric = &get->metrics[i];
-        long hundredths = 100 * (long)metric->id;
-        metric->result = of_number("no_metric", metric->id, &hundredths) ? NOT_SUPPORTED : OK;
-        of_number("metric", metric->id, &hundredths);
-        metric->value = (double)hundredths / 100;
+        metric->value = metric->id;
+        metric->result = of_number("no_metric", metric->id, &metric->value) ? NOT_SUPPORTED : OK;
+        of_number("metric", metric->id, &metric->value);
         metric->short_name = metric->long_name = metric->unit = NULL;
     }
     return OK;

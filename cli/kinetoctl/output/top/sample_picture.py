@@ -42,7 +42,7 @@ PROCESS_COLUMNS = (
 # What is left out of a narrow terminal, in this order; KEPT stays even without any value.
 LEAST_WANTED = (
     "POD", "CAPTURE", "RSS", "NVLINK RX/TX", "PCIE RX/TX", "SM CLOCK", "CPU", "JOB", "GPU UTIL", "USER", "GPU MEM",
-    "POWER", "MEM", "SM", "DRAM", "TENSOR", "NAME", "AGENT", "TREND", "ITER/S",
+    "MEM", "DRAM", "SM", "POWER", "TENSOR", "NAME", "AGENT", "TREND", "ITER/S",
 )  # fmt: skip
 KEPT = ("PID", "RANK", "GPU", "ITER")
 _POD = PROCESS_COLUMNS.index("POD")
