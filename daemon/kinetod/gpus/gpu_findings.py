@@ -72,14 +72,14 @@ def _activity(snapshot: Snapshot) -> Iterator[Finding]:
             alike.setdefault(_activity_of(gpu), []).append(gpu.index)
     for (status, detail, advice), indexes in alike.items():
         numbers = ", ".join(map(str, indexes))
-        yield Finding(_ACTIVITY, status, f"GPU{'s' if len(indexes) > 1 else ''} {numbers}: {detail}", advice)
+        yield Finding(_ACTIVITY, status, f"{detail}: GPU {numbers}", advice)
 
 
 def _activity_of(gpu: GpuState) -> tuple[Status, str, str]:
     if gpu.activity is None:
         status = Status.OK if gpu.activity_note == OFF else Status.NOTE
-        detail = f"what its units do is not counted: {gpu.activity_note}"
+        detail = f"the work of units is not counted ({gpu.activity_note})"
         return status, detail, _ACTIVITY_ADVICE.get(gpu.activity_note, "")
     missing = [name for name in NAMES if gpu.activity.seconds and name not in gpu.activity.totals]
     without = f", without {', '.join(missing)}" if missing else ""
-    return Status.OK, f"what its units do is counted{without}", ""
+    return Status.OK, f"the work of units is counted{without}", ""
