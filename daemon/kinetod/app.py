@@ -268,7 +268,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     access = await make_access(settings, stack, kubernetes.users)
     plugins = await load_plugins(config.plugins)
     hub = AgentHub(plugins.parcel)
-    gpus = GpuReader()
+    gpus = GpuReader(activity=config.gpu_activity)
     stack.push_async_callback(asyncio.to_thread, gpus.close)
     poll_door = await start_poll_door(config, helper, stack)
     registry = Registry(

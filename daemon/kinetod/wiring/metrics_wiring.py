@@ -12,6 +12,7 @@ from kinetod.config.settings import SECOND_NS, Config
 from kinetod.gpus.container_owners import ContainerOwners
 from kinetod.gpus.gpu_reader import GpuReader
 from kinetod.gpus.job_owners import JobFolder
+from kinetod.gpus.slurm_variables import SlurmVariables
 from kinetod.kubernetes.pod_names import KubeletGpuHolders
 from kinetod.telemetry.daemon_metrics import DaemonCollector, DaemonState
 from kinetod.telemetry.dynolog.json_log import JsonLog
@@ -72,7 +73,11 @@ def _start_sampling(
     loops = [Every("host-interval", interval_s, sampler.step)]
     if json_log is not None and config.gpu_interval_ns:
         of_gpus = GpuSampler(
-            json_log, read=lambda deadline_s: gpus.read(deadline_s=deadline_s), owners=owners, jobs=jobs
+            json_log,
+            read=lambda deadline_s: gpus.read(deadline_s=deadline_s),
+            owners=owners,
+            jobs=jobs,
+            slurm=SlurmVariables(),
         )
         loops.append(Every("gpu-interval", config.gpu_interval_ns / SECOND_NS, of_gpus.step))
     for each in loops:
