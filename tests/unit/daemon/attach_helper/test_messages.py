@@ -35,7 +35,7 @@ MESSAGES = [
     messages.Kubelet(),
     messages.OpenPollSocket(served=(2**32 - 1,) * messages.MAX_SERVED),
 ]
-HEAD = b"KATT\x05\x00"
+HEAD = b"KATT\x06\x00"
 
 
 @pytest.mark.parametrize("asked", MESSAGES, ids=lambda asked: type(asked).__name__)
@@ -108,9 +108,9 @@ def test_a_packet_that_is_too_long_is_not_even_read() -> None:
 
 
 def test_another_version_is_told_apart_from_nonsense() -> None:
-    with pytest.raises(messages.WrongVersion, match="this side version 5") as caught:
-        messages.request(struct.pack("<4sH", b"KATT", 6) + b"whatever comes then")
-    assert caught.value.theirs == 6
+    with pytest.raises(messages.WrongVersion, match="this side version 6") as caught:
+        messages.request(struct.pack("<4sH", b"KATT", 7) + b"whatever comes then")
+    assert caught.value.theirs == 7
 
 
 @given(st.binary(max_size=200))
