@@ -23,7 +23,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ class _Pause(NamedTuple):
 
 @dataclass(slots=True)
 class KeptFolder:
-    """One of them. boot_time_ns: the origin of the key's start time."""
+    """One of them. boot_time_ns: the origin of the key's start time; touched_s: when somebody asked for it last."""
 
     key: ProcessKey
     boot_time_ns: int
@@ -78,9 +78,8 @@ class KeptFolder:
     name: str
     file: str
     path: str
-    looks: int = 0
+    touched_s: float
     hung: bool = False
-    touched_s: float = field(default_factory=time.monotonic)
 
     @property
     def uid(self) -> int:
@@ -103,12 +102,14 @@ class KeptFolders:
         is_alive: Callable[[KeptFolder], bool],
         *,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         reap_period_s: float = REAP_PERIOD_S,
         fetch_s: float = FETCH_S,
     ) -> None:
         self._helpers = helpers
         self._is_alive = is_alive
         self._clock = clock
+        self._monotonic = monotonic
         self._reap_period_s = reap_period_s
         self._fetch_s = fetch_s
         self._kept: dict[str, KeptFolder] = {}
@@ -160,7 +161,7 @@ class KeptFolders:
         if descriptor is None:
             return path, None
         name = PurePosixPath(path).name
-        kept = KeptFolder(key, asked.boot_time_ns, found, owner, descriptor, name, asked.file, path)
+        kept = KeptFolder(key, asked.boot_time_ns, found, owner, descriptor, name, asked.file, path, self._monotonic())
         self._forget(name)  # opened twice at a time
         self._kept[name] = kept
         if self._reaper is None or self._reaper.done():
@@ -179,7 +180,6 @@ class KeptFolders:
 
     async def look(self, folder: KeptFolder) -> messages.FolderSeen:
         """Looks for the file. Raises Denial."""
-        folder.looks += 1
         said, _ = await self._ask_in(folder, LOOK)
         return messages.FolderSeen(writing_bytes=said["writing_bytes"], whole=said["whole"])
 
@@ -213,7 +213,7 @@ class KeptFolders:
         while self._kept:
             await asyncio.sleep(self._reap_period_s)
             for folder in list(self._kept.values()):
-                idle_s = time.monotonic() - folder.touched_s
+                idle_s = self._monotonic() - folder.touched_s
                 over = own_folder.until_s(folder.name) < self._clock()
                 if over or (idle_s > self._fetch_s and not self._is_alive(folder)):
                     await self._remove_left(folder)
@@ -233,7 +233,7 @@ class KeptFolders:
         self._check_hung(folder.uid)
         if folder.hung:
             raise Denial(AttachCode.FAILED, _NO_ANSWER)
-        folder.touched_s = time.monotonic()
+        folder.touched_s = self._monotonic()
         question = {"step": step, "uid": folder.uid, "file": folder.file, "name": folder.name}
         inside = os.dup(folder.descriptor)  # it may be closed meanwhile
         try:
@@ -255,7 +255,7 @@ class KeptFolders:
         except TooLate:
             before = self._hung.get(uid)
             pause_s = HUNG_S if before is None else min(2 * before.pause_s, MAX_HUNG_S)
-            self._hung[uid] = _Pause(time.monotonic() + pause_s, pause_s)
+            self._hung[uid] = _Pause(self._monotonic() + pause_s, pause_s)
             raise _NoAnswer(AttachCode.FAILED, _NO_ANSWER) from None
         except (OSError, Crashed) as exc:
             raise Denial(AttachCode.FAILED, f"the folder could not be used: {exc}") from exc
@@ -268,7 +268,7 @@ class KeptFolders:
 
     def _check_hung(self, uid: int) -> None:
         """Raises Denial while a user's folders are left alone."""
-        now = time.monotonic()
+        now = self._monotonic()
         self._hung = {each: pause for each, pause in self._hung.items() if now < pause.until_s + pause.pause_s}
         if uid in self._hung and now < self._hung[uid].until_s:
             raise Denial(
