@@ -22,6 +22,7 @@ from kinetod.processes.identity import PROC, ProcessKey
 
 FOLDER = "folder"
 MAKE, TRY, REOPEN, LOOK, OPEN, REMOVE = "make", "try", "reopen", "look", "open", "remove"
+NOTHING = "nothing"  # who answers that has started
 _MAX_MOUNTS_BYTES = 4 << 20
 _AGENT = "let kinetod's agent record (--recorder agent)"
 _ELSEWHERE = "let KINETO_ONDEMAND_TRACE_DIR of the process name a folder that"
@@ -34,6 +35,8 @@ def answer(question: Mapping[str, Any], descriptor: int | None, proc: Path = PRO
     try:
         if question["step"] in (MAKE, TRY, REOPEN):
             return _enter(question, proc)
+        if question["step"] == NOTHING:
+            return {}, None
         if descriptor is None:
             raise ValueError("the folder's descriptor is missing")
         return _inside(question, descriptor)

@@ -18,6 +18,7 @@ Rules
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -32,7 +33,7 @@ from kinetod.attach_helper import messages
 from kinetod.attach_helper.allow_list import ProcessOwner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.denial import Denial
-from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, OPEN, REMOVE, REOPEN, TRY
+from kinetod.attach_helper.folder_queries import FOLDER, LOOK, MAKE, NOTHING, OPEN, REMOVE, REOPEN, TRY
 from kinetod.base.safe_text import clean
 from kinetod.kineto_files import own_folder
 from kinetod.processes.credentials import Credentials
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 MAX_FOLDERS = 512
 MAX_PER_USER = 256  # root's containers are one user
 PER_USER = 2
-ASK_S = 3.0  # some ms are usual
+ASK_S = 5.0  # some ms are usual
+WARM_UP_S = 20.0  # the first question waits for a Python to start
 HUNG_S, MAX_HUNG_S = 60.0, 86400.0  # twice as long each time
 FETCH_S = 60.0  # from the end of a process to when its file is open in the front end
 REAP_PERIOD_S = 5.0
@@ -117,6 +119,8 @@ class KeptFolders:
         self._hung: dict[int, _Pause] = {}  # by user
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._reaper: asyncio.Task[None] | None = None
+        self._warming = asyncio.Lock()
+        self._warm = False
 
     @property
     def count(self) -> int:
@@ -248,6 +252,7 @@ class KeptFolders:
         self, question: Mapping[str, Any], descriptor: int | None, uid: int
     ) -> tuple[dict[str, Any], int | None]:
         """Raises Denial."""
+        await self._warm_up()
         slots = self._slots.setdefault(uid, asyncio.Semaphore(PER_USER))
         try:
             async with slots:
@@ -265,6 +270,14 @@ class KeptFolders:
         if problem := said.get("problem"):
             raise Denial(AttachCode.FAILED, clean(str(problem), _MAX_REASON_CHARS))
         return said, brought
+
+    async def _warm_up(self) -> None:
+        """Waits for the first helper process, so that its start is not taken for a folder that does not answer."""
+        async with self._warming:
+            if not self._warm:
+                with contextlib.suppress(OSError, TooLate, Crashed):  # a later one may do better
+                    await self._helpers.ask({"do": FOLDER, "step": NOTHING}, deadline_s=WARM_UP_S)
+                self._warm = True
 
     def _check_hung(self, uid: int) -> None:
         """Raises Denial while a user's folders are left alone."""

@@ -136,6 +136,7 @@ def test_a_folder_that_does_not_answer_is_not_asked_again_and_its_user_waits_lon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.3)
+    monkeypatch.setattr(module, "WARM_UP_S", 0.3)
     now = [1000.0]
 
     async def use(folders: KeptFolders) -> None:
