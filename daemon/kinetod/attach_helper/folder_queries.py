@@ -43,7 +43,7 @@ def answer(question: Mapping[str, Any], descriptor: int | None, proc: Path = PRO
     except FolderUnreachable as exc:
         return {"problem": str(exc)}, None
     except OSError as exc:
-        return {"problem": exc.strerror or str(exc)}, None
+        return {"problem": exc.strerror or str(exc)}, None  # the caller says where
 
 
 def _enter(question: Mapping[str, Any], proc: Path) -> Answered:
@@ -55,7 +55,10 @@ def _enter(question: Mapping[str, Any], proc: Path) -> Answered:
     try:
         if step == REOPEN:
             name = str(question["name"])
-            return {"path": f"{where}/{name}"}, own_folder.reopen(outer.descriptor, name)
+            try:
+                return {"path": f"{where}/{name}"}, own_folder.reopen(outer.descriptor, name)
+            except OSError as exc:
+                raise FolderUnreachable(f"{where}/{name} of process {pid}: {exc.strerror}") from exc
         own_folder.sweep(outer.descriptor, time.time())
         try:
             name, made = own_folder.make(outer.descriptor, uid, int(question["until_s"]))

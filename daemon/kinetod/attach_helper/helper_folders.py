@@ -24,7 +24,7 @@ from kinetod.kineto_files.trace_folder import check_file, copy_file
 from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
 ASK_DEADLINE_S = 15.0  # the helper gives up after 5 s, once it is this folder's turn
-_SPARE_S = 300  # beyond the time until which the file is wanted: it has to be fetched
+_SPARE_S = 3600  # beyond the time until which the file is wanted: a large one takes its time to be written
 _TRIED_NAME = "kinetod-try.json"
 _MAX_UNTIL_S = (1 << 32) - 1  # as messages.Id has it
 

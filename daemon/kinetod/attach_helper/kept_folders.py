@@ -237,11 +237,13 @@ class KeptFolders:
         self._check_hung(folder.uid)
         if folder.hung:
             raise Denial(AttachCode.FAILED, _NO_ANSWER)
+        if folder.descriptor < 0:
+            raise Denial(AttachCode.FAILED, f"{folder.path} of process {folder.key.pid} has been removed")
         folder.touched_s = self._monotonic()
         question = {"step": step, "uid": folder.uid, "file": folder.file, "name": folder.name}
         inside = os.dup(folder.descriptor)  # it may be closed meanwhile
         try:
-            return await self._ask(question, inside, folder.uid)
+            return await self._ask(question, inside, folder.uid, f"{folder.path} of process {folder.key.pid}: ")
         except _NoAnswer:
             folder.hung = True
             raise
@@ -249,9 +251,9 @@ class KeptFolders:
             os.close(inside)
 
     async def _ask(
-        self, question: Mapping[str, Any], descriptor: int | None, uid: int
+        self, question: Mapping[str, Any], descriptor: int | None, uid: int, where: str = ""
     ) -> tuple[dict[str, Any], int | None]:
-        """Raises Denial."""
+        """where: what a problem is said of. Raises Denial."""
         await self._warm_up()
         slots = self._slots.setdefault(uid, asyncio.Semaphore(PER_USER))
         try:
@@ -268,7 +270,7 @@ class KeptFolders:
             if not slots.locked() and not self._making[uid] and all(each.uid != uid for each in self._kept.values()):
                 self._slots.pop(uid, None)
         if problem := said.get("problem"):
-            raise Denial(AttachCode.FAILED, clean(str(problem), _MAX_REASON_CHARS))
+            raise Denial(AttachCode.FAILED, clean(f"{where}{problem}", _MAX_REASON_CHARS))
         return said, brought
 
     async def _warm_up(self) -> None:

@@ -83,7 +83,7 @@ def test_a_folder_is_kept_with_one_descriptor_until_it_is_removed() -> None:
         await folders.remove(folder)
         assert not path.exists()
         assert (folders.count, descriptors()) == (0, before)
-        with pytest.raises((Denial, OSError)):
+        with pytest.raises(Denial, match="has been removed"):
             await folders.look(folder)
 
     with_folders(use)
