@@ -44,6 +44,7 @@ DIAGNOSE_DEADLINE_S = 15.0
 KUBELET_DEADLINE_S = 5.0
 NAMESPACES_DEADLINE_S = 60.0  # each new one takes as long as a Python takes to start
 DEVICE_CODE_DEADLINE_S = 2.0  # some 10 ms are usual; a capture waits for it
+_QUEUE_PAUSE_S = 0.02
 _BRINGERS = messages.AttachReply | messages.Connected | messages.PollSockets | messages.TraceFileReply
 Said = TypeVar("Said", messages.Seen, messages.Found)
 
@@ -263,7 +264,7 @@ class _Conversation:
     async def __aenter__(self) -> "_Conversation":
         try:
             async with asyncio.timeout_at(self._end):
-                await asyncio.get_running_loop().sock_connect(self._sock, str(self._path))
+                await self._connect()
             _pid, uid, _gid = unix_peer.credentials(self._sock)
             if uid not in (0, os.geteuid()):
                 raise HelperUnreachable(f"the socket belongs to uid {uid}, neither root nor the daemon's own user")
@@ -275,6 +276,15 @@ class _Conversation:
                 raise HelperUnreachable(exc.strerror or str(exc)) from exc
             raise
         return self
+
+    async def _connect(self) -> None:
+        """A Unix socket connects at once, or not at all while the other side's queue is full (EAGAIN)."""
+        while True:
+            try:
+                self._sock.connect(str(self._path))
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_QUEUE_PAUSE_S)
 
     async def __aexit__(self, *_exc: object) -> None:
         self._sock.close()

@@ -9,8 +9,9 @@ Theory of operation
     next one may be answered.
 """
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -25,8 +26,10 @@ from kinetod.processes.identity import BOOT_TIME_NS, ProcessKey
 
 ASK_DEADLINE_S = 15.0  # the helper gives up after 5 s, once it is this folder's turn
 _SPARE_S = 3600  # beyond the time until which the file is wanted: a large one takes its time to be written
+_TURNS = 24  # questions at a time: the service has 64 connections for all that it is asked
 _TRIED_NAME = "kinetod-try.json"
 _MAX_UNTIL_S = (1 << 32) - 1  # as messages.Id has it
+_Ask = Callable[[messages.FolderUse], Awaitable[tuple[messages.Answer, int | None]]]
 
 
 class HelperTraceFolders:
@@ -37,6 +40,7 @@ class HelperTraceFolders:
     def __init__(self, helper: HelperService) -> None:
         self._helper = helper
         self._threads = FileThreads()
+        self._turns = asyncio.Semaphore(_TURNS)
 
     async def problem(self, key: ProcessKey, approval: Approval) -> str:
         """As TraceFolders has it: the helper makes a folder and removes it."""
@@ -50,7 +54,7 @@ class HelperTraceFolders:
         """As TraceFolders has it: the helper makes a folder."""
         until_s = min(until_ns // 10**9 + _SPARE_S, _MAX_UNTIL_S)
         path = await self._made(key, approval, name, until_s, only_try=False)
-        return _HelperTraceFolder(self._helper, self._threads, key, path, name, approval.credentials.uids[-1])
+        return _HelperTraceFolder(self._ask, self._threads, key, path, name, approval.credentials.uids[-1])
 
     async def _made(self, key: ProcessKey, approval: Approval, name: str, until_s: int, *, only_try: bool) -> str:
         asked = messages.MakeFolder(
@@ -63,16 +67,20 @@ class HelperTraceFolders:
             only_try=only_try,
         )
         try:
-            said, _ = await self._helper.ask(asked, deadline_s=ASK_DEADLINE_S)
+            said, _ = await self._ask(asked)
         except HelperUnreachable as exc:
             raise FolderUnreachable(f"process {key.pid}: {exc}") from exc
         if not isinstance(said, messages.FolderMade):
             raise FolderUnreachable(refusal(said, key.pid).reason)
         return said.path
 
+    async def _ask(self, asked: messages.MakeFolder | messages.FolderUse) -> tuple[messages.Answer, int | None]:
+        async with self._turns:
+            return await self._helper.ask(asked, deadline_s=ASK_DEADLINE_S)
+
     async def reopen(self, key: ProcessKey, path: str, name: str, *, uid: int) -> OpenTraceFolder:
         """As TraceFolders has it: the helper has the folder open, or opens it at the first look."""
-        folder = _HelperTraceFolder(self._helper, self._threads, key, path, name, uid)
+        folder = _HelperTraceFolder(self._ask, self._threads, key, path, name, uid)
         try:
             await folder.look()
         except OSError as exc:
@@ -87,11 +95,9 @@ class HelperTraceFolders:
 class _HelperTraceFolder:
     """OpenTraceFolder, kept open by the helper."""
 
-    def __init__(
-        self, helper: HelperService, threads: FileThreads, key: ProcessKey, path: str, name: str, uid: int
-    ) -> None:
+    def __init__(self, ask: _Ask, threads: FileThreads, key: ProcessKey, path: str, name: str, uid: int) -> None:
         self.path = path
-        self._helper = helper
+        self._ask_helper = ask
         self._threads = threads
         self._key = key
         self._name = name
@@ -146,7 +152,7 @@ class _HelperTraceFolder:
             file=self._name,
         )
         try:
-            return await self._helper.ask(asked, deadline_s=ASK_DEADLINE_S)
+            return await self._ask_helper(asked)
         except HelperUnreachable as exc:
             raise OSError(str(exc)) from exc
 

@@ -420,6 +420,16 @@ def test_a_helper_to_which_all_is_read_only_writes_in_the_processs_own_mounts(ta
         assert b"Read-only" in subprocess.run(touch, capture_output=True, check=False).stderr
 
 
+def test_a_hundred_folders_at_a_time_have_their_turns(service: Service, target: int) -> None:
+    key, approval = key_of(target), approval_of(target)
+
+    async def use(folders: HelperTraceFolders) -> list[str]:
+        return await asyncio.gather(*(folders.problem(key, approval) for _ in range(100)))
+
+    assert ask(service, use) == [""] * 100
+    assert not own_folders()
+
+
 def test_a_folder_that_cannot_be_reached_is_said(service: Service, target: int) -> None:
     key, approval = key_of(target), approval_of(target)
     missing = HelperTraceFolders(HelperService(service.root / "missing", start_grace_s=1))
