@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from support.service.daemon import IMPORT_PATH
@@ -42,7 +42,7 @@ def as_caller(uid: int, program: str, *arguments: str) -> subprocess.CompletedPr
 class Service:
     """A running attach helper service."""
 
-    def __init__(self, root: Path, *options: str) -> None:
+    def __init__(self, root: Path, *options: str, prefix: Sequence[str] = ()) -> None:
         self.root = root
         self.socket = root / "attach.sock"
         self.policy = root / "attach.toml"
@@ -53,11 +53,13 @@ class Service:
         self._listener.listen(8)
         self.socket.chmod(0o666)  # whom the socket's mode lets through is systemd's part
         self._options = options
+        self._prefix = prefix
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts the service as systemd does at the first connection. Does not wait, since the socket exists."""
         command = [
+            *self._prefix,
             *unprivileged(SERVICE_UID, *CAPABILITIES),
             "sh", "-c", _START, "sh",
             sys.executable, *MODULE, "--policy", str(self.policy), *self._options,
@@ -102,11 +104,11 @@ class Service:
 
 
 @contextlib.contextmanager
-def running(*options: str) -> Iterator[Service]:
-    """A started service with its own folder."""
+def running(*options: str, prefix: Sequence[str] = ()) -> Iterator[Service]:
+    """A started service with its own folder. prefix: runs the command in another way, as with other mounts."""
     root = Path(tempfile.mkdtemp(prefix="kinetod-attach-"))
     root.chmod(0o755)
-    service = Service(root, *options)
+    service = Service(root, *options, prefix=prefix)
     try:
         service.start()
         yield service
