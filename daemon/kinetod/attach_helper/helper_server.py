@@ -26,26 +26,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
 from kinetod.attach_helper import messages
-from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
+from kinetod.attach_helper.allow_list import Policy, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.diagnosis import KnownAgent
 from kinetod.attach_helper.diagnosis_runner import DiagnosisProcess
 from kinetod.attach_helper.namespace_sockets import open_one
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.supervise.child import Crashed, TooLate
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
 WARM_UP_S = 30.0
@@ -55,27 +55,6 @@ WARM_HELPERS = 2
 _PROC = Path("/proc")
 
 T = TypeVar("T")
-
-
-class _HungUp(Exception):
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class HelperCaller:
-    """The process at the other end of a connection, according to the kernel."""
-
-    pid: int
-    uid: int
-
-    @classmethod
-    def of(cls, sock: socket.socket) -> "HelperCaller":
-        """The one that connected."""
-        pid, uid, _gid = unix_peer.credentials(sock)
-        return cls(pid, uid)
-
-    def __str__(self) -> str:
-        return f"process {self.pid} of uid {self.uid}"
 
 
 class AttachService:
@@ -94,8 +73,7 @@ class AttachService:
         self._lookers = lookers or AttachHelpers(1)
         self._diagnosis = DiagnosisProcess()
         self._proc = proc
-        self._connections: set[asyncio.Task[None]] = set()
-        self._idle_since = time.monotonic()
+        self.connections = Connections(self._serve)
 
     async def start(self) -> None:
         """Warms the helpers up; the one that looks has answered then. Raises OSError."""
@@ -103,41 +81,14 @@ class AttachService:
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
             nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
             await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
-        self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
         """Closes all connections and ends the helpers."""
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.connections.stop()
         await asyncio.gather(self._helpers.stop(), self._lookers.stop())
 
-    def idle_s(self) -> float:
-        """Seconds since there was a connection."""
-        return 0.0 if self._connections else time.monotonic() - self._idle_since
-
-    def accepted(self, sock: socket.socket) -> None:
-        """Takes a connection over."""
-        sock.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("%s was refused: too many connections", HelperCaller.of(sock))
-            sock.close()
-            return
-        task = asyncio.create_task(self._connection(sock), name="attach connection")
-        self._connections.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
-        self._idle_since = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
-
-    async def _connection(self, sock: socket.socket) -> None:
-        with sock:
-            caller = HelperCaller.of(sock)
-            with contextlib.suppress(_HungUp, TimeoutError, OSError):
-                await _Connection(self, sock, caller).serve()
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        await _Connection(self, sock, caller).serve()
 
     def policy_for(self, caller: HelperCaller) -> Policy:
         """Raises Denial."""
@@ -345,7 +296,7 @@ class _Connection:
     async def _receive(self) -> bytes:
         packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
         if not packet:
-            raise _HungUp
+            raise HungUp
         return packet
 
     async def _carry_out(self, policy: Policy, asked: messages.Request) -> None:
@@ -373,7 +324,7 @@ class _Connection:
             said = messages.RefusedReply(code=exc.code, reason=str(exc)[:4000])
         except AttachError as exc:
             said = messages.RefusedReply(code=exc.code, reason=exc.reason[:4000])
-        except _HungUp:
+        except HungUp:
             self._note(asked, "given up: the caller hung up", began)
             raise
         try:
@@ -391,7 +342,7 @@ class _Connection:
             await asyncio.wait((doing, listening), return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            raise _HungUp
+            raise HungUp
         finally:
             for task in (doing, listening):
                 if not task.done():
@@ -420,25 +371,8 @@ class _Connection:
 
     async def _send(self, said: messages.Answer, channel: socket.socket | None = None) -> None:
         """Raises OSError, TimeoutError."""
-        packet = messages.encode(said)
         descriptors = [channel.fileno()] if channel is not None else []
-        async with asyncio.timeout(SEND_S):
-            while True:
-                try:
-                    socket.send_fds(self._sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                    return
-                except BlockingIOError:
-                    await _writable(self._sock)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)
+        await send(self._sock, messages.encode(said), descriptors, SEND_S)
 
 
 def _result(said: messages.Answer) -> str:
