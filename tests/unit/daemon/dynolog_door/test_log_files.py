@@ -34,7 +34,7 @@ class Place:
         self.stored.mkdir(parents=True)
         (self.stored / "trace.json").write_bytes(TRACE)
         config = Config(listen=(ListenAddress(path=Path("/x")),), agent_socket=Path("/y"), state_dir=self.state)
-        self.settings = Settings(replace(config, dynolog_log_roots=(self.logs,)))
+        self.settings = Settings(replace(config, dynolog_log_roots=(self.logs,), dynolog_writer_socket=folder / "none"))
         self.capture = pb.Capture(id="c")
         target = self.capture.targets.add(pid=7, start_time_ns=1)
         target.process.uid = OWN
@@ -69,6 +69,10 @@ def place(tmp_path: Path) -> Place:
 
 
 ME = caller(OWN)
+NOT_ENABLED = (
+    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not enabled: "
+    "enable it with `systemctl enable --now kinetod-writer.socket`"
+)
 
 
 def test_a_promise_is_kept_when_the_capture_has_ended_and_noted(place: Place) -> None:
@@ -110,7 +114,12 @@ def test_the_next_daemon_keeps_the_promise(place: Place) -> None:
         ("/elsewhere/t.json", ME, "/elsewhere is below no folder of dynolog.log_roots"),
         ("{logs}/../t.json", ME, "{logs}/.. is below no folder of dynolog.log_roots"),
         ("t.json", ME, ". is not an absolute path"),
-        ("{logs}/t.json", caller(61002), "this daemon runs as uid 61001 and cannot write files as uid 61002"),
+        (
+            "{logs}/t.json",
+            caller(61002),
+            "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not enabled: "
+            "`systemctl enable --now kinetod-writer.socket`",
+        ),
         ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is no user of this host"),
     ],
 )
@@ -143,7 +152,7 @@ def test_a_trace_that_is_not_there_or_cannot_be_read_is_noted_with_the_reason(pl
 
 
 def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_DEADLINE_S", 0.2)
+    monkeypatch.setattr("kinetod.dynolog_door.log_files.CHECK_S", 0.2)
     log_file = parse_log_file(str(place.logs / "t.json"))
     for command, why in (
         (("/bin/false",), "the writing process failed: exit status 1"),

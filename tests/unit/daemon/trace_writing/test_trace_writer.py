@@ -39,7 +39,7 @@ def write(
             "files": [[stored.fileno(), name]] if files else [],
         }
         done = subprocess.run(
-            [*prefix, sys.executable, "-m", "kinetod.dynolog_door.trace_writer"],
+            [*prefix, sys.executable, "-m", "kinetod.trace_writing.trace_writer"],
             input=json.dumps(question), capture_output=True, text=True, pass_fds=[stored.fileno()], check=True,
         )  # fmt: skip
     (problem,) = json.loads(done.stdout)
