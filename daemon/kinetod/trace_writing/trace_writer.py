@@ -6,6 +6,8 @@ Theory of operation
     have been written. Before it touches a path, this process becomes the user: groups, group and user, without any
     capability, so that the kernel refuses what it would refuse to that user, and counts files for that user's quota.
 
+    - It ends itself at its deadline, by a timer whose signal it does not catch: who has started it may have no right to
+      kill another user's process.
     - The folder is entered from one of the allowed roots, part by part, and never through a symbolic link. So it lies
       below that root whatever its users do meanwhile.
     - Where the user is root, every folder on the way must be root's, and writable by others only with the sticky bit:
@@ -21,6 +23,7 @@ import json
 import os
 import pwd
 import secrets
+import signal
 import stat
 import sys
 import zlib
@@ -235,6 +238,8 @@ def main() -> int:
     """Ends when all files have been written or refused."""
     os.umask(0o022)
     question = json.loads(sys.stdin.buffer.read())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, question["deadline_s"])
     sys.stdout.write(json.dumps(list(results(question))) + "\n")
     return 0
 

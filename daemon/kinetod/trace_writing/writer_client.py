@@ -20,6 +20,7 @@ from kinetod.trace_writing import writer_messages as messages
 from kinetod.trace_writing.writer_messages import PlaceTraces
 
 START_GRACE_S = 20.0  # the first caller after a while waits for the service's start
+_CONNECT_AGAIN_S = 0.02
 ENABLE = "`systemctl enable --now kinetod-writer.socket`"
 LOOK = "`systemctl status kinetod-writer.socket kinetod-writer.service`"
 
@@ -67,7 +68,7 @@ class WriterClient:
 
     async def _said(self, sock: socket.socket, packet: bytes, fds: list[int]) -> bytes:
         """Raises OSError, WriterUnreachable."""
-        await asyncio.get_running_loop().sock_connect(sock, str(self._path))
+        await self._connect(sock)
         _pid, uid, _gid = unix_peer.credentials(sock)
         if uid not in (0, os.geteuid()):
             raise WriterUnreachable(f"{self._path} belongs to uid {uid}, neither root nor the daemon's own user", LOOK)
@@ -78,6 +79,15 @@ class WriterClient:
         if not said:
             raise WriterUnreachable("the writer service hung up", LOOK)
         return said
+
+    async def _connect(self, sock: socket.socket) -> None:
+        """Waits while the service has more callers than it has accepted, of which asyncio would know nothing."""
+        while True:
+            try:
+                sock.connect(str(self._path))
+                return
+            except BlockingIOError:
+                await asyncio.sleep(_CONNECT_AGAIN_S)
 
     def _unreachable(self, error: OSError) -> WriterUnreachable:
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,11 +12,12 @@ WRITER = python("kinetod.trace_writing.trace_writer")
 CHECK_S = 5.0  # a folder answers at once, or hangs
 WRITE_S = 120.0
 FILES_AT_ONCE = 32  # descriptors that one writer gets
+GRACE_S = 2.0  # the process keeps its deadline itself
 MAX_FILE_BYTES = 16 << 30  # more than any trace: decoders and recorders have their own limits
 
 
 class NoAnswer(Exception):
-    """The process was killed at its deadline."""
+    """The process has ended at its deadline, or should have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,15 @@ async def answer(
     alive: a descriptor that stays open in the process as long as it exists. Raises NoAnswer.
     """
     lines: list[bytes] = []
+    asked = {**asdict(question), "deadline_s": deadline_s}
     passed = [each for each, _name in question.files] + ([] if alive is None else [alive])
     count = max(1, len(question.files))
     try:
-        text = json.dumps(asdict(question)).encode()
-        end = await ask_once(command, text, lines.append, deadline_s=deadline_s, pass_fds=passed)
+        text = json.dumps(asked).encode()
+        end = await ask_once(command, text, lines.append, deadline_s=deadline_s + GRACE_S, pass_fds=passed)
     except (OSError, ValueError) as exc:
         return [f"the writing process failed: {exc}"] * count
-    if end.status is None:
+    if end.status in (None, -signal.SIGALRM):
         raise NoAnswer(f"the folder did not answer within {deadline_s:g} s")
     with contextlib.suppress(ValueError, IndexError):
         said = json.loads(lines[0])

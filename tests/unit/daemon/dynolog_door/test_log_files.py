@@ -70,8 +70,8 @@ def place(tmp_path: Path) -> Place:
 
 ME = caller(OWN)
 NOT_ENABLED = (
-    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not enabled: "
-    "enable it with `systemctl enable --now kinetod-writer.socket`"
+    "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not "
+    "enabled: enable it with `systemctl enable --now kinetod-writer.socket`"
 )
 
 
@@ -114,12 +114,7 @@ def test_the_next_daemon_keeps_the_promise(place: Place) -> None:
         ("/elsewhere/t.json", ME, "/elsewhere is below no folder of dynolog.log_roots"),
         ("{logs}/../t.json", ME, "{logs}/.. is below no folder of dynolog.log_roots"),
         ("t.json", ME, ". is not an absolute path"),
-        (
-            "{logs}/t.json",
-            caller(61002),
-            "this daemon runs as uid 61001 and cannot write files as uid 61002; the writer service, which could, is not enabled: "
-            "`systemctl enable --now kinetod-writer.socket`",
-        ),
+        ("{logs}/t.json", caller(61002), NOT_ENABLED),
         ("{logs}/t.json", caller(None, name="CN:x"), "the certificate CN:x is no user of this host"),
     ],
 )

@@ -37,6 +37,9 @@ def write(
             "root": str(root),
             "parts": parts.split("/") if parts else [],
             "files": [[stored.fileno(), name]] if files else [],
+            "unit": "kinetod.service",
+            "max_bytes": 1 << 20,
+            "deadline_s": 60,
         }
         done = subprocess.run(
             [*prefix, sys.executable, "-m", "kinetod.trace_writing.trace_writer"],
