@@ -12,6 +12,7 @@ import pytest
 from kineto_protos.v1 import profiler_pb2 as pb
 from kineto_trace.store.requested_names import parse_log_file
 from kinetod.access.audit_log import AuditLog
+from kinetod.attach.finding import Finding, Status
 from kinetod.config.addresses import ListenAddress
 from kinetod.config.settings import Config, Settings
 from kinetod.dynolog_door.log_files import LogFiles
@@ -161,3 +162,47 @@ def test_a_writer_that_fails_or_hangs_is_a_reason_too(place: Place, monkeypatch:
 
         found = place.play(work, writer=command)
         assert found.startswith(why), found
+
+
+@pytest.mark.parametrize(
+    ("own_uid", "everybody", "status", "detail"),
+    [
+        (0, True, Status.OK, "this daemon writes traces below {logs}"),
+        (OWN, False, Status.OK, "this daemon writes traces below {logs}"),
+        (61001, True, Status.PROBLEM, "no trace is written below {logs}: this daemon runs as uid 61001 and cannot write "
+         "files as other users; the writer service, which could, is not enabled: enable it with `systemctl enable --now "
+         "kinetod-writer.socket`"),
+    ],
+)  # fmt: skip
+def test_a_diagnosis_says_whether_traces_can_be_written(
+    place: Place, own_uid: int, everybody: bool, status: Status, detail: str
+) -> None:
+    async def work(files: LogFiles) -> list[Finding]:
+        return await files.findings(everybody=everybody)
+
+    (found,) = place.play(work, own_uid=own_uid)
+    assert (found.name, found.status, found.detail) == ("dynolog_files", status, detail.format(logs=place.logs))
+
+
+def test_without_roots_a_diagnosis_says_nothing_of_them(place: Place) -> None:
+    place.settings = Settings(replace(place.settings.current, dynolog_log_roots=()))
+
+    async def work(files: LogFiles) -> list[Finding]:
+        return await files.findings(everybody=True)
+
+    assert place.play(work) == []
+
+
+def test_roots_that_change_before_the_capture_ends_are_those_that_count(place: Place) -> None:
+    log_file = parse_log_file(str(place.logs / "t.json"))
+
+    async def work(files: LogFiles) -> None:
+        assert await files.problem(log_file, ME) == ""
+        files.promise(place.capture, log_file, ME)
+        files._settings = Settings(replace(place.settings.current, dynolog_log_roots=(place.state,)))
+        files.capture_ended(place.capture)
+
+    place.play(work)
+    assert list(place.logs.iterdir()) == []
+    (line,) = place.audited()
+    assert line["problem"] == f"{place.logs} is below no folder of dynolog.log_roots"
