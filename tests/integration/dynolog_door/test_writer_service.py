@@ -16,7 +16,7 @@ from kinetod.trace_writing.writer_client import WriterClient, WriterUnreachable
 from support.agent.scripted_agent import RemoteAgent
 from support.dynolog import client
 from support.dynolog.door import door_of, noted_file, open_door, trace_request
-from support.machine.silent_folder import silent_folder
+from support.dynolog.silent_folder import silent_folder
 from support.service import writer_service
 from support.service.attach_service import Service, as_caller
 from support.service.calls_as import plain_python

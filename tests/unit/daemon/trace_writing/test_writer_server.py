@@ -47,10 +47,10 @@ async def said(
     service: WriterService, asked: PlaceTraces | bytes, fds: Sequence[int] = (), sock: socket.socket | None = None
 ) -> list[str]:
     async with contextlib.AsyncExitStack() as stack:
-        sock = sock or await stack.enter_async_context(connected(service))
+        end = await stack.enter_async_context(connected(service)) if sock is None else sock
         packet = asked if isinstance(asked, bytes) else messages.encode(asked)
-        socket.send_fds(sock, [packet], list(fds))
-        answer = await asyncio.get_running_loop().sock_recv(sock, messages.MAX_PACKET_BYTES)
+        socket.send_fds(end, [packet], list(fds))
+        answer = await asyncio.get_running_loop().sock_recv(end, messages.MAX_PACKET_BYTES)
         return list(messages.answer(answer).problems)
 
 
