@@ -7,7 +7,7 @@ Theory of operation
     the policy, and is killed at its deadline.
 
     What hangs must not block others. Each root has turns of its own, fairly by user. A user whose folder did not answer
-    is refused for HANG_S, and as long as a process of that user's cannot be ended, which holds a pipe open until then.
+    is refused below that root for HANG_S, and as long as the process cannot be ended, which holds a pipe open until then.
 
     Every use is logged: who asked, as whom what was written where, and what came of it.
 """
@@ -46,6 +46,7 @@ UNIT = "kinetod-writer.service"
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
 TURNS, SPARE_TURNS = 2, 6  # of one root: for one user, and for users who have none
+TURN_S = 10.0  # the front end waits for longer than for this and the work together
 REQUESTS_PER_SECOND = 10  # of one user; four seconds' worth may come at once
 HANG_S = 60.0
 _LOOKING = -1  # instead of a user's number
@@ -74,7 +75,7 @@ class WriterService:
         self._clock = clock
         self._turns: dict[PurePath, FairSlots] = {}
         self._rate = RequestRate(lambda: REQUESTS_PER_SECOND, clock)
-        self._hung: dict[int, _Hang] = {}
+        self._hung: dict[tuple[int, str], _Hang] = {}
         self.connections = Connections(self._serve)
 
     async def start(self) -> None:
@@ -154,32 +155,37 @@ class WriterService:
         )
         payer.set(f"uid {user}")
         turns = self._turns.setdefault(root, FairSlots(TURNS, spare=SPARE_TURNS))
-        async with turns.turn():
-            return await self._asked(question, user)
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                async with asyncio.timeout(TURN_S):
+                    await turn.enter_async_context(turns.turn())
+            except TimeoutError:
+                raise _Refused(f"too many traces are being written below {root}; wait a moment") from None
+            return await self._asked(question, (user, question.root))
 
-    async def _asked(self, question: WriteQuestion, user: int) -> list[str]:
-        """Raises _Refused."""
-        self._check_hang(user)
+    async def _asked(self, question: WriteQuestion, where: tuple[int, str]) -> list[str]:
+        """Raises _Refused. where: user and root."""
+        self._check_hang(where)
         deadline_s = self._write_s if question.files else self._check_s
         with _pipe() as (kept, alive):
             try:
                 return await answer(question, deadline_s=deadline_s, command=self._command, alive=alive)
             except NoAnswer as exc:
-                self._forget_hang(user)
-                self._hung[user] = _Hang(os.dup(kept), self._clock() + HANG_S, str(exc))
+                self._forget_hang(where)
+                self._hung[where] = _Hang(os.dup(kept), self._clock() + HANG_S, str(exc))
                 raise _Refused(str(exc)) from exc
 
-    def _check_hang(self, user: int) -> None:
-        """Raises _Refused while this user's last folder must be believed to hang."""
-        hang = self._hung.get(user)
+    def _check_hang(self, where: tuple[int, str]) -> None:
+        """Raises _Refused while this user's last folder below this root must be believed to hang."""
+        hang = self._hung.get(where)
         if hang is None:
             return
         if hang.until > self._clock() or not hang.has_ended():
             raise _Refused(f"{hang.why} a moment ago; traces go there again when it does")
-        self._forget_hang(user)
+        self._forget_hang(where)
 
-    def _forget_hang(self, user: int) -> None:
-        if (hang := self._hung.pop(user, None)) is not None:
+    def _forget_hang(self, where: tuple[int, str]) -> None:
+        if (hang := self._hung.pop(where, None)) is not None:
             hang.close()
 
     def _note(self, caller: HelperCaller, asked: PlaceTraces, problems: Sequence[str], took_s: float) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from kinetod.base.policy_file import PolicyError, PolicyUsers, Uids
+from kinetod.trace_writing import writer_client, writer_server, writing_process
 from kinetod.trace_writing import writer_messages as messages
-from kinetod.trace_writing import writing_process
 from kinetod.trace_writing.writer_messages import PlaceTraces
 from kinetod.trace_writing.writer_policy import WriterPolicy
 from kinetod.trace_writing.writer_server import HANG_S, REQUESTS_PER_SECOND, WriterService
@@ -139,6 +139,31 @@ def test_who_hung_is_refused_for_a_while_and_others_are_served(tmp_path: Path, m
         assert await said(service, asked) == [""]
 
     play(service, work)
+
+
+def test_who_gets_no_turn_is_told_before_the_front_end_gives_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_server, "TURN_S", 0.2)
+    service = WriterService(lambda: policy(tmp_path), command=("/bin/sleep", "1000"))
+    asked = PlaceTraces(uid=OTHER, folder=str(tmp_path))
+
+    async def work() -> None:
+        busy = [asyncio.create_task(said(service, asked)) for _ in range(writer_server.TURNS)]
+        while sum(each.used for each in service._turns.values()) < writer_server.TURNS:
+            await asyncio.sleep(0)
+        assert await said(service, asked) == [f"too many traces are being written below {tmp_path}; wait a moment"]
+        for each in busy:
+            each.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+
+    play(service, work)
+
+
+def test_the_front_end_waits_for_longer_than_the_service_takes() -> None:
+    taken = writer_server.TURN_S + writing_process.GRACE_S
+    assert taken + writing_process.CHECK_S < writing_process.CHECK_S + writer_client.START_GRACE_S
+    assert taken + writing_process.WRITE_S < writing_process.WRITE_S + writer_client.START_GRACE_S
 
 
 def test_as_long_as_a_process_cannot_be_ended_its_user_is_refused(
