@@ -7,7 +7,8 @@ Theory of operation
     the policy, and is killed at its deadline.
 
     What hangs must not block others. Each root has turns of its own, fairly by user. A user whose folder did not answer
-    is refused below that root for HANG_S, and as long as the process cannot be ended, which holds a pipe open until then.
+    is refused below that root for HANG_S, and as long as the process that wrote cannot be ended: it holds a pipe open
+    until then.
 
     Every use is logged: who asked, as whom what was written where, and what came of it.
 """
