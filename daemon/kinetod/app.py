@@ -295,7 +295,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     link = LinkServer(config.agent_socket, hub, mode=0o666 if serves_everybody(config) else 0o600)
     attacher = await _start_attacher(settings, helpers, link, hub, workers, gpus, stack) if config.attach else None
     keeping = await start_keeping(settings, store, stack)
-    recorder = make_recorder(poll_door, stack)
+    recorder = make_recorder(poll_door, helper, stack)
     captures = CaptureManager(settings, registry, store, services, keeping, attacher, recorder)
     gate = access.gate(captures.thing, no_such_capture)
     hooks = HookRunner(settings, store.capture_dir)

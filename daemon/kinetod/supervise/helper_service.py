@@ -55,10 +55,16 @@ class HelperCaller:
 
 
 class Connections:
-    """The connections of a service. serve: until it ends, the connection is open."""
+    """The connections of a service. serve: until it ends, the connection is open; is_busy: with something else."""
 
-    def __init__(self, serve: Callable[[socket.socket, HelperCaller], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        serve: Callable[[socket.socket, HelperCaller], Awaitable[None]],
+        *,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._serve = serve
+        self._is_busy = is_busy
         self._open: set[asyncio.Task[None]] = set()
         self._idle_since = time.monotonic()
 
@@ -84,8 +90,11 @@ class Connections:
             await self._serve(sock, HelperCaller.of(sock))
 
     def idle_s(self) -> float:
-        """Seconds since there was a connection."""
-        return 0.0 if self._open else time.monotonic() - self._idle_since
+        """Seconds since there was a connection, or something else to do."""
+        if self._open or self._is_busy():
+            self._idle_since = time.monotonic()
+            return 0.0
+        return time.monotonic() - self._idle_since
 
     def begin(self) -> None:
         """Counts from now on: the service has started."""

@@ -51,6 +51,7 @@ class Service:
         module: Sequence[str] | None = None,
         capabilities: Sequence[str] = CAPABILITIES,
         policy: str = POLICY,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.socket = root / f"{name}.sock"
@@ -64,11 +65,13 @@ class Service:
         self._listener.listen(8)
         self.socket.chmod(0o666)  # whom the socket's mode lets through is systemd's part
         self._options = options
+        self._prefix = prefix
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Starts the service as systemd does at the first connection. Does not wait, since the socket exists."""
         command = [
+            *self._prefix,
             *unprivileged(SERVICE_UID, *self._capabilities),
             "sh", "-c", _START, "sh",
             sys.executable, *(self._module or MODULE), "--policy", str(self.policy), *self._options,

@@ -16,12 +16,12 @@ from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
 from kinetod.base.errors import VerdictReason
-from kinetod.captures.kineto_target.kineto_recorder import LOOK_PERIOD_S, KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
-from kinetod.captures.kineto_target.trace_folder import FolderUnreachable, TraceFolder
 from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.services import Services
+from kinetod.kineto_files.interface import FolderUnreachable, OpenTraceFolder
 from kinetod.processes.credentials import Credentials, read
 from kinetod.processes.identity import ProcessKey, start_time_ns
 
@@ -66,19 +66,24 @@ class _Awaited:
         if credentials.uid != self.target.process.uid:
             return _failed(f"{_RESTARTED}, and process {key.pid} now belongs to uid {credentials.uid}")
         try:
-            folder = await self.recorder.in_thread(TraceFolder.open, key, self.asked.folder, credentials.uids[-1])
+            folder = await self.recorder.folders.reopen(
+                key, self.asked.folder, self.asked.name, uid=credentials.uids[-1]
+            )
         except (FolderUnreachable, TimeoutError) as exc:
             return _fetched_before(self.directory, f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         try:
-            return await self._from(folder, key)
+            ending = await self._from(folder, key)
+            if ending != DONE:  # what comes now is nobody's
+                await self.recorder.remove(folder)
+            return ending
         finally:
             folder.close()
 
-    async def _from(self, folder: TraceFolder, key: ProcessKey) -> Ending:
+    async def _from(self, folder: OpenTraceFolder, key: ProcessKey) -> Ending:
         self.recorder.take(key, self.capture_id)
         since_ns, free = time.time_ns(), 0
         try:
-            while not (await self.recorder.in_thread(folder.look, self.asked.name)).whole:
+            while not (await folder.look()).whole:
                 if kineto_file(self.directory).exists():  # fetched, and removed where it was
                     return DONE
                 free += self._is_free(key, since_ns)
@@ -88,7 +93,7 @@ class _Awaited:
                     return _failed(f"{_RESTARTED}, and libkineto's file did not come in time")
                 if not is_alive(key):
                     return _failed(f"{_RESTARTED}, and process {key.pid} ended before libkineto wrote its file")
-                await asyncio.sleep(LOOK_PERIOD_S)
+                await asyncio.sleep(self.recorder.folders.look_period_s)
         except (OSError, TimeoutError) as exc:
             return _failed(f"{_RESTARTED}, and the file cannot be fetched: {exc}")
         finally:

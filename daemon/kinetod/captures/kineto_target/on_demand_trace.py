@@ -36,7 +36,6 @@ from kineto_protos.v1 import profiler_pb2 as pb
 
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target.config_text import POLL_PERIOD_NS, START_DELAY_NS
-from kinetod.captures.kineto_target.trace_folder import Sight
 from kinetod.captures.result.verdict import DONE, Ending, EndState, iterations_not_reached, target_exited
 from kinetod.captures.target.collection import (
     Begun,
@@ -48,6 +47,7 @@ from kinetod.captures.target.collection import (
     VerdictGiven,
 )
 from kinetod.config.settings import Config
+from kinetod.kineto_files.interface import Sight
 
 WAIT_S = 12.0  # two polls and some time
 _S = 10**9

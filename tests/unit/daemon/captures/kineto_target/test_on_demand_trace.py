@@ -24,7 +24,6 @@ from kinetod.captures.kineto_target.on_demand_trace import (
     WithdrawOffer,
     longest_ns,
 )
-from kinetod.captures.kineto_target.trace_folder import Sight
 from kinetod.captures.result.verdict import DONE, Ending, EndState
 from kinetod.captures.target.collection import (
     Begun,
@@ -36,6 +35,7 @@ from kinetod.captures.target.collection import (
     VerdictGiven,
 )
 from kinetod.config.settings import Config
+from kinetod.kineto_files.interface import Sight
 
 PID = 7
 NOW = Now(loop_s=100.0, unix_ns=10**18)
