@@ -1,12 +1,7 @@
 """`kinetod-attach`: the attach helper as a service, started by its socket (LISTEN_FDS) or with --socket."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
-import stat
 import sys
 from pathlib import Path
 
@@ -19,16 +14,13 @@ from kinetod.attach_helper import allow_list as policies
 from kinetod.attach_helper.helper_server import AttachService
 from kinetod.base import logs
 from kinetod.base.errors import StartError
-from kinetod.base.notify import notify, watchdog_s
+from kinetod.base.policy_file import PolicyError
 from kinetod.config.addresses import checked_socket_path
+from kinetod.supervise.helper_service import own_socket, passed_socket, serve
 
 log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
-FIRST_PASSED = 3
-BACKLOG = 64
-ACCEPT_BUDGET = 16
-_LOOK_ROUND_S = 10.0
 
 
 @click.command(context_settings={"max_content_width": 100})
@@ -67,106 +59,21 @@ def command(path: Path | None, for_group: bool, policy: Path, idle_exit: int, lo
         if listener is None:
             raise StartError("no socket was passed (LISTEN_FDS); start kinetod-attach.socket, or give --socket")
         _say_policy(policy)
-        asyncio.run(_serve(listener, policy, 0 if path is not None else idle_exit / 1e9))
+        service = AttachService(lambda: policies.load(policy))
+        greeting = f"kinetod-attach {__version__} serves"
+        asyncio.run(serve(listener, service, greeting, idle_exit_s=0 if path is not None else idle_exit / 1e9))
     except StartError as exc:
         log.error("%s", exc)
         return EXIT_CANNOT_START
     return 0
 
 
-def passed_socket() -> socket.socket | None:
-    """The one that the service manager passes, as sd_listen_fds(3) says. Raises StartError."""
-    count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
-    os.environ.pop("LISTEN_FDNAMES", None)
-    if not count or pid != str(os.getpid()):
-        return None
-    if count != "1":
-        raise StartError(f"expected one socket, but {count} were passed")
-    try:
-        if not stat.S_ISSOCK(os.fstat(FIRST_PASSED).st_mode):
-            raise OSError("it is not a socket")
-        listener = socket.socket(fileno=FIRST_PASSED)
-    except OSError as exc:
-        raise StartError(f"the descriptor that was passed cannot be used: {exc}") from exc
-    listener.set_inheritable(False)
-    if (listener.family, listener.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-        raise StartError("a SOCK_SEQPACKET Unix socket is expected (ListenSequentialPacket=)")
-    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise StartError("a listening socket is expected (Accept=no)")
-    return listener
-
-
-def own_socket(path: Path, *, for_group: bool = False) -> socket.socket:
-    """Creates the socket for this user, or also its group; the policy decides who is served. Raises StartError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    old_mask = os.umask(0o117 if for_group else 0o177)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
-        listener.bind(str(path))
-    except OSError as exc:
-        listener.close()
-        raise StartError(f"cannot listen on {path}: {exc.strerror}") from exc
-    finally:
-        os.umask(old_mask)
-    listener.listen(BACKLOG)
-    return listener
-
-
 def _say_policy(path: Path) -> None:
     """Logs a mistake in the policy, which is read for every caller, when the service starts."""
     try:
         policies.load(path)
-    except policies.PolicyError as exc:
+    except PolicyError as exc:
         log.error("no caller is served until this is fixed: %s", exc)
-
-
-async def _serve(listener: socket.socket, policy: Path, idle_exit_s: float) -> None:
-    service = AttachService(lambda: policies.load(policy))
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    try:
-        await service.start()
-    except OSError as exc:
-        raise StartError(f"no helper process can be started: {exc}") from exc
-    listener.setblocking(False)
-    loop.add_reader(listener, lambda: _accept(listener, service))
-    notify("READY=1")
-    log.info("kinetod-attach %s serves", __version__)
-    try:
-        await _until_done(service, stop, idle_exit_s)
-    finally:
-        loop.remove_reader(listener)
-        notify("STOPPING=1")
-        await service.stop()
-
-
-def _accept(listener: socket.socket, service: AttachService) -> None:
-    for _ in range(ACCEPT_BUDGET):
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as exc:
-            log.error("cannot accept a caller: %s", exc.strerror)
-            return
-        service.accepted(sock)
-
-
-async def _until_done(service: AttachService, stop: asyncio.Event, idle_exit_s: float) -> None:
-    """Pings the watchdog from this loop; ends when told to, or when nobody has come for long."""
-    period_s = min((watchdog_s() or _LOOK_ROUND_S) / 2, _LOOK_ROUND_S)
-    while not stop.is_set():
-        notify("WATCHDOG=1")
-        if idle_exit_s and service.idle_s() >= idle_exit_s:
-            log.info("no caller for %.0f s: exiting; the next caller starts the service again", service.idle_s())
-            return
-        wait_s = min(period_s, max(idle_exit_s - service.idle_s(), 0.05)) if idle_exit_s else period_s
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), wait_s)
 
 
 def main() -> int:

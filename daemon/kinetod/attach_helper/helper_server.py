@@ -22,17 +22,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from kineto_protos import unix_peer
 
 from kinetod.attach.attach_types import Approval, AttachCode, AttachError, replaced
 from kinetod.attach_helper import folder_requests, messages
-from kinetod.attach_helper.allow_list import Policy, PolicyError, load, owner
+from kinetod.attach_helper.allow_list import Policy, load, owner
 from kinetod.attach_helper.attach_pool import AttachHelpers
 from kinetod.attach_helper.denial import Denial
 from kinetod.attach_helper.diagnosis import KnownAgent
@@ -41,15 +40,16 @@ from kinetod.attach_helper.kept_folders import KeptFolder, KeptFolders
 from kinetod.attach_helper.namespace_sockets import open_one
 from kinetod.attach_helper.request_log import RequestLog
 from kinetod.attach_helper.worker_queries import DEVICE_GRAPHS, LOOK, SEARCH, TOOLKIT
+from kinetod.base.policy_file import PolicyError
 from kinetod.base.safe_text import clean
 from kinetod.processes import credentials
 from kinetod.processes.credentials import Credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
 from kinetod.supervise.child import Crashed, TooLate
+from kinetod.supervise.helper_service import Connections, HelperCaller, HungUp, send
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection may say nothing
 SEND_S = 5.0
 WARM_UP_S = 30.0
@@ -60,27 +60,6 @@ _PROC = Path("/proc")
 
 Brought = socket.socket | io.FileIO | None  # comes with an answer
 T = TypeVar("T")
-
-
-class _HungUp(Exception):
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class HelperCaller:
-    """The process at the other end of a connection, according to the kernel."""
-
-    pid: int
-    uid: int
-
-    @classmethod
-    def of(cls, sock: socket.socket) -> "HelperCaller":
-        """The one that connected."""
-        pid, uid, _gid = unix_peer.credentials(sock)
-        return cls(pid, uid)
-
-    def __str__(self) -> str:
-        return f"process {self.pid} of uid {self.uid}"
 
 
 class AttachService:
@@ -101,8 +80,7 @@ class AttachService:
         self._folders = KeptFolders(self._keepers, self._is_alive)
         self._diagnosis = DiagnosisProcess()
         self._proc = proc
-        self._connections: set[asyncio.Task[None]] = set()
-        self._idle_since = time.monotonic()
+        self.connections = Connections(self._serve, is_busy=lambda: bool(self._folders.count))
 
     async def start(self) -> None:
         """Warms the helpers up; the one that looks has answered then. Raises OSError."""
@@ -110,44 +88,15 @@ class AttachService:
         with contextlib.suppress(TooLate, Crashed):  # a later one may do better
             nothing = {"do": LOOK, "boot_time_ns": 0, "targets": [], "signs": []}
             await self._lookers.ask(nothing, deadline_s=WARM_UP_S)
-        self._idle_since = time.monotonic()
 
     async def stop(self) -> None:
         """Closes all connections and ends the helpers."""
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.connections.stop()
         await self._folders.stop()
         await asyncio.gather(self._helpers.stop(), self._lookers.stop(), self._keepers.stop())
 
-    def idle_s(self) -> float:
-        """Seconds since there was a connection or a folder to be kept."""
-        if self._connections or self._folders.count:
-            self._idle_since = time.monotonic()
-        return time.monotonic() - self._idle_since
-
-    def accepted(self, sock: socket.socket) -> None:
-        """Takes a connection over."""
-        sock.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            log.warning("%s was refused: too many connections", HelperCaller.of(sock))
-            sock.close()
-            return
-        task = asyncio.create_task(self._connection(sock), name="attach connection")
-        self._connections.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._connections.discard(task)
-        self._idle_since = time.monotonic()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a connection failed", exc_info=error)
-
-    async def _connection(self, sock: socket.socket) -> None:
-        with sock:
-            caller = HelperCaller.of(sock)
-            with contextlib.suppress(_HungUp, TimeoutError, OSError):
-                await _Connection(self, sock, caller).serve()
+    async def _serve(self, sock: socket.socket, caller: HelperCaller) -> None:
+        await _Connection(self, sock, caller).serve()
 
     def policy_for(self, caller: HelperCaller) -> Policy:
         """Raises Denial."""
@@ -377,7 +326,7 @@ class _Connection:
     async def _receive(self) -> bytes:
         packet = await self._loop.sock_recv(self._sock, messages.MAX_REQUEST_BYTES + 1)
         if not packet:
-            raise _HungUp
+            raise HungUp
         return packet
 
     async def _carry_out(self, policy: Policy, asked: messages.Request) -> None:
@@ -390,7 +339,7 @@ class _Connection:
             said = messages.RefusedReply(code=exc.code, reason=str(exc)[:4000])
         except AttachError as exc:
             said = messages.RefusedReply(code=exc.code, reason=exc.reason[:4000])
-        except _HungUp:
+        except HungUp:
             self._log.note(asked, "given up: the caller hung up", began)
             raise
         try:
@@ -431,7 +380,7 @@ class _Connection:
             await asyncio.wait((doing, listening), return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
                 return doing.result()
-            raise _HungUp
+            raise HungUp
         finally:
             for task in (doing, listening):
                 if not task.done():
@@ -440,25 +389,8 @@ class _Connection:
 
     async def _send(self, said: messages.Answer, channel: Brought = None) -> None:
         """Raises OSError, TimeoutError."""
-        packet = messages.encode(said)
         descriptors = [channel.fileno()] if channel is not None else []
-        async with asyncio.timeout(SEND_S):
-            while True:
-                try:
-                    socket.send_fds(self._sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                    return
-                except BlockingIOError:
-                    await _writable(self._sock)
-
-
-async def _writable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(sock)
+        await send(self._sock, messages.encode(said), descriptors, SEND_S)
 
 
 def _same(key: ProcessKey, approved: Credentials, found: Credentials) -> None:
