@@ -199,9 +199,7 @@ class PollerRegistry:
             and self._lives(known)
         )
 
-    def polled(
-        self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True
-    ) -> PollAnswer:
+    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
         """Takes note of a poll; says what to answer, if it is to be answered. Raises Dropped."""
         poller = self._poller(sender, now_s)
         with self._lock:
