@@ -238,6 +238,12 @@ class OnDemandTrace:
         return [*commands, *self._enter(KinetoPhase.WARMUP if warming else KinetoPhase.COLLECT, now)]
 
     def _cancelled_text(self) -> str:
+        if self._opened:
+            return (
+                f"libkineto of process {self._pid} began its file, and is free again without having finished it: the "
+                "disk of its folder may be full, or the program's own profiler started; its log may say more. Trace "
+                "again once there is room"
+            )
         return (
             f"libkineto of process {self._pid} took the request, and is free again without having written a file: the "
             "program's own profiler started, or libkineto could not begin; its log may say more. Trace again"

@@ -190,6 +190,14 @@ def test_a_profiler_that_is_free_again_without_a_file_was_cancelled_by_the_progr
     assert ended(machine) == (EndState.FAILED, "CANCELLED_BY_PROGRAM")
 
 
+def test_a_file_that_was_begun_and_given_up_may_be_of_a_full_disk() -> None:
+    machine = offered(OfferSent(), OPENED, OfferTaken(), OfferOver(), NOTHING, NOTHING)
+    ending = machine.ending()
+    assert ending is not None
+    assert (ending.outcome, ending.code) == (EndState.FAILED, "CANCELLED_BY_PROGRAM")
+    assert "the disk of its folder may be full" in ending.reason
+
+
 def test_a_profiler_that_is_free_again_with_a_file_is_done() -> None:
     assert offered(OfferSent(), OfferTaken(), OfferOver(), OPENED, WHOLE).ending() == DONE
 
