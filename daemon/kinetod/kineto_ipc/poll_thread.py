@@ -6,6 +6,11 @@ Theory of operation
     network namespace: net.unix.max_dgram_qlen) and shared by all who send. A datagram that gets no answer costs little:
     limits come first.
 
+    An answer that comes after that is not lost: it lies in the client's socket and is read as the answer to the next
+    poll, 5 s on, and so are all further ones, since libkineto reads one at each poll. The process would be one answer
+    behind for good, and would read each configuration 5 s late. So a poll that was sent more than LATE_NS ago gets no
+    answer. What it says counts all the same.
+
     Nothing can be waiting for a process that polls for the first time. So it is answered at once, and becomes known
     later, for which /proc is read: a few at a time between datagrams, since a job may start a hundred processes.
 
@@ -33,6 +38,7 @@ log = logging.getLogger(__name__)
 BURST = 256  # datagrams that are read from a socket in its turn
 SWEEP_S = 1.0
 NEWCOMERS = 8  # that become known in a turn, at some 0.1 ms each
+LATE_NS = 60 * 10**6  # of the 90 ms; libkineto looks for the last time after 80 ms
 MAX_NEWCOMERS = 4096  # that wait to become known
 _JOIN_S = 5.0
 
@@ -168,11 +174,16 @@ class PollThread:
             if len(self._newcomers) >= MAX_NEWCOMERS:
                 raise Dropped(Drop.TOO_MANY)
             self._newcomers.append((message, sender))
+            if datagram.age_ns() > LATE_NS:
+                raise Dropped(Drop.LATE)
             if not sock.send(poll_answer(), sender):
                 raise Dropped(Drop.UNREAD)
             metrics.poll_answered()
             return
-        answer = self._registry.polled(message, sender, now_s=now_s, now_ns=time.time_ns())
+        late = datagram.age_ns() > LATE_NS
+        answer = self._registry.polled(message, sender, now_s=now_s, now_ns=time.time_ns(), answered=not late)
+        if late:
+            raise Dropped(Drop.LATE)
         if not sock.send(poll_answer(answer.configuration), sender):
             raise Dropped(Drop.UNREAD)
         self._registry.sent(answer)

@@ -2,8 +2,9 @@
 
 Theory of operation
     libkineto cannot be stopped, so that a capture that was cancelled or given up may leave a file that comes later.
-    Such a file is awaited in the background and removed, until a poll says that the profiler is free again, or the
-    process ends; with the daemon's end that ends, too.
+    Such a file is awaited in the background and removed, until polls say that the profiler is free again, or the
+    process ends; with the daemon's end that ends, too. One such poll does not suffice: a libkineto that has an earlier
+    answer left in its socket reads the request only as the answer to a later poll.
 
     What looks into the folders of processes may block if these lie on a file system of somebody else's. It has threads
     of its own, so that no other part of the daemon waits for one that does not come back.
@@ -21,6 +22,7 @@ from kinetod.processes.identity import Identity, ProcessKey
 log = logging.getLogger(__name__)
 
 _STRAY_PERIOD_S = 1.0
+_STRAY_POLLS = 3
 
 
 class KinetoRecorder:
@@ -73,7 +75,7 @@ class KinetoRecorder:
     def remove_later(self, process: PollingProcess, folder: OpenTraceFolder, *, since_ns: int, within_s: float) -> None:
         """Removes a file once it is whole or will not be; takes over the folder.
 
-        since_ns: a poll after this time that says that the profiler is free means that no file comes any more.
+        since_ns: polls after this time that say that the profiler is free mean that no file comes any more.
         within_s: how long it may take to come.
         """
         removing = self._remove_later(process, folder, since_ns, within_s)
@@ -84,8 +86,10 @@ class KinetoRecorder:
     async def _remove_later(
         self, process: PollingProcess, folder: OpenTraceFolder, since_ns: int, within_s: float
     ) -> None:
+        polls = FreePolls(since_ns)
+
         def may_come() -> bool:
-            return is_alive(process.key) and (process.tracing or process.last_poll_ns <= since_ns)
+            return is_alive(process.key) and polls.count(process) < _STRAY_POLLS
 
         try:
             with contextlib.suppress(OSError, TimeoutError):
@@ -103,6 +107,25 @@ class KinetoRecorder:
             stray.cancel()
         await asyncio.gather(*strays, return_exceptions=True)
         await self.folders.stop()
+
+
+class FreePolls:
+    """Counts the polls after a time, in Unix ns, that say that the profiler is free."""
+
+    def __init__(self, since_ns: int) -> None:
+        self._last_ns = since_ns
+        self._count = 0
+
+    def count(self, process: PollingProcess | None) -> int:
+        """How many there have been in a row, if it is called more often than the process polls. None: it does not."""
+        if process is None:
+            return self._count
+        if process.tracing:
+            self._count = 0
+        elif process.last_poll_ns > self._last_ns:
+            self._count += 1
+        self._last_ns = max(self._last_ns, process.last_poll_ns)
+        return self._count
 
 
 def is_alive(key: ProcessKey) -> bool:

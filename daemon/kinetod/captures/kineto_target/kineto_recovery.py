@@ -2,7 +2,8 @@
 
 libkineto knows nothing of the daemon's end: a request that it was sent is carried out. So the next daemon awaits the
 file as the first one would have, and the target is DONE when it is whole. Whether the request was sent is not always
-known, since a daemon may be killed at any moment; the first poll that says that the profiler is free tells.
+known, since a daemon may be killed at any moment; polls that say that the profiler is free tell. The first one does not
+suffice: a libkineto that has an earlier answer left in its socket reads the request as the answer to that one.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from kineto_trace.model.target_info import TargetInfo
 from kineto_trace.spool.kineto_file import OnDemandRequest, kineto_file
 
 from kinetod.base.errors import VerdictReason
-from kinetod.captures.kineto_target.kineto_recorder import KinetoRecorder, is_alive
+from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder, is_alive
 from kinetod.captures.kineto_target.kineto_result import Fetch, store_kineto_file
 from kinetod.captures.request.capture_spec import DEFAULT_FORMATS
 from kinetod.captures.result.verdict import DONE, Ending, EndState
@@ -27,6 +28,7 @@ from kinetod.processes.identity import ProcessKey, start_time_ns
 
 _SAME_START_NS = 2 * 10**9  # two daemons reckon the same start from boot times that may differ by a second
 _RESTARTED = "the daemon ended before the capture did (killed, crashed or stopped)"
+_POLLS = 2
 _NOTHING = TargetInfo(capture_id="", host="", pid=0, process_name="")
 
 
@@ -81,14 +83,14 @@ class _Awaited:
 
     async def _from(self, folder: OpenTraceFolder, key: ProcessKey) -> Ending:
         self.recorder.take(key, self.capture_id)
-        since_ns, free = time.time_ns(), 0
+        polls, looked_after = FreePolls(time.time_ns()), False
         try:
             while not (await folder.look()).whole:
                 if kineto_file(self.directory).exists():  # fetched, and removed where it was
                     return DONE
-                free += self._is_free(key, since_ns)
-                if free > 1:  # the file was whole before that poll, or never will be
+                if looked_after:  # the file was whole before the last of those polls, or never will be
                     return _failed(f"{_RESTARTED}, and {self._nothing_came()}")
+                looked_after = polls.count(self.recorder.process(key)) >= _POLLS
                 if time.time_ns() > self.asked.until_ns:
                     return _failed(f"{_RESTARTED}, and libkineto's file did not come in time")
                 if not is_alive(key):
@@ -101,11 +103,6 @@ class _Awaited:
         self.recorder.finished(key)
         fetch = Fetch(services=self.services, recorder=self.recorder, folder=folder, directory=self.directory)
         return await fetch.file(self.asked)
-
-    def _is_free(self, key: ProcessKey, since_ns: int) -> bool:
-        """Whether a poll to this daemon says that libkineto does nothing."""
-        process = self.recorder.process(key)
-        return process is not None and process.last_poll_ns > since_ns and not process.tracing
 
     def _nothing_came(self) -> str:
         if not self.asked.sent_ns:

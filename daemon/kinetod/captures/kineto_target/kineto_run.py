@@ -64,8 +64,7 @@ log = logging.getLogger(__name__)
 
 _ALIVE_PERIOD_S = 1.0
 _NO_EARLY_END = "cancelled, but libkineto cannot be stopped: it records to its end"
-_EVENTS: dict[OfferEvent, type[OfferSent] | type[OfferTaken] | type[OfferOver]] = {
-    OfferEvent.SENT: OfferSent,
+_EVENTS: dict[OfferEvent, type[OfferTaken] | type[OfferOver]] = {
     OfferEvent.TAKEN: OfferTaken,
     OfferEvent.OVER: OfferOver,
 }
@@ -133,6 +132,8 @@ class KinetoRun:
 
     def stop(self, ending: Ending, *, grace_s: float = STOP_GRACE_S) -> None:
         """Ends the capture as far as libkineto can be stopped; see `OnDemandTrace`."""
+        if self._offered is not None:
+            self._count_sent(self._offered)
         if ending.code == VerdictReason.CANCELLED and self._trace.watches_file:
             self.target.warnings.append(_NO_EARLY_END)
             self._on_change()
@@ -289,9 +290,16 @@ class KinetoRun:
     def _on_offer(self, event: OfferEvent) -> None:
         if event is OfferEvent.GONE:
             self._handle(ProcessGone(died=not is_alive(self._process.key)))
-        else:
+        elif event is not OfferEvent.SENT:
             self._handle(_EVENTS[event]())
+        elif self._offered is not None:
+            self._count_sent(self._offered)
         self._wake.set()
+
+    def _count_sent(self, offered: OfferedConfiguration) -> None:
+        """Takes note of what was sent, told or not yet: what is on its way to libkineto cannot be taken back."""
+        if offered.times_sent:
+            self._handle(OfferSent(offered.times_sent))
 
     def _handle(self, event: object) -> None:
         """Hands an event to the state machine and does what it asks for."""
@@ -318,6 +326,7 @@ class KinetoRun:
         if offered is not None:
             offered.withdraw()
             self._withdrawn_ns = time.time_ns()
+            self._count_sent(offered)
 
     def _publish(self, entered: Publish) -> None:
         self.target.state, self.target.state_since_ns = entered.state, entered.since_ns
