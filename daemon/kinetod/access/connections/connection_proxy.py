@@ -33,7 +33,7 @@ from pathlib import Path
 
 from kinetod.access.connections.connection_limits import Crowd
 from kinetod.access.connections.proxied_connection import ProxiedConnection, log_failure
-from kinetod.access.peers import Peer, UnknownPeer, of_loopback, of_unix, with_groups
+from kinetod.access.peers import Peer, UnknownPeer, of_local, of_local_at_once, of_unix, with_groups
 from kinetod.base.errors import StartError
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.config.addresses import ListenAddress
@@ -211,7 +211,8 @@ class Front:
             elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
-                peer = await asyncio.get_running_loop().run_in_executor(self._lookups, of_loopback, near, far)
+                loop = asyncio.get_running_loop()
+                peer = of_local_at_once(near, far) or await loop.run_in_executor(self._lookups, of_local, near, far)
         except (OSError, UnknownPeer) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
