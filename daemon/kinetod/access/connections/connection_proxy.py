@@ -211,8 +211,7 @@ class Front:
             elif door.tls:
                 peer = Peer(via=Via.TLS, address=far[0])
             else:
-                loop = asyncio.get_running_loop()
-                peer = of_local_at_once(near, far) or await loop.run_in_executor(self._lookups, of_local, near, far)
+                peer = await self._identified(near, far)
         except (OSError, UnknownPeer) as exc:
             log.warning("a connection to %s was refused: %s", door.address, exc)
             sock.close()
@@ -223,6 +222,12 @@ class Front:
             self._admit(sock, door, peer)
         else:
             sock.close()
+
+    async def _identified(self, near: tuple[str, int], far: tuple[str, int]) -> Peer:
+        """The user of this host who has connected. Raises UnknownPeer."""
+        if (peer := of_local_at_once(near, far)) is not None:
+            return peer
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, of_local, near, far)
 
     def _admit(self, sock: socket.socket, door: Door, peer: Peer) -> None:
         if peer.uid is not None and not self._lets_in(peer):
