@@ -66,7 +66,7 @@ from kinetod.wiring.dynolog_wiring import make_dynolog_door
 from kinetod.wiring.kineto_wiring import make_recorder, start_poll_door
 from kinetod.wiring.kubernetes_wiring import make_kubernetes
 from kinetod.wiring.lifecycle_wiring import start_keeping
-from kinetod.wiring.metrics_wiring import start_metrics
+from kinetod.wiring.metrics_wiring import json_log_findings, open_json_log, start_metrics
 
 log = logging.getLogger(__name__)
 
@@ -323,6 +323,7 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         hooks.capture_ended(capture)
 
     captures.on_end = ended
+    json_log = open_json_log(config)
     host = HostInfo(settings, store, hostname, gpus, plugins)
     watcher = HostWatcher(
         hub=hub,
@@ -344,7 +345,15 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
         watcher=watcher,
         diagnoser=diagnoser,
         host_diagnoser=HostDiagnoser(
-            settings, registry, gpus, hostname, helper=helper, plugins=plugins, polls=polls, doors=door.findings
+            settings,
+            registry,
+            gpus,
+            hostname,
+            helper=helper,
+            plugins=plugins,
+            polls=polls,
+            doors=door.findings,
+            metrics=lambda: json_log_findings(json_log),
         ),
         gate=gate,
         settings=settings,
@@ -353,10 +362,12 @@ async def _start(settings: Settings, stack: contextlib.AsyncExitStack) -> _Daemo
     rpc = RpcServer(service, access.front, access.folder, access.certificates, access.doorkeeper)
     await captures.recover()
     await rpc.start()
+    stack.push_async_callback(rpc.stop, 0.0)  # also where what follows refuses: gRPC complains once the loop has gone
     link.start()
     await door.start(captures)
     start_metrics(
         config,
+        json_log=json_log,
         hub=hub,
         captures_running=lambda: captures.running,
         gpus=gpus,

@@ -30,6 +30,7 @@ from typing import Protocol
 from kinetod.base.unix_sockets import remove_stale_socket
 from kinetod.kineto_ipc.datagrams import MAX_DATAGRAM_BYTES
 from kinetod.kineto_ipc.poller_registry import Sender
+from kinetod.processes.identity import PROC
 
 NAME = b"\0dynolog\0"
 ABSTRACT_IN_PROC = "@dynolog@"  # NAME as /proc/net/unix writes it
@@ -210,6 +211,13 @@ def unbound_socket() -> socket.socket:
     with contextlib.suppress(OSError):  # gVisor has no times
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     return sock
+
+
+def queue_length(proc: Path = PROC) -> int:
+    """How many datagrams the kernel keeps for a socket that is made now in this network namespace; 0: unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((proc / "sys/net/unix/max_dgram_qlen").read_text())
+    return 0
 
 
 def bound_socket(name: bytes = NAME) -> socket.socket:

@@ -190,13 +190,16 @@ class PollerRegistry:
     # for the thread that answers
 
     def knows(self, sender: Sender) -> bool:
-        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds."""
+        """Whether the sender can be told from all others without reading /proc, as far as the kernel has pidfds.
+
+        That holds for what was received before `forget_ended` was called last.
+        """
         known = self._pollers.get(sender.pid)
         return (
             known is not None
             and sender.address in known.addresses
             and known.real_uid == sender.uid
-            and self._lives(known)
+            and (known.pidfd is not None or self._lives(known))
         )
 
     def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
@@ -248,8 +251,9 @@ class PollerRegistry:
 
     def forget_ended(self) -> None:
         """Forgets the processes that have ended."""
-        for pidfd, _ in self._ends.poll(0):
-            self._forget(self._by_pidfd[pidfd])
+        while ended := self._ends.poll(0):  # a call tells of 1023 at most
+            for pidfd, _ in ended:
+                self._forget(self._by_pidfd[pidfd])
 
     def forget_silent(self, now_s: float) -> None:
         """Forgets those that have sent nothing for FORGET_S."""
