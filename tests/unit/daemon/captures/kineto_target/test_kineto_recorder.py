@@ -12,16 +12,18 @@ from typing import cast
 import pytest
 from kineto_agent.protocol import wire
 from kineto_protos.v1 import profiler_pb2 as pb
+from kinetod.attach.attach_types import Approval
 from kinetod.base.errors import VerdictReason
 from kinetod.captures.kineto_target import kineto_recorder
 from kinetod.captures.kineto_target.config_text import TraceDestination
 from kinetod.captures.kineto_target.kineto_recorder import FreePolls, KinetoRecorder
 from kinetod.captures.kineto_target.kineto_run import KinetoRun
 from kinetod.captures.kineto_target.on_demand_trace import OfferReady
-from kinetod.captures.kineto_target.trace_folder import Sight, TraceFolder
 from kinetod.captures.result.verdict import Ending, EndState
 from kinetod.captures.target.services import Services
 from kinetod.config.settings import Config
+from kinetod.kineto_files.direct_folders import DirectTraceFolders
+from kinetod.kineto_files.interface import Sight
 from kinetod.kineto_ipc.polling_process import OfferedConfiguration, OfferEvent, PollingProcess
 from kinetod.processes import credentials
 from kinetod.processes.identity import ProcessKey, start_time_ns
@@ -92,17 +94,17 @@ def test_a_file_that_comes_after_a_poll_that_says_free_is_removed(
     monkeypatch.setattr(kineto_recorder, "_STRAY_PERIOD_S", 0.01)
     looks: list[int] = []
 
-    class Folder(TraceFolder):
-        """Tells when it is looked at."""
-
-        def look(self, name: str) -> Sight:
-            looks.append(process.last_poll_ns)
-            return super().look(name)
-
     async def run(path: Path) -> None:
-        recorder = KinetoRecorder(process)
-        folder = Folder.open(process.key, str(path), os.geteuid())
-        recorder.remove_later(process, folder, "x.json", since_ns=1, within_s=60)
+        recorder = KinetoRecorder(process, DirectTraceFolders())
+        folder = await recorder.folders.reopen(process.key, str(path), "x.json", uid=os.geteuid())
+        look = folder.look
+
+        async def noted() -> Sight:
+            looks.append(process.last_poll_ns)
+            return await look()
+
+        monkeypatch.setattr(folder, "look", noted)
+        recorder.remove_later(process, folder, since_ns=1, within_s=60)
         process.last_poll_ns = 2  # it reads an answer that had come too late for the poll before
         await soon(lambda: looks[-3:] == [2, 2, 2], "the file is still awaited")
         (path / "x.json").write_text("{}")
@@ -117,7 +119,7 @@ def test_a_cancellation_that_overtakes_the_news_of_the_sending_leaves_a_file_to_
     async def run() -> tuple[str, bool]:
         made = KinetoRun(
             cast("Services", SimpleNamespace(config=CONFIG)),
-            KinetoRecorder(process),
+            KinetoRecorder(process, DirectTraceFolders()),
             capture_id="c1",
             target=pb.Target(pid=os.getpid()),
             process=process,
@@ -125,7 +127,7 @@ def test_a_cancellation_that_overtakes_the_news_of_the_sending_leaves_a_file_to_
             spec=pb.CaptureSpec(),
             formats=(),
             directory=Path("unused"),
-            approved=credentials.read(os.getpid()),
+            approval=Approval(credentials.read(os.getpid())),
             on_change=lambda: None,
         )
         made._destination = TraceDestination(folder="/tmp", stem="kinetod-c1", trace_id=1)
