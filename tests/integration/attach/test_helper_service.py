@@ -80,7 +80,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def target() -> Iterator[int]:
-    prefix = ("env", "RANK=3", "SLURM_JOB_ID=77", *unprivileged(OWNER_UID, "dac_read_search"))
+    prefix = ("env", "RANK=3", "SLURM_JOB_ID=7701", *unprivileged(OWNER_UID, "dac_read_search"))
     with subjects.python(SPIN, prefix=prefix) as pid:
         yield pid
 
@@ -157,7 +157,7 @@ def test_the_channel_leads_to_an_agent_in_the_target(service: Service, target: i
     assert not channel.get_inheritable()
     with_agent = Connection(channel)
     hello = with_agent.expect(wire.Hello)
-    assert hello.rank == 3 and hello.job_id == "77"
+    assert hello.rank == 3 and hello.job_id == "7701"
     with_agent.close()
 
 

@@ -52,8 +52,8 @@ class NotedRegistry(PollerRegistry):
         super().__init__(asyncio.new_event_loop())
         self._on_look = on_look
 
-    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int) -> PollAnswer:
-        answer = super().polled(poll, sender, now_s=now_s, now_ns=now_ns)
+    def polled(self, poll: Poll, sender: Sender, *, now_s: float, now_ns: int, answered: bool = True) -> PollAnswer:
+        answer = super().polled(poll, sender, now_s=now_s, now_ns=now_ns, answered=answered)
         self._forget(answer.poller)
         self._on_look()
         return answer
