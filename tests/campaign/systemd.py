@@ -348,7 +348,6 @@ def listed(package: Path) -> int:
             assert each["licenses"]
         own = {part["name"]: part["hashes"][0]["content"] for part in bill["metadata"]["component"]["components"]}
         assert own == {path.name: digest_of(path) for path in prefix.glob("lib/*/site-packages/kineto_*/_native/*.so")}
-        assert len(own) == 2
         found = {path.name.partition("-")[0] for path in prefix.glob("lib/*/site-packages/*.dist-info")}
         assert {normal(name) for name in found} == {normal(each["name"]) for each in bill["components"]} | {"kinetod"}
         return len(found)
