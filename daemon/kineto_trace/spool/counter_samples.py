@@ -10,6 +10,7 @@ file. Content is untrusted: bounds are checked before anything is made of it.
 """
 
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,8 +102,11 @@ def write_rows(file: IO[bytes], rows: npt.NDArray[np.void]) -> None:
 def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> CounterSamples:
     """Reads a file. Raises FileError."""
     try:
-        with path.open("rb", opener=_open_regular) as file:
-            size = os.fstat(file.fileno()).st_size
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise FileError(f"{path} is no regular file")
             if size > max_bytes:
                 raise FileError(f"{path}: {size} bytes of counter samples are more than {max_bytes}")
             header = _read_header(path, file)
@@ -112,10 +116,6 @@ def read_counter_samples(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> Coun
         raise FileError(f"{path} cannot be read: {exc}") from exc
     rows = np.frombuffer(data, dtype=layout, count=len(data) // layout.itemsize)
     return _ordered(header, rows)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 def _read_header(path: Path, file: IO[bytes]) -> CounterHeader:

@@ -6,8 +6,8 @@ Theory of operation
     a backend                             a folder or file for each: cupti, cupti_python.py
 
     A backend runs in kinetod-counters only, since a driver may hang or crash. `open`, `devices`, `plan` and `start` may
-    block for seconds. It holds a GPU's counters from `start` to the end of `run`, and no longer: most GPUs have one set of
-    them, so that nobody else can measure meanwhile. What somebody else holds is never taken away.
+    block for seconds. It holds a GPU's counters from `start` to the end of `run`, and no longer: most GPUs have one set
+    of them, so that nobody else can measure meanwhile. What somebody else holds is never taken away.
 
     Figures are the GPU's: they tell of all its processes together.
 """

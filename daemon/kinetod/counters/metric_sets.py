@@ -1,7 +1,7 @@
 """The sets of metrics that users name, for NVIDIA's chips, in order of importance.
 
-Measured on GH100, where each fits into one pass except for what is left out there. Of each chip's own, those are left out
-that it does not have or that do not fit beside the ones before. `dramc__…` counts something else than the use of the
+Written after a GH100. Metrics that a chip does not have, or that do not fit into one pass beside those before them, are
+left out there. `dramc__…` counts something else than the use of the
 memory: 0.9 % during a copy that takes 87 % of it.
 """
 

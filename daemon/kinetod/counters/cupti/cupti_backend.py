@@ -22,8 +22,8 @@ from kinetod.counters.metric_sets import SETS, described
 from kinetod.counters.sample_rings import NativeLibraryError, RingWriter
 
 CUDA = "libcuda.so.1"
-# Where the driver has no trigger by time, the interval is in cycles of the system clock, which varies; samples say how long
-# they are. GA100: up to 1410 MHz.
+# Where the driver has no trigger by time, the interval is in cycles of the system clock, which varies; samples say how
+# long they are. GA100: up to 1410 MHz.
 _BY_CLOCK_HZ = {"GA100": 1_410_000_000}
 _MAY_BE_MISSING = "nvl"  # NVLink's metrics are listed where there is no link, and fail when they are started
 
@@ -202,7 +202,9 @@ def _all_of(cupti: NativeCupti, gpu: SampledGpu, names: Sequence[str]) -> tuple[
             error = translated(exc, gpu.uuid)
             if error.code is not CounterCode.INVALID_METRIC:
                 raise error from exc
-            reason = f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list` has all, to be completed by a submetric"
+            reason = (
+                f"{gpu.chip} has no metric {name!r}; `kinetoctl counters list` has all, to be completed by a submetric"
+            )
             raise CounterError(error.code, f"GPU {gpu.uuid}: {reason}, such as .avg or .sum.per_second") from exc
         if alone != 1:
             reason = f"{name} needs {alone} passes on {gpu.chip}: sampling a running program has one"

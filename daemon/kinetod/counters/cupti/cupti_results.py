@@ -5,7 +5,15 @@ The numbers are CUptiResult of cupti_result.h, CUDA 12.8 to 13.5.
 
 from pathlib import Path
 
-from kinetod.counters.cupti.native_sampling import CUPTI, DISABLED, DRIVER, LOADING, UNSUPPORTED, NativeFailure, SampledGpu
+from kinetod.counters.cupti.native_sampling import (
+    CUPTI,
+    DISABLED,
+    DRIVER,
+    LOADING,
+    UNSUPPORTED,
+    NativeFailure,
+    SampledGpu,
+)
 from kinetod.counters.interface import CounterCode, CounterError
 
 INVALID_METRIC_NAME = 17
@@ -57,8 +65,8 @@ def rights_problem(proc: Path = Path("/proc")) -> str:
     restricted = "RmProfilingAdminOnly: 1" in _params(proc)
     why = " (RmProfilingAdminOnly: 1 in /proc/driver/nvidia/params)" if restricted else ""
     return (
-        f"the driver gives counters to administrators only{why}; enable the drop-in of kinetod-counters.service that adds "
-        "CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        f"the driver gives counters to administrators only{why}; enable the drop-in of kinetod-counters.service that "
+        "adds CAP_SYS_ADMIN, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
     )
 
 

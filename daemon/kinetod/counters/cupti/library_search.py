@@ -1,10 +1,9 @@
 """Which libcupti kinetod-counters loads: one that is named, the wheel's, the host's, or one that a process has.
 
-What is loaded here runs with the rights of kinetod-counters. So a path comes from its own command line or from folders that
-only root and its user can change, never from a request; a library of another user's process is left alone.
+What is loaded here runs with the rights of kinetod-counters. So a path comes from its own command line or from folders
+that only root and its user can change, never from a request; a library of another user's process is left alone.
 """
 
-import glob
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ _HOST_FOLDERS = (
 
 
 def find_libraries(root: Path = Path("/"), pids: tuple[int, ...] = (), proc: Path = Path("/proc")) -> list[str]:
-    """Paths to try, the best first: the wheel's, the host's, the newest of each folder first, then those of processes."""
+    """Paths to try, the best first: the wheel's, the host's (of each folder the newest first), those of processes."""
     found = [*_of_wheel(), *_of_host(root)]
     for pid in pids:
         found += [path for path in mapped_files("libcupti.so", str(proc / str(pid) / "maps")) if is_trusted(path)]
@@ -47,13 +46,13 @@ def _of_wheel() -> Iterator[str]:
         return
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         for pattern in _WHEEL_FOLDERS:
-            yield from _in_order(f"{glob.escape(folder)}/{pattern}/{_FILES}")
+            yield from _in_order(Path(folder), pattern)
 
 
 def _of_host(root: Path) -> Iterator[str]:
     for folder in _HOST_FOLDERS:
-        yield from _in_order(f"{glob.escape(str(root))}/{folder}/{_FILES}")
+        yield from _in_order(root, folder)
 
 
-def _in_order(pattern: str) -> list[str]:
-    return sorted(glob.glob(pattern), reverse=True)
+def _in_order(root: Path, folders: str) -> list[str]:
+    return sorted((str(path) for path in root.glob(f"{folders}/{_FILES}")), reverse=True)

@@ -1,4 +1,4 @@
-"""libkineto_counters.so through ctypes: see daemon/native_counters/counters.h. Every call releases the interpreter lock."""
+"""libkineto_counters.so through ctypes: see daemon/native_counters/counters.h. Calls release the interpreter lock."""
 
 import ctypes
 import uuid
@@ -115,7 +115,7 @@ class NativeCupti:
         found, failure = _Device(), Failure()
         if self._library.kn_describe(self._handle, index, ctypes.byref(found), ctypes.byref(failure)):
             raise _raised(failure)
-        facts = {name: getattr(found, name) for name, _ in _Device._fields_}
+        facts = {field[0]: getattr(found, field[0]) for field in _Device._fields_}
         texts = {name: facts[name].decode("utf-8", "replace") for name in ("name", "pci_bus_id", "chip")}
         name = f"GPU-{uuid.UUID(bytes=bytes(found.uuid))}"
         return SampledGpu(**{**facts, **texts, "uuid": name, "index": index})
@@ -127,7 +127,7 @@ class NativeCupti:
             self._handle, device, metric.encode(), ctypes.byref(found), ctypes.byref(failure)
         ):
             raise _raised(failure)
-        return found.unit.decode("utf-8", "replace")
+        return str(found.unit.decode("utf-8", "replace"))
 
     def passes(self, device: int, metrics: Sequence[str]) -> int:
         """In how many passes these can be measured together."""

@@ -5,8 +5,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from kinetod.attach_helper.__main__ import own_socket
 from kinetod.base.errors import StartError
+from kinetod.base.service_sockets import own_socket
 
 
 @pytest.mark.parametrize(("for_group", "mode"), [(False, 0o600), (True, 0o660)])

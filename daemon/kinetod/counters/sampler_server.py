@@ -1,0 +1,292 @@
+"""kinetod-counters as a service: takes the daemon's requests and samples GPUs, a thread each.
+
+Theory of operation
+    One task per connection, one request at a time, one GPU per connection. The caller is who the kernel says
+    (SO_PEERCRED). The end of the connection ends the sampling, so that a daemon that dies leaves no GPU held.
+
+    Nothing that may hang in the driver is done by the loop. What is late is refused and its thread left behind; when it
+    returns nevertheless, it gives back what it has. As long as one is left behind, `hung` is true: the process serves
+    those who are being served, takes nothing new, and should end when they are done, since only its end frees a thread.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from kineto_protos import unix_peer
+
+from kinetod.base.safe_text import clean
+from kinetod.base.unix_sockets import receive
+from kinetod.counters import messages
+from kinetod.counters.counter_holders import UNKNOWN, holder
+from kinetod.counters.interface import CounterBackend, CounterCode, CounterDevice, CounterError, WantedCounters
+from kinetod.counters.sampling_job import SamplingJob, in_own_thread
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+REQUEST_S = 30.0  # how long a connection that samples nothing may say nothing
+WORK_S = 20.0  # enabling takes 0.3 s for each GPU, one after the other; loading the driver a few seconds
+STOP_S = 5.0
+SEND_S = 5.0
+HOLDER_S = 2.0
+T = TypeVar("T")
+
+
+class _Gone(Exception):
+    """The other side has hung up."""
+
+
+class SamplerService:
+    """Serves connections. may_ask: whether a user is served. holder_of: who has a GPU's counters; may block."""
+
+    def __init__(
+        self,
+        backend: CounterBackend,
+        *,
+        may_ask: Callable[[int], bool],
+        holder_of: Callable[[str], str] = holder,
+        work_s: float = WORK_S,
+    ) -> None:
+        self.backend = backend
+        self._may_ask = may_ask
+        self._holder_of = holder_of
+        self._work_s = work_s
+        self._connections: set[asyncio.Task[None]] = set()
+        self._late: set[asyncio.Task[Any]] = set()
+        self.held: dict[str, SamplingJob] = {}
+        self._idle_since = time.monotonic()
+
+    @property
+    def hung(self) -> bool:
+        """Whether a thread is left behind in the driver."""
+        return bool(self._late)
+
+    def idle_s(self) -> float:
+        """Seconds since there was a connection."""
+        return 0.0 if self._connections else time.monotonic() - self._idle_since
+
+    def accepted(self, sock: socket.socket) -> None:
+        """Takes a connection over."""
+        sock.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            log.warning("a caller was refused: too many connections")
+            sock.close()
+            return
+        task = asyncio.create_task(self._connection(sock), name="counters connection")
+        self._connections.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._idle_since = time.monotonic()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a connection failed", exc_info=error)
+
+    async def stop(self) -> None:
+        """Closes all connections, which ends their sampling."""
+        for connection in list(self._connections):
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        with sock:
+            _pid, uid, _gid = unix_peer.credentials(sock)
+            if not self._may_ask(uid):
+                log.warning("uid %d was refused: --caller names the users who may ask", uid)
+                reason = f"uid {uid} may not ask kinetod-counters; its option --caller names those who may"
+                with contextlib.suppress(OSError, TimeoutError):
+                    await _send(sock, messages.CountersRefused(code=CounterCode.NOT_PERMITTED, reason=reason))
+                return
+            with contextlib.suppress(_Gone, OSError, TimeoutError):
+                await _Connection(self, sock).serve()
+
+    async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Awaits work that may hang. Raises CounterError if it does, and what it raises."""
+        if self.hung:
+            coroutine.close()
+            raise CounterError(CounterCode.FAILED, "the driver does not answer; kinetod-counters starts anew soon")
+        task = asyncio.create_task(coroutine)
+        done, _ = await asyncio.wait((task,), timeout=self._work_s)
+        if not done:
+            log.error("the driver has not answered for %g s", self._work_s)
+            self.note_late(task)
+            raise CounterError(CounterCode.FAILED, f"the driver did not answer within {self._work_s:g} s")
+        return task.result()
+
+    def hold(self, uuid: str, job: SamplingJob) -> asyncio.Task[None]:
+        """Remembers who samples a GPU until the job has ended, when the task is done."""
+
+        async def freed() -> None:
+            await job.ended.wait()
+            del self.held[uuid]
+
+        self.held[uuid] = job
+        return asyncio.create_task(freed(), name="counters held")
+
+    def note_late(self, task: asyncio.Task[Any]) -> None:
+        """Remembers work that hangs until it returns."""
+        self._late.add(task)
+        task.add_done_callback(self._returned)
+
+    def _returned(self, task: asyncio.Task[Any]) -> None:
+        self._late.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a late answer of the driver: %s", error)
+
+    async def with_holder(self, error: CounterError, uuid: str, pci_bus_id: str) -> CounterError:
+        """The same error with who holds the counters, where that can be seen."""
+        name = UNKNOWN
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(HOLDER_S):
+                name = await in_own_thread(lambda: self._holder_of(pci_bus_id))
+        reason = (
+            f"GPU {uuid}: {name} has its counters, which one process can have at a time; stop it, or try again later"
+        )
+        return CounterError(error.code, reason)
+
+
+class _Connection:
+    """One caller."""
+
+    def __init__(self, service: SamplerService, sock: socket.socket) -> None:
+        self._service = service
+        self._sock = sock
+        self._job: SamplingJob | None = None
+        self._freed: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
+        try:
+            while True:
+                async with asyncio.timeout(None if self._job is not None else REQUEST_S):
+                    packet = await self._receive()
+                try:
+                    await self._carry_out(messages.request(packet))
+                except CounterError as exc:
+                    log.info("refused %s: %s", exc.code, exc.reason)
+                    await self._refuse(exc.code, exc.reason)
+        except messages.BadCounterMessage as exc:
+            log.warning("a caller was refused: %s", clean(str(exc), 500))
+            await self._refuse("REQUEST", str(exc))
+        finally:
+            await self._end()
+
+    async def _receive(self) -> bytes:
+        packet, fds = await receive(self._sock, messages.MAX_REQUEST_BYTES + 1)
+        for fd in fds:
+            socket.close(fd)
+        if not packet:
+            raise _Gone
+        return packet
+
+    async def _refuse(self, code: str, reason: str) -> None:
+        await _send(self._sock, messages.CountersRefused(code=code, reason=clean(reason, 2000)))
+
+    async def _carry_out(self, asked: messages.CounterRequest) -> None:
+        service, backend = self._service, self._service.backend
+        said: messages.CounterAnswer
+        if isinstance(asked, messages.StartSampling):
+            await self._start(asked)
+            return
+        if isinstance(asked, messages.StopSampling):
+            await self._end()
+            said = messages.SamplingStopped()
+        elif isinstance(asked, messages.ListGpus):
+            gpus = await service.work(in_own_thread(_opened(backend)))
+            said = messages.GpusReply(gpus=tuple(gpus), backend=backend.name, library_version=backend.library_version)
+        elif isinstance(asked, messages.ListBaseMetrics):
+            uuid = asked.gpu
+            names = await service.work(in_own_thread(lambda: backend.base_metrics(uuid)))
+            said = messages.BaseMetricsReply(names=tuple(_fitting(names)))
+        else:
+            plan_of = asked
+            plan = await service.work(in_own_thread(lambda: backend.plan(plan_of.gpu, _wanted(plan_of))))
+            said = messages.PlanReply(plan=plan)
+        await _send(self._sock, said)
+
+    async def _start(self, asked: messages.StartSampling) -> None:
+        """Raises CounterError, BadCounterMessage."""
+        service, backend = self._service, self._service.backend
+        if self._job is not None:
+            raise messages.BadCounterMessage("a second GPU in one connection")
+        gpus = await service.work(in_own_thread(_opened(backend)))
+        gpu = next((each for each in gpus if each.uuid == asked.gpu), None)
+        if gpu is None:
+            raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU {asked.gpu} that CUDA sees")
+        if asked.gpu in service.held:
+            reason = f"GPU {asked.gpu}: kinetod samples its counters for another request; try again when it has ended"
+            raise CounterError(CounterCode.BUSY, reason)
+        job = SamplingJob(backend, asked.gpu, _wanted(asked), asked.interval_ns, asked.most_ns)
+        self._job, self._freed = job, service.hold(asked.gpu, job)
+        try:
+            plan = await service.work(job.start())
+        except CounterError as exc:
+            await self._end()
+            if exc.code is not CounterCode.BUSY:
+                raise
+            raise await service.with_holder(exc, asked.gpu, gpu.pci_bus_id) from exc
+        started = messages.SamplingStarted(
+            gpu=gpu, plan=plan, backend=backend.name, library_version=backend.library_version
+        )
+        log.info("samples %d metrics of %s every %g ms", len(plan.metrics), asked.gpu, asked.interval_ns / 1e6)
+        await _send(self._sock, started, job.descriptor())
+
+    async def _end(self) -> None:
+        """Ends the sampling. One that does not end counts as hung until it has."""
+        job, self._job = self._job, None
+        if job is None or self._freed is None:
+            return
+        job.stop()
+        done, _ = await asyncio.wait((self._freed,), timeout=STOP_S)
+        if done:
+            job.release()
+        else:
+            log.error("the driver does not end a sampling")
+            self._service.note_late(self._freed)
+
+
+def _opened(backend: CounterBackend) -> Callable[[], list[CounterDevice]]:
+    def look() -> list[CounterDevice]:
+        backend.open()
+        return backend.devices()
+
+    return look
+
+
+def _wanted(asked: messages.PlanSampling | messages.StartSampling) -> WantedCounters:
+    return WantedCounters(set_name=asked.set_name, metrics=asked.metrics)
+
+
+def _fitting(names: list[str]) -> list[str]:
+    room = messages.MAX_ANSWER_BYTES - 1024
+    fitting = []
+    for name in names[:4096]:
+        room -= len(name.encode()) + 3
+        if room < 0:
+            break
+        fitting.append(name)
+    return fitting
+
+
+async def _send(sock: socket.socket, said: messages.CounterAnswer, descriptor: int | None = None) -> None:
+    """Raises OSError, TimeoutError."""
+    packet = messages.encode(said)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(SEND_S):
+        while True:
+            try:
+                descriptors = [] if descriptor is None else [descriptor]
+                socket.send_fds(sock, [packet], descriptors, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                ready = asyncio.Event()
+                loop.add_writer(sock, ready.set)
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_writer(sock)
