@@ -102,7 +102,5 @@ KN_EXPORT kn_session *kn_start(kn_library *library, const kn_request *request, s
 /* Decodes until the end, which the ring's header tells. */
 KN_EXPORT void kn_run(kn_session *session);
 KN_EXPORT void kn_free(kn_session *session);
-/* Samples that the image of decoded counters holds. */
-KN_EXPORT uint32_t kn_image_samples(const kn_session *session);
 
 #endif

@@ -151,12 +151,12 @@ kn_library *kn_open(const char *cuda, const char *cupti, kn_failure *failure) {
     }
     void *driver = dlopen(cuda, RTLD_NOW | RTLD_GLOBAL);
     if (driver == NULL) {
-        kn_fail(failure, KN_LOADING, 0, cuda, dlerror());
+        kn_fail(failure, KN_LOADING, 0, "libcuda", dlerror());
     } else if (load_driver(library, driver, failure) == 0) {
         preload(cupti);
         void *handle = dlopen(cupti, RTLD_NOW | RTLD_LOCAL);
         if (handle == NULL) {
-            kn_fail(failure, KN_LOADING, 0, cupti, dlerror());
+            kn_fail(failure, KN_LOADING, 0, "libcupti", dlerror());
         } else if (load_cupti(library, handle, failure) == 0) {
             pthread_mutex_init(&library->setup, NULL);
             for (uint32_t i = 0; i < library->device_count; i++) {

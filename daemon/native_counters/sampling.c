@@ -318,5 +318,3 @@ void kn_free(kn_session *session) {
     free(session->image);
     free(session);
 }
-
-uint32_t kn_image_samples(const kn_session *session) { return session->samples; }

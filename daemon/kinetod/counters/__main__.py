@@ -69,7 +69,7 @@ _LOOK_ROUND_S = 5.0
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
-    help="Where neither is installed, the libcupti that this process has loaded, if only root and the own user can change it.",
+    help="Where neither is installed, this process's libcupti, if only root and the own user could change it.",
 )
 @click.option(
     "--idle-exit",

@@ -40,6 +40,13 @@ _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 Said = TypeVar("Said", messages.GpusReply, messages.BaseMetricsReply, messages.PlanReply)
 
 
+class SamplerEndedError(CounterError):
+    """kinetod-counters ended before it answered."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(CounterCode.FAILED, f"kinetod-counters has ended: {how}; its log has more")
+
+
 class CounterLosses(msgspec.Struct, frozen=True, kw_only=True):
     """How a sampling ended. code: a CounterCode if it ended before it was stopped; reason: that, or what was lost.
 
@@ -173,9 +180,8 @@ class CounterClient:
         question = messages.StartSampling(
             gpu=uuid, interval_ns=interval_ns, most_ns=most_ns, set_name=wanted.set_name, metrics=wanted.metrics
         )
-        connection = _Connection(await self._connections.connect())
+        connection, said, descriptor = await self._exchange(question)
         try:
-            said, descriptor = await connection.ask(question, self._answer_s)
             if not isinstance(said, messages.SamplingStarted) or descriptor is None:
                 _close(descriptor)
                 raise _refusal(said)
@@ -189,15 +195,29 @@ class CounterClient:
         return CounterSession(connection, said, ring, interval_ns)
 
     async def _ask(self, question: messages.CounterRequest, wanted: type[Said]) -> Said:
-        connection = _Connection(await self._connections.connect())
-        try:
-            said, descriptor = await connection.ask(question, self._answer_s)
-        finally:
-            connection.close()
+        connection, said, descriptor = await self._exchange(question)
+        connection.close()
         _close(descriptor)
         if not isinstance(said, wanted):
             raise _refusal(said)
         return said
+
+    async def _exchange(
+        self, question: messages.CounterRequest
+    ) -> tuple["_Connection", messages.CounterAnswer, int | None]:
+        """Asks on a new connection, which is the caller's like the descriptor; once more if the process had ended."""
+        for last in (False, True):
+            connection = _Connection(await self._connections.connect())
+            try:
+                return connection, *(await connection.ask(question, self._answer_s))
+            except SamplerEndedError:
+                connection.close()
+                if last:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+        raise AssertionError
 
 
 class _Connection:
@@ -217,15 +237,14 @@ class _Connection:
                 await asyncio.get_running_loop().sock_sendall(self._sock, messages.encode(asked))
                 packet, fds = await receive(self._sock, messages.MAX_ANSWER_BYTES + 1)
             if not packet:
-                raise CounterError(CounterCode.FAILED, "kinetod-counters has ended; its log has more")
+                raise SamplerEndedError("it hung up")
             said = messages.answer(packet)
             return said, fds.pop() if len(fds) == 1 else None
         except TimeoutError as exc:
             reason = f"kinetod-counters did not answer within {within_s:g} s"
             raise CounterError(CounterCode.FAILED, reason) from exc
         except OSError as exc:
-            reason = f"kinetod-counters has ended: {exc.strerror}; its log has more"
-            raise CounterError(CounterCode.FAILED, reason) from exc
+            raise SamplerEndedError(exc.strerror or str(exc)) from exc
         except messages.BadCounterMessage as exc:
             raise CounterError(CounterCode.FAILED, f"kinetod-counters: {exc}") from exc
         finally:

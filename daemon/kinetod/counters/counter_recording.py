@@ -8,6 +8,7 @@ Theory of operation
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,8 @@ class _Recorded:
         self.problem = ""
         self._left = max_bytes
         self._row_bytes = row_type(len(session.plan.metrics)).itemsize
-        self._file: IO[bytes] = path.open("xb")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file: IO[bytes] = os.fdopen(os.open(path, flags, 0o600), "wb")
         write_header(self._file, _header(session, wanted))
 
     def empty(self) -> None:

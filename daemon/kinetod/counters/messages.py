@@ -2,9 +2,9 @@
 
 Theory of operation
     A packet is a head (magic, version) and one JSON object, whose `type` is one of the structures below. Everything has
-    a bound, and unknown fields are refused. The daemon sends a request and waits for its answer. A SamplingStarted brings
-    the descriptor of the ring of samples (SCM_RIGHTS). A connection samples one GPU at most: when it ends, whoever ended it,
-    the sampling ends. Nothing comes unasked; how the sampling stands is written in the ring.
+    a bound, and unknown fields are refused. The daemon sends a request and waits for its answer. A SamplingStarted
+    brings the descriptor of the ring of samples (SCM_RIGHTS). A connection samples one GPU at most: when it ends,
+    whoever ended it, the sampling ends. Nothing comes unasked; how the sampling stands is written in the ring.
 
     No message names a file: which library is loaded is decided where kinetod-counters is started.
 """

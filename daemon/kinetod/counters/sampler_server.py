@@ -55,7 +55,7 @@ class SamplerService:
         self.backend = backend
         self._may_ask = may_ask
         self._holder_of = holder_of
-        self._work_s = work_s
+        self.work_s = work_s
         self._connections: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[Any]] = set()
         self.held: dict[str, SamplingJob] = {}
@@ -94,16 +94,15 @@ class SamplerService:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connection(self, sock: socket.socket) -> None:
-        with sock:
-            _pid, uid, _gid = unix_peer.credentials(sock)
-            if not self._may_ask(uid):
-                log.warning("uid %d was refused: --caller names the users who may ask", uid)
-                reason = f"uid {uid} may not ask kinetod-counters; its option --caller names those who may"
-                with contextlib.suppress(OSError, TimeoutError):
-                    await _send(sock, messages.CountersRefused(code=CounterCode.NOT_PERMITTED, reason=reason))
-                return
-            with contextlib.suppress(_Gone, OSError, TimeoutError):
-                await _Connection(self, sock).serve()
+        with sock, contextlib.suppress(_Gone, OSError, TimeoutError):
+            await _Connection(self, sock).serve()
+
+    def check_caller(self, uid: int) -> None:
+        """Raises CounterError for a user who is not served."""
+        if not self._may_ask(uid):
+            log.warning("uid %d was refused: --caller names the users who may ask", uid)
+            reason = f"uid {uid} may not ask kinetod-counters; its option --caller names those who may"
+            raise CounterError(CounterCode.NOT_PERMITTED, reason)
 
     async def work(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Awaits work that may hang. Raises CounterError if it does, and what it raises."""
@@ -111,11 +110,11 @@ class SamplerService:
             coroutine.close()
             raise CounterError(CounterCode.FAILED, "the driver does not answer; kinetod-counters starts anew soon")
         task = asyncio.create_task(coroutine)
-        done, _ = await asyncio.wait((task,), timeout=self._work_s)
+        done, _ = await asyncio.wait((task,), timeout=self.work_s)
         if not done:
-            log.error("the driver has not answered for %g s", self._work_s)
+            log.error("the driver has not answered for %g s", self.work_s)
             self.note_late(task)
-            raise CounterError(CounterCode.FAILED, f"the driver did not answer within {self._work_s:g} s")
+            raise CounterError(CounterCode.FAILED, f"the driver did not answer within {self.work_s:g} s")
         return task.result()
 
     def hold(self, uuid: str, job: SamplingJob) -> asyncio.Task[None]:
@@ -161,11 +160,14 @@ class _Connection:
 
     async def serve(self) -> None:
         """Serves until the caller hangs up, is silent for too long, or breaks the protocol."""
+        _pid, uid, _gid = unix_peer.credentials(self._sock)
         try:
             while True:
                 async with asyncio.timeout(None if self._job is not None else REQUEST_S):
                     packet = await self._receive()
                 try:
+                    # Not before: closing a socket with a packet that was not read would lose the refusal.
+                    self._service.check_caller(uid)
                     await self._carry_out(messages.request(packet))
                 except CounterError as exc:
                     log.info("refused %s: %s", exc.code, exc.reason)

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from kinetod.counters.cupti.cupti_results import HARDWARE_BUSY, INVALID_METRIC_NAME, UNKNOWN, problem_of_gpu, translated
 from kinetod.counters.cupti.library_search import find_libraries
-from kinetod.counters.cupti.native_sampling import CUPTI, LOADING, NativeCupti, NativeFailure, NativeSession, SampledGpu
+from kinetod.counters.cupti.native_sampling import (
+    CUPTI,
+    DRIVER_LIBRARY,
+    LOADING,
+    NativeCupti,
+    NativeFailure,
+    NativeSession,
+    SampledGpu,
+)
 from kinetod.counters.interface import (
     CounterCode,
     CounterDevice,
@@ -81,7 +89,7 @@ class CuptiBackend:
             except NativeLibraryError as exc:
                 raise CounterError(CounterCode.FAILED, str(exc)) from exc
             except NativeFailure as exc:
-                if exc.kind != LOADING or exc.call == self._cuda:
+                if exc.kind != LOADING or exc.call == DRIVER_LIBRARY:
                     raise translated(exc) from exc
                 failures.append(f"{path}: {exc}")
         tried = "; ".join(failures) or "no libcupti is installed"

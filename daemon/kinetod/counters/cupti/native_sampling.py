@@ -11,6 +11,7 @@ from kinetod.counters.sample_rings import Failure, RingWriter, load
 
 # kn_failure_kind
 LOADING, DRIVER, CUPTI, SYSTEM = range(1, 5)
+DRIVER_LIBRARY = "libcuda"  # the call of a failure to load it
 SUPPORT_UNKNOWN, UNSUPPORTED, DISABLED, SUPPORTED = range(4)
 METRIC_TYPES = range(3)  # counters, ratios, throughputs
 HARDWARE_BUFFER_BYTES = 64 << 20  # as Kineto has it
@@ -59,7 +60,8 @@ class _Request(ctypes.Structure):
 
 
 class SampledGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """kn_device. supported and what follows: SUPPORT_UNKNOWN, UNSUPPORTED, DISABLED or SUPPORTED."""
+    """kn_device. supported and what follows: DRIVER_LIBRARY = "libcuda"  # the call of a failure to load it
+    SUPPORT_UNKNOWN, UNSUPPORTED, DISABLED or SUPPORTED."""
 
     index: int  # CUDA's
     uuid: str  # as NVML has it: GPU-…
