@@ -85,18 +85,22 @@ class CounterSession:
         self.request_stop = ring.stop
         self._ring = ring
         self._connection = connection
-        self._stopped = False
+        self._asked_to_stop = False
+
+    def gone(self) -> bool:
+        """Whether kinetod-counters has ended meanwhile."""
+        return self._connection.hung_up()
 
     async def stop(self) -> None:
         """Ends the sampling; afterwards the ring has its last row. Raises nothing: `verdict` tells the rest."""
+        self._asked_to_stop = True
         self.request_stop()
         with contextlib.suppress(CounterError):
-            said = await self._connection.ask(messages.StopSampling(), STOP_S)
-            self._stopped = isinstance(said[0], messages.SamplingStopped)
+            await self._connection.ask(messages.StopSampling(), STOP_S)
         self._connection.close()
 
     def verdict(self) -> CounterLosses:
-        """How it went, once `stop` has returned and all rows are taken."""
+        """How it goes, or went once `stop` has returned and all rows are taken."""
         try:
             status = self.status()
         except RingError as exc:
@@ -118,7 +122,7 @@ class CounterSession:
             return CounterCode.FAILED, f"the counters end early: {text}"
         if status.ended and status.end == TOO_LONG:
             return CounterCode.FAILED, "the counters end early: the longest duration of a sampling is over"
-        if not self._stopped or not status.ended:
+        if not status.ended and (self._asked_to_stop or self.gone()):
             return CounterCode.FAILED, "kinetod-counters has ended or does not answer; samples since then are missing"
         return "", ""
 
@@ -226,6 +230,15 @@ class _Connection:
 
     def close(self) -> None:
         self._sock.close()
+
+    def hung_up(self) -> bool:
+        """Whether the other side is gone. It says nothing unasked."""
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def ask(self, asked: messages.CounterRequest, within_s: float) -> tuple[messages.CounterAnswer, int | None]:
         """The answer and its descriptor, which the caller owns."""

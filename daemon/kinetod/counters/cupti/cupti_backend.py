@@ -77,7 +77,8 @@ class CuptiBackend:
         """Loads the first library that works."""
         with self._lock:
             if self._cupti is None:
-                os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the kernel number them
+                os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML and the kernel number them, and all of them
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
                 self._cupti = self._opened()
                 self.library_version = str(self._cupti.version)
 
