@@ -32,15 +32,18 @@ from kinetoctl.installation.steps import (
     Write,
 )
 
-USER, HELPER_USER = "kineto", "kineto-attach"
+USER, HELPER_USER, COUNTERS_USER = "kineto", "kineto-attach", "kineto-counters"
 SERVICE, HELPER, HELPER_SOCKET = "kinetod.service", "kinetod-attach.service", "kinetod-attach.socket"
+COUNTERS, COUNTERS_SOCKET = "kinetod-counters.service", "kinetod-counters.socket"
 WEB = "kinetod-web.service"  # laid down, and started by whoever has configured it
-UNITS = (SERVICE, HELPER_SOCKET, HELPER, WEB)
-PROGRAMS = ("kinetod", "kinetod-attach")
+UNITS = (SERVICE, HELPER_SOCKET, HELPER, COUNTERS_SOCKET, COUNTERS, WEB)
+ENABLED = (SERVICE, HELPER_SOCKET, COUNTERS_SOCKET)
+USERS = (USER, HELPER_USER, COUNTERS_USER)
+PROGRAMS = ("kinetod", "kinetod-attach", "kinetod-counters")
 INTERPRETER = "python3"  # beside them
 CONFIGURATION = ("config.toml", "attach.toml")
 CONFIG_DIR, STATE_DIR, CREDENTIALS_DIR = Path("/etc/kinetod"), Path("/var/lib/kineto"), Path("/etc/credstore")
-RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"))
+RUN_DIRS = (Path("/run/kineto"), Path("/run/kinetod-attach"), Path("/run/kinetod-counters"))
 DEFAULT_PROGRAMS = Path("/opt/kinetod/bin")
 _HOMES = ("/home", "/root", "/run/user")
 _DATA = Path(__file__).parent / "data"
@@ -102,14 +105,14 @@ def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bo
         ]
     if InstallPart.SETUP in parts:
         steps += [
-            Users((USER, HELPER_USER), layout.sysusers),
+            Users(USERS, layout.sysusers),
             OwnedFolder(CONFIG_DIR, Owned(mode=0o755)),
             OwnedFolder(CREDENTIALS_DIR, Owned(mode=0o700)),
             OwnedFolder(STATE_DIR, Owned(user=USER, group=USER, mode=0o700)),
             Write(CONFIG_DIR / "config.toml", data("config/config.toml"), Owned(group=USER, mode=0o640), keep=True),
             Write(CONFIG_DIR / "attach.toml", data("config/attach.toml"), keep=True),
             Control(("daemon-reload",), if_changed=True),
-            EnabledUnits((SERVICE, HELPER_SOCKET)),
+            EnabledUnits(ENABLED),
         ]
         if start:
             steps += _started(always=InstallPart.FILES not in parts)
@@ -118,11 +121,11 @@ def install(layout: FileLayout, parts: InstallPart, *, programs: Path, start: bo
 
 def _started(*, always: bool) -> list[Step]:
     """The steps that start the service. always: even if no file has changed, because a package has new programs."""
-    running = "" if always else HELPER_SOCKET
+    sockets = {HELPER_SOCKET: HELPER, COUNTERS_SOCKET: COUNTERS}
     return [
-        Control(("start", HELPER_SOCKET), unless_active=running),
-        # The next request starts the new helper.
-        Control(("stop", HELPER), if_active=HELPER, if_changed=not always),
+        *(Control(("start", socket), unless_active="" if always else socket) for socket in sockets),
+        # The next request starts the new ones.
+        *(Control(("stop", service), if_active=service, if_changed=not always) for service in sockets.values()),
         Control(("restart", SERVICE), unless_active="" if always else SERVICE, says=f"start {SERVICE}"),
     ]
 
@@ -133,7 +136,7 @@ def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[St
     if InstallPart.SETUP in parts:
         steps += [
             *(Control(("stop", name), if_active=name) for name in UNITS),
-            EnabledUnits((SERVICE, HELPER_SOCKET), wanted=False),
+            EnabledUnits(ENABLED, wanted=False),
         ]
     if InstallPart.FILES in parts:
         steps += [Remove(layout.units / name) for name in UNITS]
@@ -141,7 +144,7 @@ def uninstall(layout: FileLayout, parts: InstallPart, *, purge: bool) -> list[St
     if InstallPart.SETUP in parts:
         steps += [*(Remove(path) for path in RUN_DIRS), Control(("daemon-reload",), if_changed=True)]
         if purge:
-            steps += [Remove(STATE_DIR), Remove(CONFIG_DIR), NoUsers((USER, HELPER_USER))]
+            steps += [Remove(STATE_DIR), Remove(CONFIG_DIR), NoUsers(USERS)]
     return steps
 
 
@@ -162,7 +165,7 @@ def own_programs() -> Path:
 
 def check_leftovers(host: Host) -> None:
     """Raises NotInstalled if an installation would take over something that belongs to others."""
-    check_users(host, (USER, HELPER_USER))
+    check_users(host, USERS)
     check_folder(host, CONFIG_DIR)
     check_folder(host, CREDENTIALS_DIR)
     check_folder(host, STATE_DIR, USER)

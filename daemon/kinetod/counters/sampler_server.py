@@ -32,6 +32,7 @@ MAX_CONNECTIONS = 64
 REQUEST_S = 30.0  # how long a connection that samples nothing may say nothing
 WORK_S = 20.0  # enabling takes 0.3 s for each GPU, one after the other; loading the driver a few seconds
 STOP_S = 5.0
+FREED_S = 1.0  # the daemon ends a watch that was cancelled a moment after its caller has gone
 SEND_S = 5.0
 HOLDER_S = 2.0
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class SamplerService:
         self.work_s = work_s
         self._connections: set[asyncio.Task[None]] = set()
         self._late: set[asyncio.Task[Any]] = set()
-        self.held: dict[str, SamplingJob] = {}
+        self.held: dict[str, asyncio.Task[None]] = {}  # done when the GPU is free again
         self._idle_since = time.monotonic()
 
     @property
@@ -124,8 +125,14 @@ class SamplerService:
             await job.ended.wait()
             del self.held[uuid]
 
-        self.held[uuid] = job
-        return asyncio.create_task(freed(), name="counters held")
+        self.held[uuid] = asyncio.create_task(freed(), name="counters held")
+        return self.held[uuid]
+
+    async def is_free(self, uuid: str) -> bool:
+        """Whether nobody here samples this GPU; waits a moment for one who is about to end."""
+        if (freed := self.held.get(uuid)) is not None:
+            await asyncio.wait((freed,), timeout=FREED_S)
+        return uuid not in self.held
 
     def note_late(self, task: asyncio.Task[Any]) -> None:
         """Remembers work that hangs until it returns."""
@@ -220,7 +227,7 @@ class _Connection:
         gpu = next((each for each in gpus if each.uuid == asked.gpu), None)
         if gpu is None:
             raise CounterError(CounterCode.UNAVAILABLE, f"there is no GPU {asked.gpu} that CUDA sees")
-        if asked.gpu in service.held:
+        if not await service.is_free(asked.gpu):
             reason = f"GPU {asked.gpu}: kinetod samples its counters for another request; try again when it has ended"
             raise CounterError(CounterCode.BUSY, reason)
         job = SamplingJob(backend, asked.gpu, _wanted(asked), asked.interval_ns, asked.most_ns)

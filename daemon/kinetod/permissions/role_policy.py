@@ -185,7 +185,7 @@ def may_at_all(caller: Caller, action: Action) -> bool:
 
 def _relations(caller: Caller, action: Action, thing: Thing) -> set[Relation]:
     relations = {Relation.ANY}
-    if thing.uid is None or (action is Action.TRACE and not thing.plain):
+    if thing.uid is None or (action in (Action.TRACE, Action.SAMPLE_COUNTERS) and not thing.plain):
         return relations
     if thing.uid == caller.uid:
         relations.add(Relation.OWN)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 UNITS = Path(__file__).parents[3] / "deploy/systemd"
-NAMES = ("kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-web.service")
+NAMES = (
+    "kinetod.service", "kinetod-attach.socket", "kinetod-attach.service", "kinetod-counters.socket",
+    "kinetod-counters.service", "kinetod-web.service",
+)  # fmt: skip
 FRONT_END_EXPOSURE = 3.0
 # What systemd makes a seccomp filter of; systemd.exec(5), and its sources for those that do not say so.
 SECCOMP_SETTINGS = {
@@ -64,12 +67,15 @@ def exposure(unit: Path) -> float:
 def test_the_front_end_is_hardly_exposed(units: Path) -> None:
     assert exposure(units / "kinetod.service") <= FRONT_END_EXPOSURE
     assert exposure(units / "kinetod-web.service") <= FRONT_END_EXPOSURE
+    assert exposure(units / "kinetod-counters.service") <= FRONT_END_EXPOSURE
 
 
 def test_the_front_end_has_no_capability_and_the_helper_those_that_it_gives_a_reason_for() -> None:
     front, helper = dict(settings("kinetod.service")), dict(settings("kinetod-attach.service"))
     assert (front["CapabilityBoundingSet"], front["AmbientCapabilities"], front["User"]) == ("", "", "kineto")
-    assert helper["User"] == "kineto-attach"
+    sampler = dict(settings("kinetod-counters.service"))
+    assert (sampler["CapabilityBoundingSet"], sampler["AmbientCapabilities"]) == ("", "")
+    assert (helper["User"], sampler["User"]) == ("kineto-attach", "kineto-counters")
     assert helper["CapabilityBoundingSet"] == helper["AmbientCapabilities"]
     comments = [line for line in (UNITS / "kinetod-attach.service").read_text().splitlines() if line.startswith("# ")]
     for capability in helper["CapabilityBoundingSet"].split():
@@ -92,7 +98,7 @@ def test_the_helper_uses_nothing_that_gives_it_a_seccomp_filter() -> None:
     assert not SECCOMP_SETTINGS & {key for key, _ in settings("kinetod-attach.service")}
 
 
-@pytest.mark.parametrize("name", ["kinetod.service", "kinetod-attach.service", "kinetod-web.service"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(".service")])
 def test_a_service_imports_nothing_from_the_folder_that_it_is_started_in(name: str) -> None:
     assert "PYTHONSAFEPATH=1" in dict(settings(name))["Environment"].split()
 
@@ -105,9 +111,10 @@ def test_every_user_of_the_units_is_made() -> None:
 
 
 def test_the_socket_is_where_the_daemon_looks_for_it() -> None:
-    from kinetod.config.default_paths import HELPER_SOCKET
+    from kinetod.config.default_paths import COUNTERS_SOCKET, HELPER_SOCKET
 
     assert dict(settings("kinetod-attach.socket"))["ListenSequentialPacket"] == str(HELPER_SOCKET)
+    assert dict(settings("kinetod-counters.socket"))["ListenSequentialPacket"] == str(COUNTERS_SOCKET)
 
 
 def test_unit_files_have_no_setting_twice_by_mistake() -> None:

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from kineto_trace.base.visible_text import one_line
 
 from kinetoctl.base.common_options import common_options, current
 from kinetoctl.base.value_types import DURATION
@@ -118,4 +119,4 @@ def _check(means: "pb.CounterMeans") -> None:
     """Raises Refused if a GPU is not sampled any more."""
     for gpu in means.gpus:
         if gpu.reason_code:
-            raise Refused(f"GPU {gpu.gpu}: {gpu.reason}", reason_code=gpu.reason_code)
+            raise Refused(one_line(f"GPU {gpu.gpu}: {gpu.reason}"), reason_code=one_line(gpu.reason_code))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,32 +11,12 @@ from kinetod.counters import messages
 from kinetod.counters.counter_client import CounterClient, CounterSession
 from kinetod.counters.interface import CounterCode, CounterError, WantedCounters
 from kinetod.counters.sampler_server import SamplerService
+from support.counters.in_process import InProcess
 from support.counters.memory_backend import MemoryBackend
 from support.waiting import scaled, soon
 
 OVERVIEW = WantedCounters(set_name="overview")
 MS = 1_000_000
-
-
-class InProcess:
-    """Connections to a service in this process, whose other ends it keeps."""
-
-    def __init__(self, service: SamplerService) -> None:
-        self.service = service
-        self.made: list[socket.socket] = []
-
-    def pids(self) -> set[int]:
-        return set()
-
-    async def connect(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self.service.accepted(theirs)
-        self.made.append(ours)
-        return ours
-
-    async def stop(self) -> None:
-        await self.service.stop()
 
 
 @asynccontextmanager
