@@ -37,7 +37,7 @@ lint: $(STAMP)
 unit: $(STAMP)
 	$(PYTEST) -m 'not slow'
 
-# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz), those of notebooks (notebook, polars) and the Perfetto UI (perfetto).
+# Renews the pinned versions and hashes that the image and the packages are built from. Every extra but the developers' (dev, docs, fuzz), those of notebooks (notebook, polars), the Perfetto UI (perfetto) and what has a licence of its own (cupti).
 EXTRAS := nvidia amd s3 gcs azure otlp dask kubernetes web
 LOCK := pip compile --quiet --universal --python-version 3.11 --generate-hashes --fork-strategy fewest --upgrade \
     --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'

@@ -31,6 +31,7 @@ EXIT_CANNOT_START = 1
 EXIT_HUNG = 70
 _ACCEPT_BUDGET = 16
 _LOOK_ROUND_S = 5.0
+_LOOK_ONCE_S = 0.2  # where the process is to end soon after its sampling
 
 
 @click.command(context_settings={"max_content_width": 100})
@@ -183,12 +184,15 @@ def _accept(listener: socket.socket, service: SamplerService) -> None:
 
 async def _until_done(service: SamplerService, stop: asyncio.Event, idle_exit_s: float) -> int:
     """Pings the watchdog from this loop; ends when told to, when nobody has come for long, or when a thread hangs."""
-    period_s = min((watchdog_s() or _LOOK_ROUND_S) / 2, _LOOK_ROUND_S)
+    look_s = _LOOK_ONCE_S if service.backend.serves_once else _LOOK_ROUND_S
+    period_s = min((watchdog_s() or look_s) / 2, look_s)
     while not stop.is_set():
         notify("WATCHDOG=1")
         if idle_exit_s and service.idle_s() >= idle_exit_s:
             log.info("no caller for %.0f s: exiting; the next caller starts the service again", service.idle_s())
             break
+        if service.used_up and service.idle_s() > 0:
+            return 0
         if service.hung and service.idle_s() > 0:
             log.error("exiting, because a thread hangs in the driver")
             return EXIT_HUNG

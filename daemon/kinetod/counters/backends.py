@@ -4,16 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kinetod.counters.cupti.cupti_backend import CuptiBackend
 from kinetod.counters.cupti.library_search import find_libraries
+from kinetod.counters.cupti_python import CuptiPythonBackend
 from kinetod.counters.interface import CounterBackend
 
-CUPTI = "cupti"
+CUPTI, CUPTI_PYTHON = "cupti", "cupti-python"
 
 
 def _cupti(library: str, library_of: Sequence[int]) -> CounterBackend:
     return CuptiBackend(library, find=lambda: find_libraries(pids=tuple(library_of)))
 
 
-BACKENDS: Mapping[str, Callable[[str, Sequence[int]], CounterBackend]] = {CUPTI: _cupti}
+def _cupti_python(library: str, library_of: Sequence[int]) -> CounterBackend:
+    return CuptiPythonBackend(library, find=lambda: find_libraries(pids=tuple(library_of)))
+
+
+BACKENDS: Mapping[str, Callable[[str, Sequence[int]], CounterBackend]] = {CUPTI: _cupti, CUPTI_PYTHON: _cupti_python}
 
 
 def make_backend(name: str, library: str, library_of: Sequence[int]) -> CounterBackend:

@@ -103,6 +103,7 @@ class CounterBackend(Protocol):
 
     name: str
     library_version: str  # after `open`
+    serves_once: bool  # the process must end after its first sampling
 
     def open(self) -> None:
         """Loads the vendor's library. Nothing is measured yet."""

@@ -61,6 +61,12 @@ class SamplerService:
         self._late: set[asyncio.Task[Any]] = set()
         self.held: dict[str, asyncio.Task[None]] = {}  # done when the GPU is free again
         self._idle_since = time.monotonic()
+        self._sampled = False
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the process must end, because its backend samples once."""
+        return self._sampled and self.backend.serves_once and not self.held
 
     @property
     def hung(self) -> bool:
@@ -125,6 +131,7 @@ class SamplerService:
             await job.ended.wait()
             del self.held[uuid]
 
+        self._sampled = True
         self.held[uuid] = asyncio.create_task(freed(), name="counters held")
         return self.held[uuid]
 

@@ -39,6 +39,7 @@ class MemoryBackend:
     """
 
     name = "memory"
+    serves_once = False
     library_version = "1"
 
     def __init__(self) -> None:

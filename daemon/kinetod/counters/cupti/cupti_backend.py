@@ -56,6 +56,7 @@ class CuptiBackend:
     """Implements interface.CounterBackend. library: path of a libcupti; empty: those of library_search, one by one."""
 
     name = "cupti"
+    serves_once = False
 
     def __init__(
         self,
